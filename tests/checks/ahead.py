@@ -130,6 +130,6 @@ def check_left_over_is_not_found() -> None:
 
 
 def no_places(draft: Sequence[int]) -> list[int]:
-    """In place of `masked_places`: the refused token is foreseen too."""
+    """Replacement of `masked_positions`: the refused token is predicted too."""
     del draft
     return []

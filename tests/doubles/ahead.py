@@ -96,7 +96,7 @@ class AheadRig:
             self.drafter.open(seq.seq_id, seq.tokens)
         index = 0
         while batch := [seq for seq in seqs if seq.finish is None]:
-            stages.allot(batch)
+            stages.assign_budgets(batch)
             stages.draft(batch)
             if self.ahead(index):
                 draft_ahead(self.drafter, batch)

@@ -226,7 +226,7 @@ def test_an_unmasked_fork_foresees_less(monkeypatch: pytest.MonkeyPatch) -> None
     wanted = requests(0.8)
     masked = rig_ahead(ToyHybrid, BlockRule(), ways)
     text = masked.run(wanted)
-    monkeypatch.setattr("outrider.plugins.lanes.ahead.table.masked_places", no_places)
+    monkeypatch.setattr("outrider.plugins.lanes.ahead.table.masked_positions", no_places)
     unmasked = rig_ahead(ToyHybrid, BlockRule(), ways)
     assert unmasked.run(wanted) == text
     found, less = ahead_of(masked).stats().looks.share, ahead_of(unmasked).stats().looks.share

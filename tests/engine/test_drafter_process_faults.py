@@ -40,7 +40,7 @@ IN_MEMORY = replace(HOME, command=command(LIAR_IN_MEMORY))
     ("lie", "reason"),
     [
         ("silent", "no answer within"),
-        ("garbage", "no message"),
+        ("garbage", "an invalid message"),
         ("cut", "middle of a message"),
         ("longer", "too many"),
         ("another kind", "HELLO where DRAFTS"),
@@ -138,7 +138,8 @@ def test_no_memory_is_a_start_that_failed_and_is_tried_again(
 
 @pytest.mark.usefixtures("native_library")
 @pytest.mark.parametrize(
-    ("lie", "reason"), [("garbage", "no message"), ("foreign distribution", "shared memory")]
+    ("lie", "reason"),
+    [("garbage", "an invalid message"), ("foreign distribution", "shared memory")],
 )
 def test_a_lie_over_memory_ends_the_process_too(lie: str, reason: str) -> None:
     drafter = ProcessDrafter(toy_options(name=lie), IN_MEMORY)

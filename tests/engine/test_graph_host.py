@@ -260,7 +260,7 @@ def test_a_drafter_that_reads_likely_tokens_is_refused() -> None:
     made = captured_round(
         config, stages, draft=None, window=lambda: WINDOW, launcher=EagerLauncher()
     )
-    assert made == "drafter 'recycling' reads what the target finds likely"
+    assert made == "drafter 'recycling' reads the target's likely next tokens"
 
 
 class Refusing:

@@ -11,7 +11,7 @@ import pytest
 from outrider import LLM, AsyncLLM, EngineConfig, SamplingParams
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_HYBRID
 from outrider.sched.jobs import Job, Stage
-from outrider.sched.pace import LEAST_CHUNK, SHARE_BESIDE, PromptPace
+from outrider.sched.pace import LEAST_CHUNK, SHARE_WITH_ROUNDS, PromptPace
 from outrider_lab.bench.workload import load_prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.weights]
@@ -82,7 +82,7 @@ def test_a_text_does_not_depend_on_the_pace(
 
 # What jobs take by an invented clock: a round of all texts, and a prompt token.
 ROUND, READ = 0.05, 0.001
-SHARE = int(SHARE_BESIDE * ROUND / READ)
+SHARE = int(SHARE_WITH_ROUNDS * ROUND / READ)
 # So many tokens of the long prompt are read before anything was timed.
 FIRST = 256
 LONG = [7 + number % 400 for number in range(1_400)]

@@ -196,7 +196,7 @@ def test_who_cannot_draft_for_itself_is_told_before_weights_are_read(tmp_path: P
     with pytest.raises(ConfigError, match="gpt2 cannot draft for itself"):
         own_copy(EngineConfig(), KINDS["layer-skip"], folder, read_config(folder))
     llama = read_config(write_checkpoint(tmp_path / "llama", variant("llama2")))
-    with pytest.raises(ConfigError, match="processes share"):
+    with pytest.raises(ConfigError, match="shared by processes"):
         own_copy(EngineConfig(tensor_parallel=2), KINDS["layer-skip"], folder, llama)
     with pytest.raises(ConfigError, match="skip_layers"):
         own_copy(EngineConfig(skip_layers="2"), KINDS["quantised-self"], folder, llama)

@@ -26,7 +26,7 @@ MUTANTS = (
     Mutant(
         "who failed waits for nothing",
         LEDGER,
-        "self._await(seq_id, stage, place=0)",
+        "self._await(seq_id, stage, index=0)",
         "pass",
         histories,
     ),
@@ -47,8 +47,8 @@ MUTANTS = (
     Mutant(
         "the oldest prompt gets a quarter",
         WORKS,
-        "max(room // 2, 1)",
-        "max(room // 4, 1)",
+        "max(num_tokens // 2, 1)",
+        "max(num_tokens // 4, 1)",
         fairness,
     ),
     Mutant(

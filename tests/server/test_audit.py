@@ -28,7 +28,7 @@ BUGS = (
         "if row.draft.tokens[c] >= 0)",
     ),
     Mutant(
-        "coupled: one race for all places",
+        "coupled: one race for all positions",
         "outrider.verify.exact",
         "rng.race_at(distribution, depth)",
         "rng.race_at(distribution, 0)",

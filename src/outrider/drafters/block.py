@@ -1,19 +1,19 @@
-"""Block net: drafts several places in one pass, each with a confidence; its config and its tensors.
+"""Block net: drafts several positions in one pass, each with a confidence; its config and tensors.
 
-Input are the last C tokens, each as the target's states of it together with the token that follows
-it (for the last, the pending token). One query for each place attends to them and to all queries:
+The input is the last C tokens, each as the target's states with the token that follows it (for the
+last, the pending token). One query a position attends to them and to all queries:
 
-    c_j = fuse [norm(h_j), norm(e_(j+1))] + distance_j         h_j: all layers asked for, one by one
+    c_j = fuse [norm(h_j), norm(e_(j+1))] + distance_j         h_j: all captured layers, one by one
     x_k = query_k + c_last
     per layer:  x += out(attention(q(norm(x)), kv([c, norm(x)])));  x += down(silu(gate) * up)
     logits_k = target's head of norm(x_k);  confidence_k = sigmoid(w norm(x_k) + b)
 
-The norms of h, e and c have no weights. Confidence k is the probability that place k is right if
-all before it were. Places do not see each other's tokens, so a distribution is the same on every
+The norms of h, e and c have no weights. Confidence k is the probability that position k is right if
+all before it were. Positions do not see each other's tokens, so a distribution is the same on every
 path. Cost: one pass of B times K rows over a few layers, and of C rows over `fuse` and keys. The
 context is read anew each round, so there is no memory to roll back.
 
-Shapes:  B = sequences, C = context tokens, K = places, L = captured layers, D = hidden size,
+Shapes:  B = sequences, C = context tokens, K = positions, L = captured layers, D = hidden size,
          V = vocabulary, H = heads, E = head size, T = keys (C + K), R = rows, F = FFN size.
 """
 
@@ -39,10 +39,10 @@ MODEL_TYPE = "outrider_block"
 
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
-    """`num_places` are guessed in one pass, by the last `num_context` tokens' states of
-    `hidden_layers`. Hidden size and vocabulary are the target's.
+    """Sizes of a block net. `num_places` positions are predicted in one pass, from the states of
+    `hidden_layers` of the last `num_context` tokens. Hidden size and vocabulary are the target's.
 
-    A folder has `config.json` with `model_type` outrider_block and these sizes, beside
+    A folder has `config.json` with `model_type` outrider_block and these sizes, and
     `model.safetensors` with the tensors that `load_block` names. The format is Outrider's own.
     """
 
@@ -62,7 +62,7 @@ class BlockConfig:
 
 
 def read_block_config(folder: Path, target: ModelSpec) -> BlockConfig:
-    """Raises CheckpointError for a file that is wrong or belongs to another target."""
+    """Read a folder's config. Raises CheckpointError for a wrong file or another target's."""
     values = read_document(folder / "config.json")
     for key, size in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         if values.integer(key) != size:
@@ -88,15 +88,15 @@ def read_block_config(folder: Path, target: ModelSpec) -> BlockConfig:
 
 
 def config_values(config: BlockConfig, target: ModelSpec) -> dict[str, object]:
-    """What `config.json` holds."""
+    """Return the contents of `config.json`."""
     sizes = {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
     return {"model_type": MODEL_TYPE, **sizes, **asdict(config)}
 
 
 @dataclass(frozen=True, slots=True)
 class BlockContext:
-    """What one sequence's guess is made of: states of its last tokens, at most C, and the token
-    that follows each, the pending one last."""
+    """Input of one sequence's prediction: states of its last tokens, at most C, and the token that
+    follows each, the pending one last."""
 
     hidden_CLD: Tensor
     next_ids: tuple[int, ...]
@@ -131,7 +131,7 @@ class _Parts:
 
 
 class BlockNet:
-    """The net beside its target, whose embedding and output matrix it shares."""
+    """A block net with its target, whose embedding and output matrix it shares."""
 
     def __init__(
         self, target: NormedTarget, config: BlockConfig, parts: _Parts, kernels: Kernels
@@ -150,7 +150,7 @@ class BlockNet:
 
     @torch.inference_mode()
     def guess(self, contexts: list[BlockContext], num_places: int) -> Guess:
-        """Of the first `num_places` places, though all are computed: they attend to each other."""
+        """Predict the first `num_places` positions; all attend to each other."""
         context_BCD, absent_BC = self._contexts(contexts)
         x_BKD = self._parts.queries_KD + context_BCD[:, -1:]
         keys_BCD = self._normed(context_BCD, self._ones_D)
@@ -163,7 +163,7 @@ class BlockNet:
         return Guess(logits_BKV, confidence_BK.sigmoid())
 
     def _contexts(self, contexts: list[BlockContext]) -> tuple[Tensor, Tensor]:
-        """What the queries read, the last token last, and which places of it are filling."""
+        """Return what the queries read, the last token last, and its padding."""
         size = self.config.num_context
         embedding_VD = self._target.tables.embeddings
         fused_BCD: list[Tensor] = []
@@ -205,14 +205,14 @@ class BlockNet:
         return x_BTD.view(*x_BTD.shape[:-1], self.config.num_heads, -1).transpose(1, 2)
 
     def _normed(self, x: Tensor, weight_D: Tensor) -> Tensor:
-        """Rows of any leading shape."""
+        """Normalise rows of any leading shape."""
         rows_RD = x.flatten(0, -2).contiguous()
         out_RD = torch.empty_like(rows_RD)
         self._kernels.rms_norm(rows_RD, weight_D, self.config.rms_norm_eps, out_RD)
         return out_RD.view(x.shape)
 
     def _linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        """Rows of any leading shape."""
+        """Multiply rows of any leading shape."""
         rows = x.flatten(0, -2).contiguous()
         out = rows.new_empty(len(rows), packed.num_out)
         self._kernels.linear(rows, packed, out)
@@ -220,7 +220,7 @@ class BlockNet:
 
 
 def load_block(folder: Path, config: BlockConfig, target: NormedTarget) -> BlockNet:
-    """Raises CheckpointError for tensors that are missing, of another shape or not numbers."""
+    """Load a net. Raises CheckpointError for tensors that are missing, misshapen or not numbers."""
     kernels, hidden = own_kernels(target), target.spec.hidden_size
     with Weights(folder) as weights:
         reader = WeightReader(weights, kernels, placement_of(target))
@@ -242,7 +242,7 @@ def load_block(folder: Path, config: BlockConfig, target: NormedTarget) -> Block
     probe_CLD = torch.ones(1, len(config.hidden_layers), hidden, device=parts.norm_D.device)
     guess = net.guess([BlockContext(probe_CLD, (0,))], config.num_places)
     answers_KV = torch.cat([guess.logits_BKV[0], guess.confidence_BK[0, :, None]], dim=-1)
-    check_finite(folder, answers_KV, "place")
+    check_finite(folder, answers_KV, "position")
     return net
 
 

@@ -4,8 +4,8 @@ The draft model reads the sequence in its own vocabulary and drafts greedily, on
 the whole batch (`ModelDrafter`). Its text is spelled in the target's vocabulary and proposed as a
 chain that was chosen deterministically. So every exact rule stays exact, whatever the translation
 loses: a token x is accepted with probability p(x). A draft of K target tokens takes about K times
-(draft ids a target token) passes. The draft model's memory is sized in the target's tokens; a text
-that has more ids in its vocabulary and does not fit goes on without drafts.
+(draft ids per target token) passes. The draft model's memory is sized in the target's tokens; if a
+text has more ids in its vocabulary and does not fit, it gets no drafts.
 """
 
 from __future__ import annotations
@@ -22,57 +22,57 @@ from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
 
 _GREEDY = SamplingParams()
-# However long a target token is in draft ids, drafting it has an end.
+# A bound on the passes, however many draft ids a target token has.
 _MOST_PASSES = 4
 
 
 class Translation(Protocol):
-    """One sequence in both vocabularies. Only the bridge's own ids pass this seam, no text."""
+    """One sequence in both vocabularies. Only ids pass through this interface, no text."""
 
     def to_draft(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The text of all target `tokens` in draft ids; valid until the next call.
+        """Return the text of all target `tokens` in draft ids; valid until the next call.
 
-        Later calls get longer `tokens`. What a call returned never changes after that, but for
+        Later calls get longer `tokens`. A returned sequence never changes afterwards, except for
         its last id: the draft model may have committed the rest. Empty if there is no text.
         """
         ...
 
     def to_target(self, drafted: Sequence[int]) -> Sequence[int]:
-        """Target ids that continue the tokens of the last `to_draft` by what `drafted` says."""
+        """Return target ids that continue the last `to_draft` tokens by `drafted`."""
         ...
 
 
 class Translator(Protocol):
-    """Between two vocabularies; api/translate.py has the one that ships."""
+    """A translator between two vocabularies; api/translate.py has the one that ships."""
 
     def open(self) -> Translation: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Space:
-    """What the draft model's memory can hold: a window of ids, in pages."""
+    """The capacity of the draft model's memory: a window of ids, in pages."""
 
     model: CausalLM
     page_size: int
 
     def fitting(self, row: DraftRow, num_free: int) -> DraftRow | None:
-        """`row` with a draft that fits window and free tokens; None where none does."""
+        """Return `row` with a draft that fits window and free tokens; None if none does."""
         depth = min(row.budget.depth, self.model.spec.max_tokens - len(row.tokens))
         if depth < 1 or self.num_new(row) > num_free:
             return None
         return replace(row, budget=Budget(depth))
 
     def num_new(self, row: DraftRow) -> int:
-        """Tokens in whole pages that drafting may take at most."""
+        """Return the most tokens, in whole pages, that drafting may take."""
         state = self.model.state
-        # What it drafted before is staged, and keeps its pages.
+        # Its earlier drafts are staged, and keep their pages.
         held = state.length(row.seq_id) + state.num_staged(row.seq_id)
         wanted = len(row.tokens) + row.budget.depth - held
         return -(-wanted // self.page_size) * self.page_size
 
 
 class BridgeDrafter:
-    """Drafts with `model` through `translator`; feeds at most `chunk` tokens in one pass.
+    """A drafter with `model` through `translator`; it feeds at most `chunk` tokens in one pass.
 
     `page_size` is that of the draft model's memory.
     """
@@ -100,9 +100,10 @@ class BridgeDrafter:
         self._translations[seq_id] = translation
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        asked = self._fitting([self._translated(row) for row in rows if row.budget.depth])
-        drafts = self._inner.propose(asked)
-        drafted = {row.seq_id: draft.tokens for row, draft in zip(asked, drafts, strict=True)}
+        translated = self._fitting([self._translated(row) for row in rows if row.budget.depth])
+        drafts = self._inner.propose(translated)
+        pairs = zip(translated, drafts, strict=True)
+        drafted = {row.seq_id: draft.tokens for row, draft in pairs}
         return [self._proposal(row, drafted.get(row.seq_id, ())) for row in rows]
 
     def close(self, seq_id: int) -> None:
@@ -110,8 +111,7 @@ class BridgeDrafter:
         self._inner.close(seq_id)
 
     def _translated(self, row: DraftRow) -> DraftRow:
-        """The row as the draft model gets it. Distributions are not translated, and nor is
-        shaping."""
+        """Return the draft model's row. Distributions and shaping are not translated."""
         ids = self._translations[row.seq_id].to_draft(row.tokens)
         depth = min(
             -(-row.budget.depth * len(ids) // len(row.tokens)), row.budget.depth * _MOST_PASSES

@@ -1,4 +1,4 @@
-"""What a drafter is built from. The drafters themselves are lines of core/drafter_kinds.py.
+"""Context from which drafters are built; each drafter is a line of core/drafter_kinds.py.
 
 A drafter's file has a function `build(context)` that its line names, and takes from the context
 what it needs: the settings, the loaded models and their operators.
@@ -39,8 +39,8 @@ class LaneTarget:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What lanes may use. `twin` makes a target for one more lane, None where there can be none;
-    `join_lane(number, threads)` gives the calling thread native threads of its own."""
+    """The device and threads of lanes. `twin` makes a target for one more lane, None if there can
+    be none; `join_lane(number, threads)` gives the calling thread native threads of its own."""
 
     device: torch.device
     twin: Callable[[], LaneTarget | None]
@@ -50,16 +50,17 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModels:
-    """Models and their operators. `argmax` is the greedy choice: the first maximum wins.
-    `translator` is for a draft model with a vocabulary of its own; of one that shares the target's,
-    the first `num_common` ids may be drafted, all if 0. `sampling` makes distributions
-    and judges by them; what draws from them comes with each sequence. Without a `machine` lanes
-    take turns. With `child` a process of its own loads the draft model. `heads` are loaded when the
-    drafter is built, for they share tables with the target; so is `own`, with which the target
-    drafts for itself. `corpus` has texts, as tokens, for the suffix drafter. `exact` says that a
-    row of the target's logits does not depend on the rows that are computed with it. `lookups`, if
-    there are some, are native, for drafters that look up. With `auto_batch` nobody chose how many
-    requests run at once: as many as pay, up to the `batch_size` for which there is memory."""
+    """Models and their operators.
+
+    `argmax` is the greedy choice: the first maximum wins. `translator` is for a draft model with a
+    vocabulary of its own; of one that shares the target's, the first `num_common` ids may be
+    drafted, all if 0. `sampling` makes distributions and judges by them; the operator of draws
+    comes with each sequence. Without a `machine` lanes take turns. With `child` a process of its
+    own loads the draft model. `heads` are loaded when the drafter is built, for they share tables
+    with the target; so is `own`, with which the target drafts for itself. `corpus` has texts, as
+    tokens, for the suffix drafter. `exact` says that a row of the target's logits does not depend
+    on the other rows. `lookups`, if given, are native. With `auto_batch` as many requests run as
+    pay, up to `batch_size`."""
 
     target: CausalLM
     draft: CausalLM | None
@@ -77,7 +78,7 @@ class LoadedModels:
     auto_batch: bool = False
 
     def resolve(self, config: EngineConfig) -> ResolvedConfig:
-        """What `config` means with these models."""
+        """Return the meaning of `config` with these models."""
         if self.heads is not None:
             return resolve(config, self.heads.kind)
         if self.own is not None and config.drafter == AUTO:
@@ -86,7 +87,7 @@ class LoadedModels:
 
     @property
     def draft_window(self) -> int | None:
-        """Positions that the draft model has; None if there is none, or if it counts tokens of a
+        """Positions of the draft model; None if there is none, or if it counts tokens of a
         vocabulary of its own."""
         if self.translator is not None:
             return None
@@ -96,13 +97,13 @@ class LoadedModels:
 
     @property
     def device(self) -> str:
-        """Where the target's distributions are."""
+        """The device of the target's distributions."""
         return "cpu" if self.machine is None else str(self.machine.device)
 
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """What the drafter `kind` is built from: the one that `resolved` means, or a member of it."""
+    """Context of the drafter `kind`: the one that `resolved` means, or a member of it."""
 
     resolved: ResolvedConfig
     models: LoadedModels
@@ -118,7 +119,7 @@ class BuildContext:
 
     @property
     def ahead(self) -> bool:
-        """Whether a draft model prepares for verdicts."""
+        """True if a draft model prepares for verdicts."""
         return self.resolved.ahead and self.kind is self.resolved.drafter
 
     @property
@@ -134,8 +135,8 @@ class BuildContext:
         return drafter
 
     def member(self) -> Drafter:
-        """What a model or heads are by themselves, as a part of another drafter. Where nobody chose
-        the size of drafts they draft chains, and look-ups alone branch."""
+        """Build the model or heads by themselves, as a part of another drafter. If the size of
+        drafts was not chosen they draft chains, and only look-ups branch."""
         resolved = self.resolved
         if resolved.left_to_us:
             resolved = resolved.with_settings(replace(resolved.settings, tree_nodes=0))

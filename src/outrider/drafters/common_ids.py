@@ -1,10 +1,9 @@
 """A draft model whose embedding table has another padding than the target's.
 
 Tables of one family are padded to different sizes (Qwen2.5: 152,064 rows of 7B, 151,936 of 0.5B),
-though the tokenizer, which ends before, is one. Ids below `num_common` have a token and a row in
-both models; no other is drafted, with probability 0 in every distribution. The target may sample
-one from its own padding: the draft model then reads its own last row for it, since it has to read
-something.
+though they share one tokenizer, which has fewer ids. Ids below `num_common` have a token and a row
+in both models; no other is drafted, with probability 0 in every distribution. The target may sample
+an id from its own padding: the draft model then reads its own last row for it.
 
 Shapes:  M = packed logits rows, V = the target's vocabulary.
 """
@@ -22,7 +21,7 @@ from outrider.drafters.heads import NOT_DRAFTED
 
 
 class CommonIds:
-    """CausalLM: `model` over the `vocab_size` ids of the target, of which the first `num_common`
+    """A CausalLM: `model` over the `vocab_size` ids of the target, of which the first `num_common`
     may be drafted."""
 
     def __init__(self, model: CausalLM, *, vocab_size: int, num_common: int) -> None:
@@ -32,8 +31,8 @@ class CommonIds:
 
     @classmethod
     def over(cls, model: CausalLM, *, vocab_size: int, num_common: int) -> CausalLM:
-        """Draft model over the target's ids: `model` itself where it has as many. With `num_common`
-        0 all ids that both have may be drafted."""
+        """Return the draft model over the target's ids: `model` itself if it has as many. With
+        `num_common` 0 all ids that both have may be drafted."""
         size = model.spec.vocab_size
         if size == vocab_size:
             return model

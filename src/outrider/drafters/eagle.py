@@ -1,10 +1,10 @@
 """EAGLE draft heads: a layer that predicts the target's next state, from published folders.
 
-Heads call themselves a Llama of one layer, so the sizes of the layer are read as those of a Llama;
-the `speculators` library puts them into `transformer_layer_config`. EAGLE 3 adds
-`draft_vocab_size`, and some trainers norms and layers (`EagleConfig`). Tensors have the names of
-the EAGLE project: `fc`, `layers.0` (1 and 2) or `midlayer` (3), `norm`, `lm_head`, `d2t`. Some
-files leave out the embedding, then the target's. V = vocabulary, W = drafted ids, D = size.
+Heads declare themselves a Llama of one layer, so the sizes of the layer are read as a Llama's; the
+`speculators` library puts them into `transformer_layer_config`. EAGLE 3 adds `draft_vocab_size`,
+and some trainers norms and layers (`EagleConfig`). Tensors have the names of the EAGLE project:
+`fc`, `layers.0` (1 and 2) or `midlayer` (3), `norm`, `lm_head`, `d2t`. Files without an embedding
+use the target's. V = vocabulary, W = drafted ids, D = size.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _OTHER_TARGET = (
 )
 
 
-# More than any head has.
+# More layers than any head has.
 _MAX_LAYERS = 16
 _NORMS = ("norm_before_residual", "fc_norm", "norm_before_fc", "norm_output")
 
 
 @dataclass(frozen=True, slots=True)
 class EagleConfig:
-    """`layer` has the sizes of each layer; its window is what the heads were trained on.
+    """Sizes of EAGLE heads. `layer` has those of each layer, and the window of the training.
 
     `fused` heads (EAGLE 3) read several layers of the target and have a vocabulary of
     `draft_vocab_size`; others read what the target's output head reads, and use that head.
@@ -62,14 +62,14 @@ class EagleConfig:
     attention; its output is read by the target's output head, and as h at the next position.
 
     EAGLE 3 (Li et al. 2025, arXiv 2503.01840): h is fc of three layers of the target, low, middle
-    and high, side by side. Attention reads norm(e) and norm(h) side by side; h is the residual. The
-    output is h at the next position and, after a norm, gives the logits of an output head of its
-    own, which may know fewer ids than the target: draft id i is the target's i + d2t[i].
+    and high, concatenated. Attention reads norm(e) and norm(h), concatenated; h is the residual.
+    The output is h at the next position and, after a norm, gives the logits of an output head of
+    its own, which may know fewer ids than the target: draft id i is the target's i + d2t[i].
 
     Heads of the speculators library may have further layers behind that one, plain ones, and norms
     of query and key heads (Qwen3); layer i sees the last `windows[i]` tokens, all if that is 0 or
-    there are none. `fc_norm` norms each of the three states, `norm_before_fc` all
-    of them as one, before fc; with `norm_output` what is read as h at the next position is normed.
+    there are none. `fc_norm` norms each of the three states, `norm_before_fc` all of them as one,
+    before fc; with `norm_output` the state that is read as h at the next position is normed.
     """
 
     layer: LlamaConfig
@@ -82,14 +82,14 @@ class EagleConfig:
     windows: tuple[int, ...] = ()
 
     def attention(self, index: int) -> AttentionKind | None:
-        """Attention of layer `index`, if it does not see all."""
+        """Return the attention of layer `index`, if it has a window."""
         window = self.windows[index] if self.windows else 0
         return AttentionKind(self.layer.scale, window) if window else None
 
 
 def read_eagle_config(folder: Path, target: ModelSpec) -> EagleConfig:
-    """Raises CheckpointError for a file that is wrong or says it belongs to another target, and
-    VocabularyError if its ids mean other text."""
+    """Read a folder's config. Raises CheckpointError for a file that is wrong or belongs to another
+    target, and VocabularyError if its ids mean other text."""
     raw = read_document(folder / "config.json")
     described = _as_llama(raw)
     layer = parse_llama(described)
@@ -118,7 +118,7 @@ def read_eagle_config(folder: Path, target: ModelSpec) -> EagleConfig:
 
 
 def config_values(config: EagleConfig, hidden_layers: tuple[int, ...]) -> dict[str, object]:
-    """What `config.json` holds for heads that were trained here."""
+    """Return the contents of `config.json` for heads that were trained here."""
     layer = config.layer
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -142,14 +142,14 @@ def config_values(config: EagleConfig, hidden_layers: tuple[int, ...]) -> dict[s
 
 
 def _as_llama(raw: JsonObject) -> JsonObject:
-    """Its layer is a Llama's, whatever the heads call themselves, and wherever it is described."""
+    """Return the config as a Llama's, whatever the heads call themselves."""
     described = layer_part(raw)
     return JsonObject(raw.where, {**raw.values, **described.values, "model_type": "llama"})
 
 
 def _windows(described: JsonObject, num_layers: int) -> tuple[int, ...]:
-    """Windows of the layers that slide, as far as they are listed; some folders list the target's
-    layers."""
+    """Return the windows of the sliding layers, as far as they are listed; some folders list the
+    target's layers."""
     window = described.integer("sliding_window", 0, least=0)
     listed = described.texts("layer_types")[:num_layers]
     found = [window if kind == "sliding_attention" else 0 for kind in listed]
@@ -171,13 +171,13 @@ def _check_sizes(where: str, layer: LlamaConfig, target: ModelSpec) -> None:
 
 
 EMBEDDING = "embed_tokens"
-# What follows from d2t, and what is the target's own.
+# Tensors that follow from d2t, and the target's own.
 _DERIVED = (*DERIVED, "t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 
 
 def load_eagle(heads: HeadsToLoad, target: NormedTarget) -> EntranceNet:
-    """Raises CheckpointError, naming file and tensor, for heads that are incomplete, not of this
-    target or not all numbers."""
+    """Load heads. Raises CheckpointError, naming file and tensor, for heads that are incomplete,
+    not of this target or not all numbers."""
     config = read_eagle_config(heads.folder, target.spec)
     place, kernels = placement_of(target), own_kernels(target)
     if any(config.windows):
@@ -245,7 +245,7 @@ def _read_block(
 def _norms_before_fc(
     reader: WeightReader, config: EagleConfig, num_layers: int
 ) -> tuple[Tensor, ...]:
-    """Of each state, or one of all of them side by side."""
+    """Return norms of each state, or one norm of all of them concatenated."""
     size = config.layer.hidden_size
     if config.fc_norm:
         return tuple(reader.vector(f"fc_norm.{i}.weight", size) for i in range(num_layers))
@@ -255,8 +255,8 @@ def _norms_before_fc(
 
 
 def _layer(reader: WeightReader, config: EagleConfig, prefix: str, index: int) -> LayerWeights:
-    """The first one reads token and state side by side, and has no norm of its own: the entrance
-    says what attention reads. Norms of heads and biases are there where the files have them."""
+    """Read a layer. The first one reads token and state concatenated, and has no norm of its own:
+    the entrance defines what attention reads. Head norms and biases are optional."""
     sizes, first = config.layer, index == 0
     hidden, ffn = sizes.hidden_size, sizes.ffn_size
     attended, kv = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
@@ -293,7 +293,7 @@ def _layer(reader: WeightReader, config: EagleConfig, prefix: str, index: int) -
 def _head(
     reader: WeightReader, weights: Weights, config: EagleConfig, target: HeadTarget
 ) -> tuple[PackedLinear, Tensor | None]:
-    """The output head, and the ids that it knows, None for all."""
+    """Return the output head, and the ids that it knows, None for all."""
     if not config.fused:
         return target.tables.head, None
     size = config.draft_vocab_size
@@ -327,7 +327,7 @@ def _drafted_ids(weights: Weights, size: int, target: HeadTarget) -> Tensor:
 
 
 def _embedding(reader: WeightReader, target: HeadTarget) -> Tensor:
-    """The target's table, unless the files hold one that differs."""
+    """Return the target's table, unless the files hold one that differs."""
     table_VD = target.tables.embeddings
     name = f"{EMBEDDING}.weight"
     if name not in reader:
@@ -337,7 +337,7 @@ def _embedding(reader: WeightReader, target: HeadTarget) -> Tensor:
 
 
 def _check_numbers(weights: Weights) -> None:
-    """A trained head that diverged would draft without ever being accepted; it is refused."""
+    """Check that all weights are numbers: no draft of a diverged head would be accepted."""
     for name, tensor in weights.each():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise CheckpointError(

@@ -2,7 +2,7 @@
 
 With h and h_prev the residuals after the target's last layer of the last two tokens that it read,
 the pending token's state is guessed as h + alpha (h - h_prev), and the next state in the same way
-from the guess. The target's norm and output head make logits of each guess. Guesses wear out at
+from the guess. The target's norm and output head make logits of each guess. Guesses get worse at
 once, so eagle-lite drafts two tokens at most.
 
 Shapes:  B = texts, P = tokens, D = hidden size, V = vocabulary.
@@ -27,7 +27,7 @@ MAX_DRAFT = 2
 
 
 class LiteDrafter(Stateless):
-    """Keeps nothing of a sequence. Drafts nothing before the target has read two tokens and all but
+    """A drafter without state. It drafts nothing before the target has read two tokens and all but
     the pending one."""
 
     name = "eagle-lite"
@@ -76,7 +76,7 @@ class LiteDrafter(Stateless):
 
 
 def _last_two(row: DraftRow) -> tuple[Tensor, Tensor]:
-    """States of the last two tokens that the target has read, each of shape [D]."""
+    """Return states of the last two tokens that the target has read, each of shape [D]."""
     end = len(row.tokens) - 1
     before_D, now_D = given(row.hidden, "hidden state").read(end - 2, end)[:, 0].float()
     return before_D, now_D

@@ -1,9 +1,9 @@
 """Draft chains and trees that grow from a model's distributions, a token or a level a pass.
 
 `DraftSampler` says how a drafter chooses tokens, and its `builder` grows the drafts of a batch. A
-greedy tree keeps the worthiest of all nodes that it has looked at (core/tree.py): each level
-feeds only nodes whose children may still be among them. At temperature > 0 the shape of a tree is
-settled before its first token is drawn, and siblings are drawn without replacement.
+greedy tree keeps the worthiest of all nodes that it has considered (core/tree.py): each level feeds
+only nodes whose children may still be among them. At temperature > 0 the shape of a tree is fixed
+before its first token is drawn, and siblings are drawn without replacement.
 
 Shapes:  V = vocabulary, M = logits rows of a pass, N = nodes of a draft.
 """
@@ -27,18 +27,18 @@ from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import Level
 from outrider.drafters.tree_drafts import SampledNodes, chosen_draft, settled_shape, tree_limits
 
-# The highest that a request may ask for.
+# The highest temperature of a request.
 MAX_TEMPERATURE = 100.0
-# (probs_NV, node): change the distributions of a chain's node `node` in place; what comes out is
-# drawn from and reported.
+# (probs_NV, node): change the distributions of a chain's node `node` in place; the result is drawn
+# from and reported.
 ChangeProbs: TypeAlias = Callable[[Tensor, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSampler:
-    """How a drafter chooses tokens: `argmax` where decoding is greedy, else `draw` from a
-    distribution that `sampling` makes and `change`, if given, changes. `model_name` says in errors
-    whose logits are not numbers. With `branches` drafts are trees."""
+    """A drafter's choice of tokens: `argmax` for greedy decoding, else `draw` from a distribution
+    that `sampling` makes and `change`, if given, changes. `model_name` names the model in errors
+    about logits that are not numbers. With `branches` drafts are trees."""
 
     argmax: Callable[[Tensor], list[int]]
     model_name: str
@@ -48,11 +48,11 @@ class DraftSampler:
     branches: bool = False
 
     def draw_for(self, params: SamplingParams) -> DrawNode:
-        """How drafts of a request are drawn: as its own rule wants it, if it chose one."""
+        """Return the draw of a request's drafts: that of its own rule, if it chose one."""
         return self.draw if params.sampler is None else draw_for(params.sampler)
 
     def best(self, logits_MV: Tensor) -> list[int]:
-        """The first maximum of each row. Raises NumericsError for logits that are not numbers."""
+        """Return the first maximum of each row. Raises NumericsError if logits are no numbers."""
         best = self.argmax(logits_MV)
         if -1 in best:
             raise NumericsError(self.model_name)
@@ -61,22 +61,22 @@ class DraftSampler:
     def probs(
         self, logits_NV: Tensor, params: SamplingParams, node: int, out_NV: Tensor | None = None
     ) -> Tensor:
-        """What node `node` of each of N chains is drawn from; in `out_NV`, if given."""
+        """Return the distributions of node `node` of each of N chains; in `out_NV`, if given."""
         probs_NV = processed_probs(logits_NV, params, self.sampling, out_NV)
         if self.change is not None:
             self.change(probs_NV, node)
         return probs_NV
 
     def builder(self, rows: Sequence[DraftRow], roots: Sequence[int]) -> DraftBuilder:
-        """For drafts of `rows`, each of one token at least. `roots` are the nodes of the model's
-        memory that hold the pending tokens."""
+        """Return a builder of drafts of `rows`, each of at least one token. `roots` are the nodes
+        of the model's memory that hold the pending tokens."""
         made = TreeBuilder if self.branches else ChainBuilder
         return made(self, rows, roots)
 
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Tokens of a text from `start` on, read in one pass below what is kept."""
+    """Tokens of a text from `start` on, read in one pass after the committed ones."""
 
     row: DraftRow
     start: int
@@ -84,29 +84,29 @@ class TextPart:
 
     @classmethod
     def end(cls, row: DraftRow, tokens: Sequence[int]) -> TextPart:
-        """Of the last tokens of the row's text."""
+        """Return the last tokens of the row's text."""
         return cls(row, len(row.tokens) - len(tokens), tokens)
 
     @property
     def step(self) -> StepRow:
-        """With logits after the pending token."""
+        """The tokens as a row of a pass, with logits after the pending token."""
         tokens = self.tokens
         is_last = self.start + len(tokens) == len(self.row.tokens)
         return StepRow.chain(self.row.seq_id, tokens, logits_from=len(tokens) - is_last)
 
 
 class DraftBuilder(Protocol):
-    """The drafts of a batch while they grow."""
+    """A builder of the drafts of a batch while they grow."""
 
     @property
     def above(self) -> Sequence[int]:
-        """For each token that is to be read next, the logits row that its parent had."""
+        """The logits row of the parent of each token to read next."""
         ...
 
     def grow(self, logits_MV: Tensor) -> list[StepRow]:
-        """Go on by the logits after the pending tokens, and later by those after the tokens that
-        were to be read; the next ones to read, none when all drafts are done. The logits may be
-        written over. Raises NumericsError for logits that are not numbers."""
+        """Grow the drafts by the logits after the pending tokens, and later by those after the
+        tokens that were read. Return the next tokens to read, none when all drafts are done. The
+        logits may be overwritten. Raises NumericsError for logits that are not numbers."""
         ...
 
     def drafts(self) -> list[Draft]: ...
@@ -114,7 +114,7 @@ class DraftBuilder(Protocol):
 
 @dataclass(slots=True)
 class _Chain:
-    """Probs are made in the place where they are reported."""
+    """A chain that grows; its probs are made where they are reported."""
 
     row: DraftRow
     root: int
@@ -124,7 +124,7 @@ class _Chain:
 
 
 class ChainBuilder:
-    """DraftBuilder of chains: one argmax for the whole batch. The last token of a chain is never
+    """A DraftBuilder of chains: one argmax for the whole batch. The last token of a chain is never
     read, since nothing is drafted after it."""
 
     def __init__(
@@ -170,7 +170,7 @@ class ChainBuilder:
 
 
 def drawn_params(row: DraftRow | AheadRow) -> SamplingParams:
-    """The request's, with the temperature that drafts are drawn at. Greedy drafts are not drawn."""
+    """Return the parameters with the drafts' temperature. Greedy drafts are not drawn."""
     if row.budget.temperature == 1 or row.params.greedy:
         return row.params
     temperature = row.params.temperature * row.budget.temperature
@@ -178,7 +178,7 @@ def drawn_params(row: DraftRow | AheadRow) -> SamplingParams:
 
 
 def limited(row: DraftRow, depth: int) -> DraftRow:
-    """With a budget of this depth."""
+    """Return the row with a budget of this depth."""
     if depth == row.budget.depth:
         return row
     return replace(row, budget=replace(row.budget, depth=depth))
@@ -189,28 +189,28 @@ def draft_some(
     depths: Sequence[int],
     draft: Callable[[Sequence[DraftRow]], Sequence[Draft]],
 ) -> list[Draft]:
-    """What `draft` makes of the rows that may be drafted for, each to its depth; the others get
-    empty drafts."""
+    """Return the drafts of `draft` for the rows with a depth above 0, each to its depth; the others
+    get empty drafts."""
     asked = [limited(row, depth) for row, depth in zip(rows, depths, strict=True) if depth]
     drafts = iter(draft(asked) if asked else ())
     return [next(drafts) if depth else Draft.empty() for depth in depths]
 
 
 def _process(row: DraftRow, logits_MV: Tensor, paths: Sequence[Sequence[int]]) -> None:
-    """Process logits in place as the target's will be, after these drafted tokens each."""
+    """Process logits in place as the target's will be, each after these drafted tokens."""
     if row.shaper is not None:
         with blaming(row.seq_id), torch.inference_mode():
             row.shaper.shape_in_place(logits_MV, row.tokens, paths)
 
 
 class TreeBuilder:
-    """DraftBuilder of trees: one pass a level for the whole batch."""
+    """A DraftBuilder of trees: one pass a level for the whole batch."""
 
     def __init__(
         self, sampler: DraftSampler, rows: Sequence[DraftRow], roots: Sequence[int]
     ) -> None:
         self._trees = [_tree(sampler, row) for row in rows]
-        # With the node of the model's memory at which the tree's newest level begins.
+        # Each with the node of the model's memory at which the tree's newest level begins.
         self._growing = list(zip(self._trees, roots, strict=True))
         self.above: list[int] = []
 
@@ -241,8 +241,8 @@ def _tree(sampler: DraftSampler, row: DraftRow) -> GreedyTree | SampledTree:
 
 
 class GreedyTree:
-    """The model's likeliest paths. It is told what follows the root, and then, as long as there is
-    a next level, what follows the nodes of `level`."""
+    """The model's likeliest paths. It gets the logits after the root, and then, as long as there is
+    a next level, those after the nodes of `level`."""
 
     def __init__(self, sampler: DraftSampler, row: DraftRow) -> None:
         self.row, self._model_name = row, sampler.model_name
@@ -251,11 +251,11 @@ class GreedyTree:
 
     @property
     def level(self) -> Level:
-        """The nodes that are to be read next; none when the tree is done."""
+        """The nodes to read next; none when the tree is done."""
         return self._nodes.level
 
     def grow(self, logits_MV: Tensor) -> None:
-        """By the logits after what was read."""
+        """Grow by the logits after the nodes that were read."""
         self._paths.process(self.level, logits_MV)
         if not self._nodes.grow(logits_MV):
             raise NumericsError(self._model_name)
@@ -265,7 +265,7 @@ class GreedyTree:
 
 
 class SampledTree:
-    """The same, drawn from the model's distributions in a shape that was settled before."""
+    """A tree drawn from the model's distributions in a shape that was fixed before."""
 
     def __init__(self, sampler: DraftSampler, row: DraftRow) -> None:
         self.row, self.level = row, Level()
@@ -304,7 +304,7 @@ class SampledTree:
 
 
 class _Paths:
-    """Processes logits as the target's will be, after the path of each node of a level."""
+    """A processor of logits as the target's will be, after the path of each node of a level."""
 
     def __init__(self, row: DraftRow) -> None:
         self._row = row

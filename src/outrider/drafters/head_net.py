@@ -54,13 +54,13 @@ class BlockLayer(Protocol):
     def turns(self) -> Turns: ...
     @property
     def native(self) -> LayerWeights | None:
-        """What a native pass is told of the layer; None if it has no such pass."""
+        """The layer's weights for a native pass; None if it has no such pass."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaLayer:
-    """BlockLayer of the Llama family."""
+    """A BlockLayer of the Llama family."""
 
     operators: LayerOperators
     native: LayerWeights
@@ -82,7 +82,7 @@ class LlamaLayer:
 
 @dataclass(frozen=True, slots=True)
 class GatedLayer:
-    """BlockLayer of Qwen3-Next and Qwen3.5, whose attention always reads the normed residual."""
+    """A BlockLayer of Qwen3-Next and Qwen3.5, whose attention always reads the normed residual."""
 
     operators: HybridOperators
     weights: HybridLayer
@@ -112,9 +112,9 @@ class GatedLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetStates:
-    """What of the target a block reads: the states of `layers` side by side. `norms` scale them,
-    one for each of as many equal parts, with their eps; then `join` makes one of them. Both may be
-    missing."""
+    """The target's states that a block reads: those of `layers`, concatenated. `norms` scale them,
+    one for each of as many equal parts, with their eps; then `join` makes one state of them. Both
+    may be missing."""
 
     layers: tuple[int, ...]
     norms: tuple[Tensor, ...] = ()
@@ -124,7 +124,7 @@ class TargetStates:
 
     @torch.inference_mode()
     def fused(self, kernels: Kernels, hidden_PKD: Tensor) -> Tensor:
-        """states_PD in the place of the target's."""
+        """Return states_PD that the block reads instead of the target's."""
         states_PX = hidden_PKD.float().flatten(1).contiguous()
         if self.norms:
             parts = states_PX.chunk(len(self.norms), dim=1)
@@ -163,16 +163,16 @@ class EntranceBuffers(TypedDict):
 
 
 def entrance_buffers(capacity: ModelCapacity, size: int, device: torch.device) -> EntranceBuffers:
-    """For as many packed tokens as there is room for."""
+    """Allocate buffers for as many packed tokens as the capacity allows."""
     states_ND, own_ND = (torch.empty(capacity.max_rows, size, device=device) for _ in range(2))
     pair_N2D = torch.empty(capacity.max_rows, 2 * size, device=device)
     return {"states_ND": states_ND, "pair_N2D": pair_N2D, "own_ND": own_ND}
 
 
 class EntranceNet:
-    """HeadNet of one block with KV of its own, and the stack that its passes run. Logits are over
-    the target's ids: an id that is not drafted has next to none. With a `native` pass it is that
-    which runs."""
+    """A HeadNet of one block with KV of its own, and the stack that its passes run. Logits are over
+    the target's ids: an id that is not drafted has almost no probability. If there is a `native`
+    pass, it runs."""
 
     def __init__(
         self, block: HeadBlock, kernels: Kernels, place: Placement, capacity: ModelCapacity
@@ -180,7 +180,7 @@ class EntranceNet:
         self._block, self._kernels = block, kernels
         # Each block has memory of its own, with the keys and values of its layers.
         self._config = config = replace(block.config, num_layers=len(block.layers))
-        # The residual after the last of them, of every token.
+        # The residual after the last layer, of every token.
         self._own_states = DraftNeeds(hidden_layers=(len(block.layers),))
         self._passes = Passes(
             place.spec(config),
@@ -234,7 +234,7 @@ class EntranceNet:
             scratch.x_ND.copy_(pair_N2D[:, size:])
 
     def _enter(self, scratch: Scratch, norm_D: Tensor | None, half_ND: Tensor) -> None:
-        """One half of the pairs."""
+        """Fill one half of the pairs."""
         given_ND = scratch.x_ND
         if norm_D is not None:
             self._kernels.rms_norm(given_ND, norm_D, self._config.rms_norm_eps, scratch.norm_ND)
@@ -265,7 +265,7 @@ class EntranceNet:
         return None
 
     def _native(self) -> HeadPass | None:
-        """None without native kernels, and for a hybrid's layers that are mixtures."""
+        """Return the native pass; None without native kernels or for mixture layers."""
         config, block = self._config, self._block
         weights = [layer.native for layer in block.layers if layer.native is not None]
         if len(weights) < len(block.layers):
@@ -288,7 +288,7 @@ class EntranceNet:
 
 
 def normed(kernels: Kernels, x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """In new memory."""
+    """Return the normed rows in new memory."""
     out_ND = torch.empty_like(x_ND)
     kernels.rms_norm(x_ND, weight_D, eps, out_ND)
     return out_ND

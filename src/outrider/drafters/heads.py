@@ -1,4 +1,4 @@
-"""Draft heads that read the target's hidden states: what EAGLE and MTP have in common.
+"""Draft heads that read the target's hidden states: the common parts of EAGLE and MTP.
 
 At position p the net reads the token there and the hidden state of the token before it, and
 predicts the token at p + 1. For text that the target has read the state is the target's; below it
@@ -26,27 +26,27 @@ from outrider.kernels.operators import Kernels
 from outrider.models.heads import HeadTarget, head_target
 from outrider.models.weights import Placement
 
-# The logit of an id that heads do not know: no mass beside any that they do. It is a number, since
-# a mask may leave none but such ids, and a distribution over them must be one.
+# The logit of an id that heads do not know: no mass next to any known id. It is a number, since a
+# mask may leave only such ids, and their distribution must be valid.
 NOT_DRAFTED = -1e10
 
 
 @dataclass(frozen=True, slots=True)
 class NetOutput:
-    """Logits of the rows that asked for them, packed; the block's own states of all tokens."""
+    """Logits of the rows that requested them, packed, and the block's own states of all tokens."""
 
     logits_MV: Tensor
     hidden_ND: Tensor
 
 
 def target_states(parts: Sequence[TextPart]) -> Tensor:
-    """hidden_PKD of the token before each token of `parts`."""
+    """Return hidden_PKD of the token before each token of `parts`."""
     states = [_states_before(part.row, part.start, len(part.tokens)) for part in parts]
     return states[0] if len(states) == 1 else torch.cat(states)
 
 
 def _states_before(row: DraftRow, start: int, count: int) -> Tensor:
-    """The token before a text has the state zero."""
+    """Return the states before these tokens; the state before a text's first token is zero."""
     hidden_PKD = given(row.hidden, "hidden state").read(max(start - 1, 0), start + count - 1)
     if start > 0:
         return hidden_PKD
@@ -54,7 +54,7 @@ def _states_before(row: DraftRow, start: int, count: int) -> Tensor:
 
 
 class HeadNet(Protocol):
-    """One block or a few (drafters/head_net.py)."""
+    """A net of one block or a few (drafters/head_net.py)."""
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
@@ -63,15 +63,15 @@ class HeadNet(Protocol):
 
     @property
     def state(self) -> CacheStore:
-        """The block's own KV: nodes are staged by `step` and kept by `commit`."""
+        """The block's own KV: nodes are staged by `step` and retained by `commit`."""
         ...
 
     def fuse(self, hidden_PKD: Tensor) -> Tensor:
-        """From the target's states to what the block reads in their place, of shape [P, D]."""
+        """Return the states that the block reads, of shape [P, D], from the target's states."""
         ...
 
     def step(self, rows: Sequence[StepRow], hidden_ND: Tensor) -> NetOutput:
-        """One packed pass; `hidden_ND` has the state of the token before each packed token."""
+        """Run one packed pass; `hidden_ND` has the state of the token before each packed token."""
         ...
 
 
@@ -89,7 +89,7 @@ class NormedTarget(HeadTarget, Protocol):
 
 
 def normed_target(target: CausalLM) -> NormedTarget:
-    """Raises ConfigError if `target` shares no tables, or ends in another norm."""
+    """Return the target. Raises ConfigError if it shares no tables or ends in another norm."""
     shared = head_target(target)
     if not isinstance(shared, NormedTarget):
         raise ConfigError(
@@ -101,20 +101,20 @@ def normed_target(target: CausalLM) -> NormedTarget:
 
 
 def own_kernels(target: HeadTarget) -> Kernels:
-    """The target's operators without its scratch memory: heads draft while a lane verifies."""
+    """Return the target's operators with other scratch: heads draft while a lane verifies."""
     twin = target.kernels.twin
     return target.kernels if twin is None else twin()
 
 
 def placement_of(target: HeadTarget) -> Placement:
-    """The precision of the target's weights, and where they are."""
+    """Return the precision and the device of the target's weights."""
     embedding_VD = target.tables.embeddings
     return Placement("heads", embedding_VD.dtype, embedding_VD.device)
 
 
 def check_finite(folder: Path, logits_RV: Tensor, part: str) -> None:
-    """Raise CheckpointError if what `part` answered to a probe that touches every weight is not
-    all numbers: then a weight is none."""
+    """Check that the answer of `part` to a probe, which touches every weight, has only numbers.
+    Raises CheckpointError otherwise."""
     broken_R = ~logits_RV.isfinite().all(-1)
     if bool(broken_R.any()):
         index = int(broken_R.nonzero()[0, 0])

@@ -30,9 +30,9 @@ from outrider.drafters.native import FusedDrafts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadLimits:
-    """One pass reads at most `chunk` tokens of a text by itself, and `reach` beside other texts:
-    K + 1 is what a round may bring. A block has `window` positions. It reads a text from its token
-    `first` on; the state before the text's first token is zero."""
+    """Limits of a block. One pass reads at most `chunk` tokens of a text alone, and `reach`
+    together with other texts: K + 1 is what a round may add. A block has `window` positions. It
+    reads a text from its token `first` on; the state before the text's first token is zero."""
 
     chunk: int
     reach: int
@@ -42,39 +42,39 @@ class HeadLimits:
 
 @dataclass(frozen=True, slots=True)
 class BlocksOutput:
-    """What a pass says of the newest tokens: the logits that follow them, and the states of those
+    """A pass's output for the newest tokens: the logits that follow them, and the states of the
     blocks, by number, that read them, each of shape [M, D]."""
 
     logits_MV: Tensor
     states: Mapping[int, Tensor]
 
     def of(self, rows: Sequence[int]) -> Mapping[int, Tensor]:
-        """The states of some of them."""
+        """Return the states of some of them."""
         return {block: states_MD[list(rows)] for block, states_MD in self.states.items()}
 
 
 class Blocks:
-    """Nets, one for each trained depth, that read the same texts in step.
-
-    Within `drafting`, `catch_up` and `read` stage what is new in texts, `follow` drafts below it.
+    """Nets, one for each trained depth, that read the same texts in step. Within `drafting`,
+    `catch_up` and `read` stage the new tokens of texts, `follow` drafts below them.
 
     A model that was trained to several depths has a block for each (DeepSeek-V3, arXiv 2412.19437,
-    2.2): block j reads what block j - 1 made of the token before, the first one the target's
-    states. Draft i comes from block i; where there are no more, from the last one, which then reads
-    its own states. A block whose turn has not come reads the drafts too, or it would have gaps.
+    2.2): block j reads the state that block j - 1 made of the token before, the first one the
+    target's states. Draft i comes from block i, or from the last block, which then reads its own
+    states. A block whose turn has not come reads the drafts too, or it would have gaps.
     """
 
     def __init__(self, nets: Sequence[HeadNet], limits: HeadLimits) -> None:
         self._nets, self._limits = nets, limits
-        # How many of the staged tokens are text.
+        # The number of staged tokens that are text.
         self._read: dict[int, int] = {}
-        # What all blocks but the last made of the last token that is kept, or will be.
+        # The states that all blocks but the last made of the last token that is retained, or will
+        # be.
         self._ends: dict[int, list[Tensor]] = {}
         self._new_ends: dict[int, list[Tensor]] = {}
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
         # A page is found by its tokens, so they must be all that its entries depend on; and a later
-        # block cannot go on where it did not read itself.
+        # block cannot continue a text that it did not read itself.
         shared = () if self._limits.first or len(self._nets) > 1 else prompt[:-1]
         for net in self._nets:
             net.state.open(seq_id, shared)
@@ -85,9 +85,9 @@ class Blocks:
         self._ends.pop(seq_id, None)
 
     def depth(self, row: DraftRow) -> int:
-        """How deep to draft: not at all before the target has read the text up to its pending
-        token, nor for the same text again. The last draft is not read, so it may lie past the
-        window."""
+        """Return how deep to draft: 0 before the target has read the text up to its pending token,
+        and for a text that was drafted for before. The last draft token is not read, so it may lie
+        past the window."""
         length = len(row.tokens)
         if row.hidden is None or row.hidden.length < length - 1 or self._num_unread(row) < 1:
             return 0
@@ -95,8 +95,8 @@ class Blocks:
 
     @contextmanager
     def drafting(self, seq_ids: Sequence[int]) -> Generator[None]:
-        """Keeps, at the end, the text that was read within and no draft. After a failure it keeps
-        nothing, so that the same texts, one without the others, can be drafted for."""
+        """Retain, at the end, the text that was read within, and no draft. After a failure it
+        retains nothing, so that the same texts, except the failed one, can be drafted for."""
         try:
             yield
         except BaseException:
@@ -108,8 +108,8 @@ class Blocks:
             self._settle(seq_ids)
 
     def catch_up(self, rows: Sequence[DraftRow]) -> list[TextPart]:
-        """Read of each text what one pass cannot read beside others; what is left, which is up to
-        its pending token. There must be something new."""
+        """Read from each text what one pass cannot read together with others; return the rest, up
+        to its pending token. There must be something new."""
         parts: list[TextPart] = []
         for row in rows:
             start = len(row.tokens) - self._num_unread(row)
@@ -122,7 +122,7 @@ class Blocks:
         return parts
 
     def read(self, parts: Sequence[TextPart]) -> BlocksOutput:
-        """Stage these tokens."""
+        """Stage these tokens; return the output for the last of each text."""
         rows = [part.step for part in parts]
         needed = {row.seq_id: len(row.tokens) for row in rows}
         for net in self._nets:
@@ -142,7 +142,7 @@ class Blocks:
         return BlocksOutput(out.logits_MV, states)
 
     def note(self, parts: Sequence[TextPart]) -> None:
-        """A pass in which no block failed has read these."""
+        """Record that a pass in which no block failed has read these."""
         for part in parts:
             self._read[part.row.seq_id] = len(part.tokens)
 
@@ -163,12 +163,12 @@ class Blocks:
         return BlocksOutput(outputs[first].logits_MV, states)
 
     def _num_unread(self, row: DraftRow) -> int:
-        """Tokens of a text that are new. None if this text was drafted for before."""
+        """Return the number of new tokens of a text; 0 if this text was drafted for before."""
         return len(row.tokens) - self._limits.first - self._nets[0].state.length(row.seq_id)
 
     def _settle(self, seq_ids: Sequence[int]) -> None:
-        """Keep what was read of these texts, and no draft. Whatever failed before, all blocks then
-        hold the same tokens."""
+        """Retain the tokens that were read of these texts, and no draft. All blocks then hold the
+        same tokens, whatever failed before."""
         paths = {seq_id: range(self._read.pop(seq_id, 0)) for seq_id in seq_ids}
         for net in self._nets:
             net.state.commit(paths)
@@ -177,7 +177,7 @@ class Blocks:
                 self._ends[seq_id] = self._new_ends.pop(seq_id)
 
     def _before(self, rows: Sequence[StepRow], made: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """What the newest block made of the token before each token, text by text."""
+        """Return the newest block's states of the token before each token, by text."""
         block = len(made) - 1
         before: list[Tensor] = []
         for row, own_PD in zip(rows, made[block], strict=True):
@@ -188,12 +188,12 @@ class Blocks:
 
 
 class HiddenDrafter:
-    """Drafts with `nets`, whose logits are over the target's ids: chains, or trees of one net.
+    """A drafter with `nets`, whose logits are over the target's ids: chains, or trees of one net.
 
-    It drafts nothing before the target has read a text up to its pending token, nor where the
-    blocks' window ends. Asked a second time for the same text, as where the target failed, it goes
-    without as well: that round costs a draft. With `fused`, which is of the one block that there is
-    then, drafts are made in one call where that can be.
+    It drafts nothing before the target has read a text up to its pending token, nor beyond the end
+    of the blocks' window. A second request for the same text, as after a failure of the target,
+    also gets an empty draft: that round costs a draft. With `fused`, which requires a single block,
+    drafts are made in one call where possible.
     """
 
     def __init__(

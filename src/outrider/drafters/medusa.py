@@ -1,8 +1,8 @@
 """Medusa heads: several tokens guessed independently from one hidden state of the target.
 
-Head i, from 0, reads the state of the last token that the target has read and guesses the token i +
-2 places behind it. The token one place behind is the pending one, so head 0 guesses the first token
-of a draft:
+Head i, from 0, reads the state of the last token that the target has read and predicts the token i
++ 2 positions after it. The token one position after it is the pending one, so head 0 predicts the
+first token of a draft:
 
     x = norm(h);  x += silu(W_j x + b_j) for each of its blocks j;  logits = head_i x
 
@@ -41,13 +41,13 @@ _TRAIN = "`outrider train medusa`"
 
 @dataclass(frozen=True, slots=True)
 class MedusaConfig:
-    """`num_layers` residual blocks a head. `chances` are empty where nobody counted.
+    """Sizes of Medusa heads: `num_layers` residual blocks a head. Uncounted `chances` are empty.
 
-    The published form is a `config.json` with `medusa_num_heads` and `medusa_num_layers` beside
+    The published form is a `config.json` with `medusa_num_heads` and `medusa_num_layers`, and
     `medusa_lm_head.safetensors` (or `model.safetensors`), with tensors `0.0.linear.weight`,
-    `0.0.linear.bias`, `0.1.weight` (head, layer), or the same behind `medusa_head.`. Outrider's own
-    folders may leave out the last matrix of a head, which is then the target's, and may add
-    `tree_chances`: at which rank of a head's candidates text was found when the heads were trained.
+    `0.0.linear.bias`, `0.1.weight` (head, layer), or the same after the prefix `medusa_head.`.
+    Outrider's own folders may leave out a head's last matrix, which is then the target's, and may
+    add `tree_chances`: the ranks of text among candidates in training.
     """
 
     num_heads: int
@@ -56,7 +56,7 @@ class MedusaConfig:
 
 
 def read_medusa_config(folder: Path, target: ModelSpec) -> MedusaConfig:
-    """Raises CheckpointError for a file that is wrong or says it belongs to another target."""
+    """Read a folder's config. Raises CheckpointError for a wrong file or another target's."""
     values = read_document(folder / "config.json")
     for key, size in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         if values.has(key) and values.integer(key) != size:
@@ -73,7 +73,7 @@ def read_medusa_config(folder: Path, target: ModelSpec) -> MedusaConfig:
 
 
 def config_values(config: MedusaConfig, target: ModelSpec) -> dict[str, object]:
-    """What `config.json` holds; chances round to six digits, and none is 0."""
+    """Return the contents of `config.json`; chances are rounded to six digits, and none is 0."""
     return {
         "model_type": MODEL_TYPE,
         "medusa_num_heads": config.num_heads,
@@ -81,8 +81,8 @@ def config_values(config: MedusaConfig, target: ModelSpec) -> dict[str, object]:
         "hidden_size": target.hidden_size,
         "vocab_size": target.vocab_size,
         "tree_chances": {
-            str(place): [round(share, 6) for share in shares if share >= 1e-6]
-            for place, shares in enumerate(config.chances)
+            str(head): [round(share, 6) for share in shares if share >= 1e-6]
+            for head, shares in enumerate(config.chances)
         },
     }
 
@@ -91,14 +91,14 @@ def _chances(values: JsonObject, num_heads: int) -> Chances:
     stored = values.child("tree_chances")
     if stored is None:
         return ()
-    places = [stored.numbers(str(place)) for place in range(num_heads) if stored.has(str(place))]
-    for shares in places:
+    chances = [stored.numbers(str(head)) for head in range(num_heads) if stored.has(str(head))]
+    for shares in chances:
         if any(a < b for a, b in pairwise(shares)) or sum(shares) > 1.001:
             raise CheckpointError(
                 f"{stored.where} must hold shares that do not rise, 1 at most in all.",
                 hint="remove tree_chances; trees are then shaped by the heads' own distributions",
             )
-    return places if places and places[0] else ()
+    return chances if chances and chances[0] else ()
 
 
 HeadInit = Literal["tie", "copy", "random"]
@@ -113,14 +113,14 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """Without `last` it ends in the target's output matrix."""
+    """One head. Without `last` it ends in the target's output matrix."""
 
     blocks: tuple[_Block, ...]
     last: PackedLinear | None
 
 
 class MedusaNet:
-    """Heads beside a target, whose embedding-sized tables they share."""
+    """Heads with their target, whose embedding-sized tables they share."""
 
     def __init__(self, target: NormedTarget, heads: tuple[_Head, ...]) -> None:
         self._target = target
@@ -131,7 +131,7 @@ class MedusaNet:
 
     @torch.inference_mode()
     def logits(self, hidden_BD: Tensor, num_heads: int) -> Tensor:
-        """Of the first `num_heads` heads, from the target's last residual: logits_HBV, float32."""
+        """Return float32 logits_HBV of the first heads, from the target's last residual."""
         heads = self._heads[:num_heads]
         x_BD = self._normed(hidden_BD.float().contiguous())
         x_HBD = torch.stack([self._blocks(head, x_BD) for head in heads])
@@ -165,7 +165,7 @@ class MedusaNet:
 
 
 def load_medusa(folder: Path, config: MedusaConfig, target: NormedTarget) -> MedusaNet:
-    """Raises CheckpointError for tensors that are missing, of another shape or not numbers."""
+    """Load heads. Raises CheckpointError for tensors that are missing, misshapen or no numbers."""
     with Weights(folder) as weights:
         reader = WeightReader(weights, own_kernels(target), placement_of(target))
         prefix = next((p for p in _PREFIXES if f"{p}0.0.linear.weight" in weights), "")
@@ -181,8 +181,8 @@ def load_medusa(folder: Path, config: MedusaConfig, target: NormedTarget) -> Med
 
 
 def _num_stored(names: Sequence[str], prefix: str) -> int:
-    """Heads in the files. Of the first that were published there are five, and config.json says
-    two."""
+    """Return the number of heads in the files. The first published heads are five, though their
+    config.json says two."""
     numbers = {name.removeprefix(prefix).split(".")[0] for name in names}
     return sum(number.isdecimal() for number in numbers)
 
@@ -202,8 +202,8 @@ def _read_head(
 
 
 def lite_heads(target: NormedTarget, *, num_heads: int = 2, init: HeadInit = "tie") -> MedusaNet:
-    """Heads that nobody trained. A tied head repeats the target's guess of the pending token, so
-    it is right where a token is said twice; random ones show what junk costs. A copy only differs
+    """Return untrained heads. A tied head repeats the target's guess of the pending token, so it is
+    right where a token is repeated; random ones show the cost of useless heads. A copy only differs
     from a tie once it is trained.
 
     The lite heads need no training and no folder: their last matrix is the target's (tie), a copy
@@ -212,10 +212,10 @@ def lite_heads(target: NormedTarget, *, num_heads: int = 2, init: HeadInit = "ti
     if init != "random":
         return MedusaNet(target, (_Head((), None),) * num_heads)
     rng = torch.Generator().manual_seed(0)
-    place, pack = placement_of(target), own_kernels(target).pack
+    placement, pack = placement_of(target), own_kernels(target).pack
     shape = (target.spec.vocab_size, target.spec.hidden_size)
     heads: list[_Head] = []
     for _ in range(num_heads):
         matrix_VD = torch.randn(shape, generator=rng) / target.spec.hidden_size**0.5
-        heads.append(_Head((), pack(matrix_VD.to(device=place.device, dtype=place.dtype))))
+        heads.append(_Head((), pack(matrix_VD.to(device=placement.device, dtype=placement.dtype))))
     return MedusaNet(target, tuple(heads))

@@ -2,7 +2,7 @@
 
 Tokens that were fed since the last commit (the pending token and the draft) stay staged in the
 draft model's KV cache until the next proposal. Then the tokens that became text are committed and
-the rest is dead space: no kept token is fed twice, and a round that asks for no draft needs no
+the rest is dead space: no accepted token is fed twice, and a round without a draft needs no
 message. Nodes of a tree's last level are never fed, since nothing is drafted after them.
 
 Shapes:  V = vocabulary, M = logits rows of a pass.
@@ -20,13 +20,13 @@ from outrider.core.tree import ROOT
 from outrider.drafters.growth import DraftSampler, TextPart, draft_some
 from outrider.drafters.native import FusedDrafts
 
-# The pending token, and the last of a draft that was kept whole: it was never fed.
+# The pending token, and the last token of a draft that was accepted whole: it was never fed.
 LEAST_SHARE = 2
 
 
 class ModelDrafter:
-    """Drafts with `model`, whose tokens `sampler` chooses; feeds at most `chunk` tokens of a prompt
-    in one pass. With `fused`, drafts are made in one call where that can be."""
+    """A drafter with `model`, whose tokens `sampler` chooses; it feeds at most `chunk` tokens of a
+    prompt in one pass. With `fused`, drafts are made in one call where possible."""
 
     name = "model"
     needs = DraftNeeds()
@@ -41,7 +41,7 @@ class ModelDrafter:
     ) -> None:
         self.model, self.sampler = model, sampler
         self._chunk, self._fused = chunk, fused
-        # What was fed of each sequence since the last commit; without parents it is a chain.
+        # The tokens fed of each sequence since the last commit; without parents they are a chain.
         self._staged: dict[int, list[int]] = {}
         self._parents: dict[int, list[int]] = {}
 
@@ -58,15 +58,15 @@ class ModelDrafter:
         return draft_some(rows, [row.budget.depth for row in rows], self._drafts)
 
     def share(self, num_rows: int) -> int:
-        """Unread tokens of each of so many rows that one pass takes."""
+        """Return the unread tokens of each of so many rows that one pass takes."""
         return max(self._chunk // num_rows, LEAST_SHARE)
 
     def begin(
         self, seq_id: int, tokens: Sequence[int], *, most: int = LEAST_SHARE
     ) -> Sequence[int]:
-        """Commit what was rightly drafted of the text `tokens`. If more than `most` of it are left
-        to read, read all but the last; what is left to read then is returned. For a round that runs
-        the model by itself."""
+        """Commit the drafted tokens that became part of the text `tokens`. If more than `most`
+        tokens are left to read, read all but the last. Return the tokens that are then left to
+        read. For a round that runs the model by itself."""
         state = self.model.state
         length = state.length(seq_id)
         kept = self._kept(seq_id, tokens[length:-1])
@@ -80,14 +80,14 @@ class ModelDrafter:
         return tokens[start:]
 
     def note(self, seq_id: int, fed: Sequence[int], parents: Sequence[int] = ()) -> None:
-        """Say that the model has `fed` staged: the end of the text and a draft, which is a chain
-        but for a drafter of trees."""
+        """Record that the model has `fed` staged: the end of the text and a draft, which is a chain
+        except for a drafter of trees."""
         self._staged[seq_id] = list(fed)
         if self.sampler.branches:
             self._parents[seq_id] = list(parents)
 
     def _kept(self, seq_id: int, text: Sequence[int]) -> Sequence[int]:
-        """The staged nodes that `text` runs through."""
+        """Return the staged nodes that `text` runs through."""
         staged = self._staged[seq_id]
         if not self.sampler.branches:
             return range(common_prefix(staged, text))
@@ -121,7 +121,7 @@ class ModelDrafter:
         return builder.drafts()
 
     def _step(self, steps: Sequence[StepRow]) -> Tensor:
-        """Stage these tokens; the logits that follow them."""
+        """Stage these tokens; return the logits that follow them."""
         logits_MV = self.model.step(steps, self.needs).logits_MV
         for step in steps:
             self._staged[step.seq_id] += step.tokens

@@ -15,9 +15,9 @@ runs one. Published tensors have names of two schemes:
     model.layers.N.*, a decoder layer       mtp.layers.N.*
     model.layers.N.shared_head.norm         mtp.norm
 
-Qwen's blocks share all but the layer, and their norms hold the difference from 1. The decoder layer
-within a block is that of the Llama family, or a hybrid's attending layer, whose heads are scaled by
-a gate and whose feed-forward net may be a mixture of experts.
+Qwen's blocks share everything but the layer, and their norms store the difference from 1. The
+decoder layer within a block is that of the Llama family, or a hybrid's attention layer, whose heads
+are scaled by a gate and whose feed-forward net may be a mixture of experts.
 
 Shapes:  D = hidden size, N = packed tokens, A = heads x head size, T = positions, H = half of a
          head.
@@ -79,13 +79,13 @@ _TRAIN = "choose a block that was trained for this very target, or train one: `o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpConfig:
-    """`block.num_layers` is the number of blocks; the first is layer `first_layer` of the files.
+    """Sizes of `block.num_layers` MTP blocks; the first is layer `first_layer` of the files.
 
     A folder of its own has `model_type` outrider_mtp, the block's sizes under the keys of a Llama
     config, `num_hidden_layers` as the number of blocks, and `block_type`, the block's family.
-    Within a target's checkpoint the blocks lie behind the last layer, as in DeepSeek-V3
-    (`num_nextn_predict_layers`), or beside the model, as in Qwen3-Next and Qwen3.5
-    (`mtp_num_hidden_layers`, 1 if unsaid). Embedding and output head are the target's.
+    Within a target's checkpoint the blocks lie after the last layer, as in DeepSeek-V3
+    (`num_nextn_predict_layers`), or next to the model, as in Qwen3-Next and Qwen3.5
+    (`mtp_num_hidden_layers`, 1 by default). Embedding and output head are the target's.
 
     With `reads_normed` a block reads the target's state after the target's last norm, as published
     checkpoints were trained to; without it, the residual. With `gives_normed` a block goes on from
@@ -103,16 +103,16 @@ class MtpConfig:
 
 
 def read_mtp_config(folder: Path, target: ModelSpec) -> MtpConfig:
-    """Raises CheckpointError for a file that is wrong, that has no MTP block, or whose block is
-    another target's."""
+    """Read a folder's config. Raises CheckpointError for a file that is wrong, that has no MTP
+    block, or whose block is another target's."""
     raw = read_document(folder / "config.json")
     family = raw.text("model_type")
     if family == MODEL_TYPE:
         config = _own(raw)
     elif family in HYBRID_FAMILIES:
-        config = _beside_hybrid(raw)
+        config = _next_to_hybrid(raw)
     else:
-        config = _behind_layers(raw)
+        config = _after_layers(raw)
     if config.depth > _MAX_DEPTH:
         raise CheckpointError(
             f"{raw.where}: {config.depth} MTP blocks are more than the {_MAX_DEPTH} that are "
@@ -135,7 +135,7 @@ def _own(raw: JsonObject) -> MtpConfig:
     family = raw.text("block_type", "llama")
     of_block = JsonObject(raw.where, {**raw.values, "model_type": family})
     if family in HYBRID_FAMILIES:
-        return _beside_hybrid(of_block)
+        return _next_to_hybrid(of_block)
     if family not in LLAMA_FAMILIES:
         raise CheckpointError(
             f"{raw.where}: block_type {family!r} is not known; "
@@ -146,19 +146,19 @@ def _own(raw: JsonObject) -> MtpConfig:
     return MtpConfig(block=block, reads_normed=raw.flag("reads_normed", default=False))
 
 
-def _behind_layers(raw: JsonObject) -> MtpConfig:
+def _after_layers(raw: JsonObject) -> MtpConfig:
     if raw.text("model_type") not in LLAMA_FAMILIES or not raw.has(_DEPTH):
         raise CheckpointError(
             f"{raw.where} names no MTP block: it has no {_DEPTH}.",
             hint="name a folder of heads with --draft, or train a block: `outrider train mtp`",
         )
     layers = parse_llama(raw)
-    # Its window is that of its own texts; it sees all of them.
+    # The window is that of the model's layers; the block sees all tokens of a text.
     block = replace(layers, num_layers=raw.integer(_DEPTH), layers=())
     return MtpConfig(block=block, first_layer=layers.num_layers, reads_normed=True)
 
 
-def _beside_hybrid(raw: JsonObject) -> MtpConfig:
+def _next_to_hybrid(raw: JsonObject) -> MtpConfig:
     text = raw.child("text_config") or raw
     depth = text.integer(_HYBRID_DEPTH, text.integer(_DEPTH, 1))
     block = replace(parse_qwen_hybrid(raw), num_layers=depth)
@@ -166,14 +166,14 @@ def _beside_hybrid(raw: JsonObject) -> MtpConfig:
 
 
 def config_values(config: MtpConfig) -> dict[str, object]:
-    """The `config.json` of a folder of its own, for a block whose positions are not stretched."""
+    """Return the `config.json` of a block's own folder, if its positions are not stretched."""
     block = config.block
     if not isinstance(block, LlamaConfig):
         raise ContractError("block is no LlamaConfig")
     if block.rope.kind != "default":
         raise CheckpointError(
             f"an MTP block of positions stretched by {block.rope.kind!r} cannot be a folder.",
-            hint="train it beside a target whose rope_scaling is the default",
+            hint="train it for a target whose rope_scaling is the default",
         )
     return {
         "model_type": MODEL_TYPE,
@@ -196,14 +196,15 @@ def config_values(config: MtpConfig) -> dict[str, object]:
 _COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 
 
-# A block's layer, what joins token and state, the norms of a token, of a state and at the end.
+# A block's layer, the matrix that joins token and state, the norms of a token, of a state and at
+# the end.
 _Part = tuple[BlockLayer, PackedLinear, tuple[Tensor, Tensor, Tensor]]
 
 
 def read_blocks(
     folder: Path, config: MtpConfig, target: NormedTarget, capacity: ModelCapacity
 ) -> list[HeadBlock]:
-    """Raises CheckpointError for tensors that are missing or of another shape."""
+    """Read the blocks. Raises CheckpointError for tensors that are missing or of another shape."""
     num_positions = capacity.num_positions(config.block.max_tokens)
     turns = turns_of(config.block, num_positions, target.tables.embeddings.device)
     with Weights(folder) as weights:
@@ -262,7 +263,7 @@ def _gated_parts(
     turns: Turns,
     capacity: ModelCapacity,
 ) -> list[_Part]:
-    """Blocks that share all but the layer. Raises CheckpointError where there are none."""
+    """Read blocks that share all but the layer. Raises CheckpointError if there are none."""
     if "mtp.fc.weight" not in reader:
         raise CheckpointError(
             f"{folder}: this hybrid has no MTP block: the files have no mtp.fc.weight.",
@@ -290,8 +291,8 @@ def _gated_parts(
 def load_mtp(
     folder: Path, config: MtpConfig, target: NormedTarget, capacity: ModelCapacity
 ) -> tuple[EntranceNet, ...]:
-    """The blocks, each with memory of its own. Raises CheckpointError for tensors that are missing,
-    of another shape or not numbers."""
+    """Load the blocks, each with memory of its own. Raises CheckpointError for tensors that are
+    missing, of another shape or not numbers."""
     place = placement_of(target)
     blocks = read_blocks(folder, config, target, capacity)
     nets = tuple(EntranceNet(block, own_kernels(target), place, capacity) for block in blocks)
@@ -300,7 +301,7 @@ def load_mtp(
 
 
 def _probe(net: EntranceNet, target: NormedTarget) -> Tensor:
-    """Logits after two tokens, of shape V: no weight can stay out of them."""
+    """Return logits after two tokens, of shape V: they depend on every weight."""
     states_PD = torch.ones(2, target.spec.hidden_size, device=placement_of(target).device)
     net.state.open(0, ())
     try:
@@ -313,7 +314,7 @@ def _probe(net: EntranceNet, target: NormedTarget) -> Tensor:
 def mtp_drafter(
     heads: HeadsToLoad, target: CausalLM, sampler: DraftSampler, *, chunk: int, batch_size: int
 ) -> HiddenDrafter:
-    """Trees only where there is one block.
+    """Return a drafter with MTP blocks; it drafts trees only with a single block.
 
     Raises CheckpointError for a block that is damaged or another target's, ConfigError for a target
     that shares no tables.

@@ -2,8 +2,7 @@
 
 EAGLE and MTP nets are a Llama layer behind an entrance where a token meets the state before it
 (kernels/native/forward.py). Without a native library, or with another layer, the nets run operator
-by operator, which is the definition. Drafts of requests with logits processors grow level by level
-in Python.
+by operator, which is the definition. With logits processors, drafts grow in Python.
 
 Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, W = ids that are drafted,
          D = hidden size, K = depth of the deepest draft, B = texts.
@@ -37,13 +36,13 @@ from outrider.models.decoder import wanted_tokens
 from outrider.models.heads import HeadMemory
 from outrider.models.llama import LlamaModel
 
-# From the target's states to what a block reads in their place.
+# (the target's states) -> the states that a block reads.
 Fuse: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadPass:
-    """One block's passes over `state`. Not thread-safe: every pass writes over the last one's
+    """Passes of one block over `state`. Not thread-safe: every pass overwrites the last one's
     logits, which callers may write into."""
 
     model: RoundModel
@@ -52,7 +51,7 @@ class HeadPass:
     vocab_size: int
 
     def step(self, rows: Sequence[StepRow], hidden_ND: Tensor) -> NetOutput:
-        """As `HeadNet.step` says; at most as many tokens as there is room for."""
+        """Run a pass as `HeadNet.step` does, over at most as many tokens as the buffers hold."""
         with torch.inference_mode():
             plan = self.state.plan(rows)
             wanted = wanted_tokens(rows)
@@ -68,7 +67,7 @@ class HeadPass:
         self.entrance.states_ND[: len(states_ND)].copy_(states_ND)
 
     def _spread(self, logits_MW: Tensor) -> Tensor:
-        """Over the target's ids."""
+        """Return the logits over the target's ids."""
         if self.model.ids_V is None:
             return logits_MW
         logits_MV = logits_MW.new_full((len(logits_MW), self.vocab_size), NOT_DRAFTED)
@@ -82,8 +81,8 @@ def head_pass(
     logits_MV: Tensor,
     ids_W: Tensor | None = None,
 ) -> HeadPass | None:
-    """None without native kernels. `parts` have an entrance; `logits_MV` is room for logits of the
-    `ids_W` that the output head knows, all if None."""
+    """Return the native pass of a block, or None without native kernels. `parts` have an entrance;
+    `logits_MV` is space for logits of the `ids_W` that the output head knows, all if None."""
     if kernels.forward is None:
         return None
     forward = kernels.forward(parts)
@@ -97,7 +96,7 @@ def head_pass(
 
 @dataclass(frozen=True, slots=True)
 class FusedDraft:
-    """A draft, and what the model has read for it, text first; nothing if that is not kept."""
+    """A draft, and the retained tokens that the model has read for it, text first."""
 
     draft: Draft
     tokens: Sequence[int] = ()
@@ -105,20 +104,20 @@ class FusedDraft:
 
 
 class FusedDrafts(Protocol):
-    """Drafts of a batch in one call, with nothing between their tokens."""
+    """A maker of a batch's drafts in one call, with nothing between their tokens."""
 
     def try_rows(self, parts: Sequence[TextPart]) -> Sequence[FusedDraft] | None:
-        """Stage `parts`, the end of each text, and draft below them. None, with nothing done that
-        counts, if that takes a pass for each token or level."""
+        """Stage `parts`, the end of each text, and draft below them. None, with nothing retained,
+        if that takes a pass for each token or level."""
         ...
 
 
 class FusedChains:
-    """FusedDrafts: one call for the pass that reads and those that draft on. What was read of
-    drafts stays staged with `keeps_drafts`, else only the text does.
+    """FusedDrafts of chains: one call for the pass that reads and those that draft on. The draft
+    tokens that were read stay staged with `keeps_drafts`, else only the text does.
 
     Not for requests with logits processors, and drawn tokens only with keyed numbers of their own.
-    `enter` is called just before the passes; where it says no, the chains grow in Python.
+    `enter` is called just before the passes; if it returns False, the chains grow in Python.
     """
 
     def __init__(
@@ -161,7 +160,7 @@ _GREEDY = Draws()
 def keyed_draws(
     sampler: DraftSampler, row: DraftRow | AheadRow, rng: Rng, vocab_size: int
 ) -> Draws | None:
-    """How a call draws the tokens of `row`; None where they are not drawn as a call draws them."""
+    """Return how a call draws the tokens of `row`; None if it cannot."""
     params = row.params
     if params.greedy:
         return _GREEDY
@@ -186,7 +185,7 @@ def keyed_draws(
 
 
 class KeyedChains:
-    """Chains of one model in one call, chosen as `sampler` chooses."""
+    """A maker of one model's chains in one call, with the choices of `sampler`."""
 
     def __init__(
         self, model: RoundModel, sampler: DraftSampler, *, batch_size: int, vocab_size: int
@@ -195,19 +194,19 @@ class KeyedChains:
         self._call = NativeChains(model, batch_size=batch_size, vocab_size=vocab_size)
 
     def row(
-        self, row: DraftRow | AheadRow, rng: Rng, span: CacheSpan, *, branch_place: int = 0
+        self, row: DraftRow | AheadRow, rng: Rng, span: CacheSpan, *, branch_slot: int = 0
     ) -> ChainRow | None:
-        """None where tokens are not drawn as the call draws them."""
+        """Return the row of a call; None if its tokens are not drawn as the call draws them."""
         draws = keyed_draws(self._sampler, row, rng, self._vocab_size)
         if draws is None:
             return None
-        return ChainRow(span, row.budget.depth, draws, branch_place)
+        return ChainRow(span, row.budget.depth, draws, branch_slot)
 
     def draft(
         self, rows: Sequence[ChainRow | None], enter: Callable[[], bool]
     ) -> DraftedChains | None:
-        """None where some row is none, memory is too small, `enter` says no, or logits are no
-        numbers."""
+        """Return the drafted chains; None if a row is None, memory is too small, `enter` returns
+        False, or logits are no numbers."""
         known = [row for row in rows if row is not None]
         if len(known) < len(rows) or not self._call.fits(known) or not enter():
             return None
@@ -220,9 +219,8 @@ def _span(state: HeadMemory, part: TextPart) -> CacheSpan:
 
 
 class FusedTrees:
-    """FusedDrafts of trees, whose tokens are chosen as `sampler` chooses; what was read for them
-    stays staged. `enter` is called just before the passes; where it says no, the trees grow in
-    Python.
+    """FusedDrafts of trees, with the choices of `sampler`; the tokens that were read for them stay
+    staged. `enter` is called just before the passes; if it returns False, the trees grow in Python.
 
     Not for requests with logits processors, and drawn tokens only with keyed numbers of their own.
     """
@@ -250,7 +248,7 @@ class FusedTrees:
         try:
             self._state.reserve(needed)
         except CapacityError:
-            # Levels are seldom as wide as they may be.
+            # Levels are seldom as wide as allowed, so growing level by level may still fit.
             return None
         grown = self._call(trees) if self._enter(parts) else None
         if grown is None:
@@ -263,7 +261,7 @@ class FusedTrees:
         ]
 
     def _planned(self, part: TextPart) -> PlannedTree | None:
-        """None where nodes are not chosen as the call chooses them."""
+        """Return the tree's plan; None if nodes are not chosen as the call chooses them."""
         row = part.row
         draws = keyed_draws(self._sampler, row, row.rng, self._vocab_size)
         if row.shaper is not None or draws is None:
@@ -281,7 +279,7 @@ def _draft_of(grown: Grown, budget: Budget) -> Draft:
 def fused_model_drafts(
     model: CausalLM, sampler: DraftSampler, *, batch_size: int
 ) -> FusedDrafts | None:
-    """Trees or chains, as `sampler` says; None where a pass of `model` is no native call."""
+    """Return a maker of `sampler`'s trees or chains; None if `model` has no native pass."""
     own = NativeModel.of(model)
     if own is None:
         return None
@@ -296,7 +294,7 @@ def fused_model_drafts(
 @dataclass(frozen=True, slots=True)
 class NativeModel:
     """A model whose pass is one native call, as it was when drafts were built, and the size of the
-    vocabulary that its drafts are of."""
+    vocabulary of its drafts."""
 
     model: LlamaModel
     passes: RoundModel
@@ -316,14 +314,14 @@ class NativeModel:
         return KeyedChains(self.passes, sampler, batch_size=batch_size, vocab_size=size)
 
     def is_same(self) -> bool:
-        """Kernels may be exchanged later."""
+        """Return whether the kernels are still the same: they may be exchanged later."""
         return self.model.forward() is self.passes.forward
 
 
 def fused_head_drafts(
     passes: HeadPass | None, fuse: Fuse, sampler: DraftSampler, *, batch_size: int
 ) -> FusedDrafts | None:
-    """Trees or chains of one block, as `sampler` says; None where its pass is no native call."""
+    """Return a maker of one block's trees or chains; None if it has no native pass."""
     if passes is None:
         return None
 

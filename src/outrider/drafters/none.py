@@ -1,4 +1,4 @@
-"""Drafts nothing: plain decoding is the round with an empty draft. No sequence is remembered."""
+"""The drafter of empty drafts: plain decoding is the round with one. It has no state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider.core.protocols import DraftNeeds, DraftRow
 
 
 class Stateless:
-    """A part of drafters that keep nothing of a sequence."""
+    """A base of drafters without state of a sequence."""
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
 
@@ -17,7 +17,7 @@ class Stateless:
 
 
 class NoDrafter(Stateless):
-    """The one way to say that speculation is off."""
+    """The drafter for speculation that is off."""
 
     name = "none"
     needs = DraftNeeds()

@@ -1,12 +1,12 @@
-"""Drafts of Medusa heads and block nets, whose places are guessed at once and independently.
+"""Drafts of Medusa heads and block nets, which predict all positions at once and independently.
 
-Each place behind the pending token has one distribution, the same below every node of its depth.
+Each position after the pending token has one distribution, the same below every node of its depth.
 Greedy trees are shaped by these distributions (`confident`) or by counts of how often text was
-found at each rank (`calibrated`). Drawn trees have a shape that was settled before by these counts;
+found at each rank (`calibrated`). Drawn trees have a shape that was fixed before by these counts;
 siblings are drawn without replacement. A tree ends where nodes are worth too little, but fills the
 rows of a tile that is paid for anyway.
 
-Shapes:  B = sequences, K = places, L = captured layers, C = context tokens, D = hidden size,
+Shapes:  B = sequences, K = positions, L = captured layers, C = context tokens, D = hidden size,
          V = vocabulary, R = ranks, H = heads.
 """
 
@@ -35,15 +35,15 @@ from outrider.estimate.worth import worthwhile
 TreeKind = Literal["confident", "calibrated"]
 
 _NUM_RANKS = 16
-# A place's distribution is a mean over the tokens before it that are not known, so its doubts are
-# real: on the embedded target trees of 15 nodes keep 1.44 tokens a round at 1, 1.36 at 1.5, 1.33 at
-# 2.
+# A position's distribution is a mean over the unknown tokens before it, so its uncertainty is real:
+# on the embedded target trees of 15 nodes have 1.44 tokens accepted a round at 1, 1.36 at 1.5, 1.33
+# at 2.
 _SHARPNESS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelHeadSampler:
-    """How drafts are made of the logits of several positions, whose tokens `sampler` chooses.
+    """A maker of drafts from the logits of several positions, whose tokens `sampler` chooses.
     `chances` are those of calibrated trees; without any they are guessed."""
 
     sampler: DraftSampler
@@ -51,7 +51,7 @@ class ParallelHeadSampler:
     chances: Chances = ()
 
     def draft(self, row: DraftRow, logits_KV: Tensor) -> Draft:
-        """At most as deep as there are places; the first place's logits are shaped in place.
+        """Return a draft within the positions; the first one's logits are shaped in place.
 
         Raises NumericsError for logits that are no numbers.
         """
@@ -84,28 +84,28 @@ class ParallelHeadSampler:
         shape = worthwhile(best_shape(chances, row.budget.size), row.budget.price)
         return chosen_tree(shape, host_rows(ids_KR))
 
-    def _counted(self, num_places: int) -> Chances:
-        """For as many places; guessed where fewer were counted."""
-        chances = self.chances or guessed_chances(num_places)
-        return chances[:num_places]
+    def _counted(self, num_positions: int) -> Chances:
+        """Return chances of as many positions; guessed if none were counted."""
+        chances = self.chances or guessed_chances(num_positions)
+        return chances[:num_positions]
 
 
 def _shape(row: DraftRow, logits_KV: Tensor) -> None:
-    """Shape the first place's logits as the target's will be there. What later places follow is
-    not known yet."""
+    """Shape the first position's logits as the target's will be there. The tokens before later
+    positions are not known yet."""
     if row.shaper is not None:
         with blaming(row.seq_id), torch.inference_mode():
             logits_KV[0].copy_(row.shaper.shape(logits_KV[:1], row.tokens, [()])[0])
 
 
 class _ParallelDrafter(Stateless):
-    """Drafts nothing while the target has not read all but the pending token, that is in a text's
-    first round. At most `most` positions are guessed."""
+    """A drafter that drafts nothing before the target has read all but the pending token, that is,
+    in a text's first round. At most `most` positions are predicted."""
 
     def __init__(
-        self, places: ParallelHeadSampler, most: int, hidden_layers: tuple[int, ...]
+        self, sampler: ParallelHeadSampler, most: int, hidden_layers: tuple[int, ...]
     ) -> None:
-        self._places, self._most = places, most
+        self._sampler, self._most = sampler, most
         self.needs = DraftNeeds(hidden_layers=hidden_layers)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
@@ -116,22 +116,22 @@ class _ParallelDrafter(Stateless):
         guesses = self._guesses([rows[index] for index in depths], list(depths.values()))
         for index, logits_KV in zip(depths, guesses, strict=True):
             if len(logits_KV):
-                drafts[index] = self._places.draft(rows[index], logits_KV)
+                drafts[index] = self._sampler.draft(rows[index], logits_KV)
         return drafts
 
     def _depth(self, row: DraftRow) -> int:
-        """Not at all before the target has read all but the pending token."""
+        """Return a draft's depth; 0 before the target has read all but the pending token."""
         if row.hidden is None or not 0 < len(row.tokens) - 1 <= row.hidden.length:
             return 0
         return min(row.budget.depth, self._most)
 
     def _guesses(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> list[Tensor]:
-        """logits_KV of each row, at most as deep as it is drafted for."""
+        """Return logits_KV of each row, at most as deep as its draft."""
         raise NotImplementedError
 
 
 class Block(Protocol):
-    """What guesses places by the states of a few tokens (block.py)."""
+    """A net that predicts positions from the states of a few tokens (block.py)."""
 
     @property
     def num_places(self) -> int: ...
@@ -143,15 +143,14 @@ class Block(Protocol):
 
 
 class BlockDrafter(_ParallelDrafter):
-    """A chain is as long as the product of confidences stays above the threshold `least`; 0 never
-    ends a draft early. Distributions and confidences are known before the first token is drawn, so
-    where a draft ends tells nothing about the drawn tokens.
-    """
+    """A drafter with a block net. A chain is as long as the product of confidences stays above the
+    threshold `least`; 0 never ends a draft early. Distributions and confidences are known before
+    the first token is drawn, so the end of a draft is independent of the drawn tokens."""
 
     name = "block"
 
-    def __init__(self, net: Block, places: ParallelHeadSampler, *, least: float = 0.0) -> None:
-        super().__init__(places, net.num_places, net.hidden_layers)
+    def __init__(self, net: Block, sampler: ParallelHeadSampler, *, least: float = 0.0) -> None:
+        super().__init__(sampler, net.num_places, net.hidden_layers)
         self._net, self._least = net, least
 
     def _guesses(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> list[Tensor]:
@@ -170,7 +169,7 @@ class BlockDrafter(_ParallelDrafter):
 
 
 def num_sure(confidences: Sequence[float], least: float) -> int:
-    """How many places come before the product of confidences falls below `least`."""
+    """Return the number of positions before the product of confidences falls below `least`."""
     product = 1.0
     for count, confidence in enumerate(confidences):
         product *= confidence
@@ -180,24 +179,23 @@ def num_sure(confidences: Sequence[float], least: float) -> int:
 
 
 class Heads(Protocol):
-    """What guesses several places at once from one state of the target (medusa.py)."""
+    """Heads that predict several positions at once from one state of the target (medusa.py)."""
 
     @property
     def num_heads(self) -> int: ...
     @property
     def hidden_layers(self) -> tuple[int, ...]: ...
     def logits(self, hidden_BD: Tensor, num_heads: int) -> Tensor:
-        """logits_HBV of the first `num_heads` heads."""
+        """Return logits_HBV of the first `num_heads` heads."""
         ...
 
 
 class MedusaDrafter(_ParallelDrafter):
-    """The heads read the state of the last token that the target has read, so their guesses do not
-    depend on the pending token, and are worse the more the pending token was drawn by chance.
-    """
+    """A drafter with Medusa heads. They read the state of the last token that the target has read,
+    so predictions do not depend on the pending token; the more random it is, the worse."""
 
-    def __init__(self, heads: Heads, places: ParallelHeadSampler, *, name: str = "medusa") -> None:
-        super().__init__(places, heads.num_heads, heads.hidden_layers)
+    def __init__(self, heads: Heads, sampler: ParallelHeadSampler, *, name: str = "medusa") -> None:
+        super().__init__(sampler, heads.num_heads, heads.hidden_layers)
         self._heads, self.name = heads, name
 
     def _guesses(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> list[Tensor]:

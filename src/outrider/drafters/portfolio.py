@@ -1,13 +1,13 @@
 """Portfolio: of several drafters, each request and round gets the draft of highest goodput.
 
-Look-ups cost nothing, so all of them are asked, and each says how likely its tokens are accepted. A
-model costs time, so its draft is foretold and the model is asked only if it wins:
+Look-ups cost nothing, so all of them draft, and each gives the probability that its tokens are
+accepted. A model costs time, so the value of its draft is predicted and it drafts only if it wins:
 
     goodput = (1 + sum of P) / (1 + 0.04 rows + share of a pass that the model takes)
 
-P is the probability of each token to be accepted. No draft brings 1. The choice depends on the text
-and on measured time, not on anything that the round will draw, so every exact rule keeps the
-output's distribution; the text is the same in every run only where it is tied to the seed.
+P is the probability of each token to be accepted. The goodput of no draft is 1. The choice depends
+on the text and on measured time, not on anything that the round will draw, so every exact rule
+keeps the output's distribution; the text repeats only where tied to the seed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from outrider.estimate.worth import LEAST_KEPT
 
 
 class ForcedDrafter(Stateless):
-    """Chains up to where the mask leaves a choice; nothing for requests without a mask.
+    """A drafter of chains up to where the mask leaves a choice; empty without a mask.
 
     A grammar often allows a single token for a while, as within a keyword or before a quotation
     mark. These tokens are drafts that are nearly always accepted. A callback is called for each.
@@ -49,23 +49,23 @@ def _offer(row: DraftRow, shaper: LogitsProcessor) -> ScoredDraft:
     return ScoredDraft(tuple(forced), (1.0,) * len(forced)) if forced else NO_OFFER
 
 
-# Places that are told apart; those behind them are kept as the last one is.
-_NUM_PLACES = 8
+# Positions with rates of their own; later ones have the rate of the last.
+_NUM_POSITIONS = 8
 
 
 @dataclass(slots=True)
 class ReplayScored:
-    """A `ScoredDrafter` from `drafter`, whose drafts are chains and chosen deterministically. It is
-    asked only for rows that it `serves`; None is all of them.
+    """A `ScoredDrafter` from `drafter`, whose drafts are chains and chosen deterministically. It
+    drafts only for rows that it `serves`; None is all of them.
 
-    A look-up costs nothing, so it is asked every round, and the text that follows says how much of
-    its answer was right, whoever was asked to propose. The tokens of a round are judged as far as
-    the round went; tokens that the text had not reached are no refusal.
+    A look-up costs nothing, so it is made every round, and the text that follows shows how much of
+    it was right, whichever drafter proposed. The tokens of a round are judged as far as the round
+    went; tokens that the text did not reach are no refusal.
     """
 
     drafter: Drafter
     serves: Callable[[DraftRow], bool] | None = None
-    _acceptance: Acceptance = field(default_factory=lambda: Acceptance(_NUM_PLACES))
+    _acceptance: Acceptance = field(default_factory=lambda: Acceptance(_NUM_POSITIONS))
     _answers: dict[int, tuple[int, tuple[int, ...]]] = field(
         default_factory=dict[int, tuple[int, tuple[int, ...]]]
     )
@@ -116,7 +116,7 @@ class ReplayScored:
 
 @dataclass(slots=True)
 class MemberStats:
-    """Rounds in which a member proposed, what it drafted in them and what was kept."""
+    """Rounds in which a member proposed, the tokens that it drafted in them and those accepted."""
 
     num_rounds: int = 0
     num_drafted: int = 0
@@ -124,8 +124,8 @@ class MemberStats:
 
 
 class PortfolioDrafter:
-    """`members` are free, in order of preference where they promise the same; `neural` is not.
-    `notes` are for users."""
+    """A drafter of several members. `members` are free, in order of preference among equal values;
+    `neural` is not free. `notes` are for users."""
 
     def __init__(
         self,
@@ -167,37 +167,37 @@ class PortfolioDrafter:
             self._neural.close(seq_id)
 
     def forget(self) -> None:
-        """What its members remember of requests."""
+        """Forget what its members learned from requests."""
         for member in self._members:
             if isinstance(member, Remembering):
                 member.forget()
 
     def member(self, name: str) -> Drafter | None:
-        """The model or heads among its members, if they are called `name`: they may be asked by
+        """Return the model or heads among its members, if they are called `name`: they may draft by
         themselves, for requests that are not opened here."""
         own = None if self._neural is None else self._neural.drafter
         return own if own is not None and own.name == name else None
 
     def stats(self) -> dict[str, MemberStats]:
-        """By name, as far as verdicts have come back."""
+        """Return statistics by name, as far as verdicts have come back."""
         return {name: replace(stats) for name, stats in self._stats.items()}
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         if not rows:
             return []
         if self._neural is None:
-            self._hear(rows)
+            self._learn(rows)
             return self._looked_up(rows)[0]
-        self._neural.pace.asked()
-        self._hear(rows)
+        self._neural.pace.begin_round()
+        self._learn(rows)
         drafts = self._with_model(rows, self._neural)
-        self._neural.pace.answered(sum(map(len, drafts)))
+        self._neural.pace.end_drafting(sum(map(len, drafts)))
         return drafts
 
-    def _hear(self, rows: Sequence[DraftRow]) -> None:
+    def _learn(self, rows: Sequence[DraftRow]) -> None:
         for row in rows:
             if self._neural is not None:
-                self._neural.hear(row)
+                self._neural.learn(row)
             last = row.last
             stats = self._stats.get(last.draft.by) if last is not None else None
             if last is not None and stats is not None:
@@ -206,11 +206,11 @@ class PortfolioDrafter:
                 stats.num_accepted += last.num_accepted
 
     def _looked_up(self, rows: Sequence[DraftRow]) -> tuple[list[Draft], list[float]]:
-        """The best offer for each row, and what it is worth; nothing at all is worth 1."""
+        """Return the best offer for each row, and its goodput; that of no draft is 1."""
         best, worths = [("", NO_OFFER)] * len(rows), [1.0] * len(rows)
         for member in self._members:
             for index, offer in enumerate(member.offers(rows)):
-                # Most members have nothing to say in most rounds.
+                # Most members offer nothing in most rounds.
                 if offer is NO_OFFER:
                     continue
                 worth = goodput(
@@ -221,7 +221,7 @@ class PortfolioDrafter:
         return [offer.made_by(name) for name, offer in best], worths
 
     def _with_model(self, rows: Sequence[DraftRow], neural: ModelMember) -> list[Draft]:
-        """The same, but for rows that the model promises more for: those it drafts."""
+        """Return drafts in which the model drafts the rows for which it has a higher goodput."""
         drafts, worths = self._looked_up(rows)
         deep: dict[int, tuple[DraftRow, int]] = {}
         for index, row in enumerate(rows):
@@ -234,7 +234,7 @@ class PortfolioDrafter:
 
 
 def _joined(needs: Sequence[DraftNeeds]) -> DraftNeeds:
-    """What all of them ask. Only one reads hidden states, in the order that it asked for them."""
+    """Return the needs of all of them. Only one may read hidden states."""
     layers = [need.hidden_layers for need in needs if need.hidden_layers]
     if len(layers) > 1:
         raise ContractError("only one drafter of a portfolio reads hidden states")

@@ -1,8 +1,8 @@
-"""The portfolio's draft model: how deep it would pay to ask it, from measured cost and acceptance.
+"""The portfolio's draft model: the depth at which it pays, from measured cost and acceptance.
 
-A model's draft must be foretold before it is paid for: acceptance from its earlier drafts
-(estimate/acceptance.py), time from its last ones (`DraftCostMeter`). A model that was not asked for
-long is asked for some short drafts, since texts change.
+The value of a model's draft must be predicted before its cost is paid: acceptance from its earlier
+drafts (estimate/acceptance.py), time from its last ones (`DraftCostMeter`). A model that has not
+drafted for long makes some short drafts, since texts change.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from outrider.estimate.theory import prefix_products
 from outrider.estimate.worth import ASSUMED_DRAFT, ROW_COST
 
 _WINDOW = 31
-# Before so many measurements, what is assumed of any drafter stands.
+# Up to so many measurements, the assumed cost of a draft is used.
 _SETTLED = 5
 
 
 @dataclass(slots=True)
 class DraftCostMeter:
-    """`_drafting` is what a token of the draft took that is being verified, 0 if the model did not
-    draft or had to catch up; `_slowed` is how much longer its rows make the pass.
+    """A meter of drafting costs. `_drafting` is the seconds per token of the draft being verified,
+    0 if the model did not draft or had to catch up; `_slowed` is how much its rows slow the pass.
 
-    From one answer to the next question the target verifies, so the time between them is that of a
-    pass, and now and then of a rest besides. A draft is compared with the very pass that verified
-    it, because a machine's speed drifts. The median leaves rests and slowed rounds out.
+    Between the end of drafting and the next round the target verifies, so the time between them is
+    that of a pass, and now and then of a pause too. A draft is compared with the very pass that
+    verified it, because a machine's speed drifts. The median leaves pauses and slowed rounds out.
     """
 
     clock: Clock = HOST_CLOCK
@@ -43,8 +43,8 @@ class DraftCostMeter:
     _slowed: float = 1.0
     _share: float = ASSUMED_DRAFT
 
-    def asked(self) -> None:
-        """A round begins."""
+    def begin_round(self) -> None:
+        """Begin a round."""
         if not self._drafting:
             return
         passing = (self.clock() - self._ended) / self._slowed
@@ -55,11 +55,11 @@ class DraftCostMeter:
         self._drafting = 0.0
 
     def drafted(self, seconds: float, num_passes: int) -> None:
-        """The model drafted in `seconds`, with so many passes of its own."""
+        """Record that the model drafted in `seconds`, with so many passes of its own."""
         self._drafting = seconds / num_passes
 
-    def answered(self, num_rows: int) -> None:
-        """Drafts of `num_rows` tokens in all were handed over."""
+    def end_drafting(self, num_rows: int) -> None:
+        """Record that drafts of `num_rows` tokens in all were returned."""
         self._ended, self._slowed = self.clock(), 1 + ROW_COST * num_rows
 
     @property
@@ -70,31 +70,31 @@ class DraftCostMeter:
 
 _log = logging.getLogger(__name__)
 
-# Places that are told apart; those behind them are kept as the last one is.
-_NUM_PLACES = 8
-# Rounds of a request, or of all, without the model before a short look at it; how many rounds that
-# takes, since in the first one it must catch up and is not timed; and how deep it drafts.
+# Positions with rates of their own; later ones have the rate of the last.
+_NUM_POSITIONS = 8
+# Rounds of a request, or of all, without the model before it is probed; the number of rounds of a
+# probe, since in the first one it must catch up and is not timed; and the depth of a probe.
 LOOK_AFTER = 128
 LOOK_AFTER_ALL = 256
 LOOK_ROUNDS = 3
 LOOK_DEPTH = 2
-# What it would bring is worked out anew in so many rounds without it: it hardly changes in between.
+# Its expected value is computed anew in one of so many rounds without it: it hardly changes in
+# between.
 _BID_EVERY = 8
 
 
 def goodput(
     num_expected: float, num_rows: int, share: float = 0.0, price: float | None = None
 ) -> float:
-    """Tokens a pass's time: `num_expected` draft tokens and the target's own, for `num_rows` of
-    drafts that took `share` of a pass to make. A row costs `price` of a pass, if that was
-    measured."""
+    """Return tokens per pass time: `num_expected` draft tokens and the target's own, for `num_rows`
+    of drafts that took `share` of a pass to make. A row costs `price` of a pass, if known."""
     cost = ROW_COST if price is None else price
     return (1 + num_expected) / (1 + cost * num_rows + share)
 
 
 @dataclass(frozen=True, slots=True)
 class Bid:
-    """What a draft of `depth` tokens by the model is expected to bring."""
+    """The expected goodput of a draft of `depth` tokens by the model."""
 
     depth: int
     goodput: float
@@ -102,8 +102,8 @@ class Bid:
 
 @dataclass(slots=True)
 class _RequestBids:
-    """`num_idle` rounds went by without it since its last draft, and `num_looks` more of a look are
-    due. `bid` is the last one, for a draft of at most `limit` tokens."""
+    """Bids for one request. `num_idle` rounds passed since the model's last draft; `num_looks` of a
+    probe are due. `bid` is the last one, for at most `limit` tokens."""
 
     num_idle: int = 0
     num_looks: int = 0
@@ -113,32 +113,32 @@ class _RequestBids:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the last bid still stands, if the limit does."""
+        """True if the last bid is still valid, given the same limit."""
         idle = self.num_idle
         return idle > 1 and idle % _BID_EVERY > 0
 
 
 @dataclass(slots=True)
 class ModelMember:
-    """Asks `drafter`, which may be any that is not free; without `branches` for chains alone."""
+    """A member with any `drafter` that is not free; without `branches` it drafts chains only."""
 
     drafter: Drafter
     branches: bool = field(default=True, kw_only=True)
     pace: DraftCostMeter = field(default_factory=DraftCostMeter)
-    _acceptance: Acceptance = field(default_factory=lambda: Acceptance(_NUM_PLACES))
+    _acceptance: Acceptance = field(default_factory=lambda: Acceptance(_NUM_POSITIONS))
     _requests: dict[int, _RequestBids] = field(default_factory=dict[int, _RequestBids])
-    # Of all requests, since it last drafted for one.
+    # Rounds of all requests since it last drafted for one.
     _num_idle: int = 0
 
     @property
     def _is_up_to_date(self) -> bool:
-        """Whether it has read every text, since the target has."""
+        """True if it has read every text, since the target has."""
         return self.drafter.needs.shares_memory
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
         try:
             self.drafter.open(seq_id, prompt)
-        except Exception:  # noqa: BLE001 - a drafter may be anybody's code
+        except Exception:  # noqa: BLE001 - a drafter may be any code
             _log.warning("%s did not start; lookups draft alone.", self.drafter.name, exc_info=True)
         else:
             self._requests[seq_id] = _RequestBids()
@@ -147,8 +147,8 @@ class ModelMember:
         if self._requests.pop(seq_id, None) is not None:
             self.drafter.close(seq_id)
 
-    def hear(self, row: DraftRow) -> None:
-        """What became of its last draft."""
+    def learn(self, row: DraftRow) -> None:
+        """Learn the verdict on its last draft."""
         request = self._requests.get(row.seq_id)
         if request is None:
             return
@@ -162,7 +162,7 @@ class ModelMember:
         request.num_idle = self._num_idle = 0
 
     def bid(self, row: DraftRow) -> Bid | None:
-        """The depth that brings most; None if it cannot be asked."""
+        """Return the depth with the highest goodput; None if the model cannot draft."""
         request, depth = self._requests.get(row.seq_id), row.budget.depth
         if request is None or request.broken or not depth:
             return None
@@ -175,23 +175,23 @@ class ModelMember:
             request.bid, request.limit = bid, depth
         return request.bid
 
-    def draft(self, asked: Sequence[tuple[DraftRow, int]]) -> list[Draft]:
-        """Drafts of these depths. A request that it fails for gets none, now and later; one that
-        there is no memory for, none now."""
-        if not asked:
+    def draft(self, wanted: Sequence[tuple[DraftRow, int]]) -> list[Draft]:
+        """Return drafts of these depths. A request for which the model fails gets none, now and
+        later; one without memory gets none now."""
+        if not wanted:
             return []
-        rows = [replace(row, budget=self._cut(row.budget, depth)) for row, depth in asked]
+        rows = [replace(row, budget=self._cut(row.budget, depth)) for row, depth in wanted]
         for row in rows:
             request = self._requests[row.seq_id]
             request.num_looks = max(request.num_looks - 1, 0)
-        # A model that must first read what it missed says nothing of what its drafts take.
+        # The time of a model that must first catch up does not measure its drafts.
         on_time = self._is_up_to_date or not any(
             self._requests[row.seq_id].num_idle for row in rows
         )
         started = self.pace.clock()
         drafts = self._proposed(rows)
         if on_time and any(drafts):
-            self.pace.drafted(self.pace.clock() - started, max(depth for _, depth in asked))
+            self.pace.drafted(self.pace.clock() - started, max(depth for _, depth in wanted))
         return [replace(draft, by=self.drafter.name) for draft in drafts]
 
     def _cut(self, budget: Budget, depth: int) -> Budget:
@@ -201,20 +201,20 @@ class ModelMember:
     def _bid(self, seq_id: int, request: _RequestBids, depth: int, price: float | None) -> Bid:
         rates = self._acceptance.rates(seq_id)
         rates += rates[-1:] * (depth - len(rates))
-        # After rounds without it, it must first read what it missed.
+        # After rounds without it, the model must first catch up.
         late = request.num_idle > 0 and not self._is_up_to_date
         best, num_expected = Bid(0, 0.0), 0.0
-        for place, kept in enumerate(prefix_products(rates[:depth]), start=1):
+        for length, kept in enumerate(prefix_products(rates[:depth]), start=1):
             num_expected += kept
-            found = goodput(num_expected, place, self.pace.share * (place + late), price)
-            if found > best.goodput:
-                best = Bid(place, found)
+            value = goodput(num_expected, length, self.pace.share * (length + late), price)
+            if value > best.goodput:
+                best = Bid(length, value)
         return best
 
     def _proposed(self, rows: Sequence[DraftRow]) -> list[Draft]:
         try:
             return self.drafter.propose(rows)
-        except Exception as error:  # noqa: BLE001 - a drafter may be anybody's code
+        except Exception as error:  # noqa: BLE001 - a drafter may be any code
             if len(rows) > 1:
                 return [draft for row in rows for draft in self._proposed([row])]
             if not isinstance(error, CapacityError):

@@ -1,11 +1,11 @@
-"""Predicted outputs: drafts follow the caller's own guess of the text until the two part.
+"""Predicted outputs: drafts follow the caller's own prediction of the text while the two agree.
 
-Where the text departs from the guess, the longest tail of the text that the guess also has says
-where to go on; among equal tails the nearest place after the last followed one wins. So insertions,
-deletions, replacements and moved blocks are survived. Tails of 8, 4, 2 and 1 tokens are looked up
-by hash; a single token counts only where the guess has it once nearby. A token that leads nowhere
-is first taken for a replacement. Cost: four dictionary entries a token of the guess, built once,
-and four look-ups a token that departs from it.
+Where the text departs from the prediction, the longest tail of the text that the prediction also
+contains says where to go on; among equal tails the nearest position after the last followed one
+wins. So insertions, deletions, replacements and moved blocks are handled. Tails of 8, 4, 2 and 1
+tokens are looked up by hash; a single token counts only if the prediction has it once nearby. A
+token that leads nowhere is first taken for a replacement. Cost: four dictionary entries a token of
+the prediction, built once, and four look-ups a token that departs from it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NEAR = 32
 
 
 class PredictionDrafter:
-    """Deterministic chains from each row's own guess; an empty guess gives empty drafts."""
+    """A drafter of deterministic chains from each row's own prediction, if it has one."""
 
     name = "prediction"
     needs = DraftNeeds()
@@ -52,15 +52,15 @@ class PredictionDrafter:
 
 
 class _Follower:
-    """Where in `guess` the text after its first `start` tokens stands.
+    """The text's position in `guess`, after its first `start` tokens.
 
-    `_at` is the place of the token expected next, None while the text is nowhere in the guess.
-    `_sure` is the last such place that more than a single token spoke for.
+    `_at` is the position of the next expected token, None while the text is nowhere in the guess.
+    `_sure` is the last such position that was confirmed by more than a single token.
     """
 
     def __init__(self, guess: tuple[int, ...], *, start: int) -> None:
         self._guess = guess
-        self._places = _index(guess)
+        self._positions = _index(guess)
         self._num_read = start
         self._at: int | None = 0
         self._sure = 0
@@ -74,7 +74,7 @@ class _Follower:
         return () if self._at is None else self._guess[self._at : self._at + count]
 
     def _follow(self, tokens: Sequence[int], end: int) -> None:
-        """Read the token before place `end` of the text."""
+        """Read the token before position `end` of the text."""
         at = self._at
         if at is not None and self._guess[at : at + 1] == (tokens[end - 1],):
             self._stand(at + 1, self._run + 1)
@@ -82,37 +82,38 @@ class _Follower:
         self._run = 0
         for size in _SIZES:
             tail = tuple(tokens[max(end - size, 0) : end])
-            place = self._find(tail)
-            if place is not None:
-                self._stand(place, len(tail))
+            position = self._find(tail)
+            if position is not None:
+                self._stand(position, len(tail))
                 return
         self._at = None if at is None or self._replaced else at + 1
         self._replaced = True
 
-    def _stand(self, place: int, run: int) -> None:
-        self._at, self._run, self._replaced = place, run, False
+    def _stand(self, position: int, run: int) -> None:
+        self._at, self._run, self._replaced = position, run, False
         if run > 1:
-            self._sure = place
+            self._sure = position
 
     def _find(self, tail: tuple[int, ...]) -> int | None:
-        """The place after `tail` in the guess, the nearest after what is sure."""
-        places = self._places.get(tail, ())
+        """Return the position after `tail` in the guess, the nearest after `_sure`."""
+        positions = self._positions.get(tail, ())
         if len(tail) == 1:
             near = slice(
-                bisect_left(places, self._sure - _NEAR), bisect_right(places, self._sure + _NEAR)
+                bisect_left(positions, self._sure - _NEAR),
+                bisect_right(positions, self._sure + _NEAR),
             )
-            return places[near.start] if near.stop - near.start == 1 else None
-        if not places:
+            return positions[near.start] if near.stop - near.start == 1 else None
+        if not positions:
             return None
-        after = bisect_right(places, self._sure)
-        return places[after] if after < len(places) else places[-1]
+        after = bisect_right(positions, self._sure)
+        return positions[after] if after < len(positions) else positions[-1]
 
 
 def _index(guess: tuple[int, ...]) -> dict[tuple[int, ...], list[int]]:
-    """The places after every run of each size, ascending."""
-    places: dict[tuple[int, ...], list[int]] = {}
+    """Return the positions after every run of each size, ascending."""
+    positions: dict[tuple[int, ...], list[int]] = {}
     for end in range(1, len(guess) + 1):
         for size in _SIZES:
             if size <= end:
-                places.setdefault(guess[end - size : end], []).append(end)
-    return places
+                positions.setdefault(guess[end - size : end], []).append(end)
+    return positions

@@ -1,4 +1,4 @@
-"""Offers of drafters that cost nothing: a draft with how likely each token is accepted."""
+"""Offers of drafters that cost nothing: a draft with the acceptance probability of each token."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from outrider.estimate.worth import LEAST_IN_TREE, LEAST_KEPT
 
 
 class ScoredDraft(NamedTuple):
-    """`kept` has for each of `tokens` the probability that it and its ancestors are kept; without
-    `parents` they are a chain. Of several offers one becomes a draft."""
+    """A draft with scores: `kept` has for each token the probability that it and its ancestors are
+    accepted. Without `parents` it is a chain. Of several offers one becomes a draft."""
 
     tokens: tuple[int, ...] = ()
     kept: tuple[float, ...] = ()
@@ -21,7 +21,7 @@ class ScoredDraft(NamedTuple):
 
     @property
     def num_expected(self) -> float:
-        """Draft tokens that are kept, in the mean."""
+        """The expected number of accepted draft tokens."""
         return sum(self.kept)
 
     @property
@@ -29,7 +29,7 @@ class ScoredDraft(NamedTuple):
         return self.made_by("")
 
     def made_by(self, name: str) -> Draft:
-        """As the draft of `name`, one of several drafters."""
+        """Return the draft as that of `name`, one of several drafters."""
         if not self.tokens:
             return Draft.empty()
         if self.parents is None:
@@ -38,31 +38,31 @@ class ScoredDraft(NamedTuple):
 
 
 def least_kept(budget: Budget) -> float:
-    """The probability to be kept below which no token is drafted."""
+    """Return the probability of acceptance below which no token is drafted."""
     return LEAST_IN_TREE if budget.size > budget.depth else LEAST_KEPT
 
 
 NO_OFFER = ScoredDraft()
 
 
-# Tokens, how likely each is kept, and parents: as a ScoredDraft has them.
+# Tokens, acceptance probabilities and parents, as in a ScoredDraft.
 Found: TypeAlias = tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...] | None]
 
 
 class Texts(Protocol):
-    """Texts of requests, and how each goes on by what it holds: the definition in Python, or native
-    code (kernels/native/lookups.py), which finds the same."""
+    """Texts of requests and their continuations from what each contains: the definition in Python,
+    or native code (kernels/native/lookups.py) with the same results."""
 
     def open(self, seq_id: int, prompt_length: int) -> None: ...
     def offer(self, seq_id: int, tokens: Sequence[int], budget: Budget) -> Found | None:
-        """Catch up with the text, which may only have grown; None if no draft is worth it."""
+        """Catch up with the grown text; return None if no draft is worth it."""
         ...
 
     def close(self, seq_id: int) -> None: ...
 
 
 class TextDrafter:
-    """A ScoredDrafter by `texts`: deterministic, and without a model."""
+    """A ScoredDrafter over `texts`: deterministic, and without a model."""
 
     needs = DraftNeeds()
 
@@ -76,7 +76,7 @@ class TextDrafter:
         return [offer.draft for offer in self.offers(rows)]
 
     def offers(self, rows: Sequence[DraftRow]) -> list[ScoredDraft]:
-        """Drafts, and how likely each of their tokens is to be kept."""
+        """Return drafts with the acceptance probability of each token."""
         offer = self._texts.offer
         offers: list[ScoredDraft] = []
         for row in rows:
@@ -89,7 +89,7 @@ class TextDrafter:
 
 
 class ScoredDrafter(Protocol):
-    """A drafter of the kind. It hears of the text by the rows that it is asked for."""
+    """A drafter that scores its drafts. It learns of the text from the rows that it gets."""
 
     @property
     def name(self) -> str: ...

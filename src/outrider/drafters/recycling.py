@@ -1,16 +1,16 @@
 """Token recycling: drafts a tree from the target's own top-ranked candidates of earlier passes.
 
-Every verified token's `WIDTH` likeliest successors are kept in a table, overwritten when the token
-is verified again. A draft is a tree through the table: child r of a node is entry r of its token.
-Luo et al. 2024 (arXiv 2408.08696). The tree has one shape for all requests, the nodes with the
-highest product of rates, entry r being right at the rate
+Every verified token's `WIDTH` likeliest successors are stored in a table, and overwritten when the
+token is verified again. A draft is a tree through the table: child r of a node is entry r of its
+token. Luo et al. 2024 (arXiv 2408.08696). The tree has one shape for all requests, the nodes with
+the highest product of rates, entry r being right at the rate
 
     rate_r = f (W first_r + hits_r) / (W + trials)
-    f      = (V + hits of the request) / (V + those foretold)
+    f      = (V + hits of the request) / (V + expected hits)
 
 Nodes below 0.04 are left out, so where entries are never right nothing is proposed. A budget
-without room for branches gets the first entries as a chain, down to 0.12. All requests share the
-table, so a seed's text is the same in every run only under the rules that tie it to the seed.
+without branches gets the first entries as a chain, down to 0.12. All requests share the table, so a
+seed's text is the same in every run only under the rules that tie it to the seed.
 """
 
 from __future__ import annotations
@@ -30,33 +30,34 @@ from outrider.estimate.online import FadingRate
 
 WIDTH = 8
 _UNKNOWN = -1
-# What is supposed of the entries, and for how many trials.
+# Prior rates of the entries, and their weight in trials.
 _FIRST_RATES = (0.4, 0.12, 0.06, 0.04, 0.03, 0.02, 0.02, 0.01)
 _FIRST_WEIGHT = 16.0
-# Share of old trials that a new one leaves, of all requests and of one.
+# The factor by which a new trial reduces old ones, of all requests and of one.
 _FADE = 1 - 1 / 512
 _OWN_FADE = 1 - 1 / 64
-# V: how much requests are alike, in hits of the first entry.
+# V: the weight of the prior that requests are alike, in hits of the first entry.
 _EVENNESS = 3.0
-# Rates are rounded to so many parts of one before a shape is made for them: few shapes are made.
+# Rates are rounded to so many parts of one before a shape is made for them, so that few shapes are
+# made.
 _PARTS = 50
 
 
 @dataclass(slots=True)
 class _RequestRate:
-    """How often first entries were right, and how often that was foretold; counts fade."""
+    """Hits of one request's first entries against the expected ones; counts fade."""
 
     num_read: int
     firsts: FadingRate = field(default_factory=lambda: FadingRate(_OWN_FADE))
 
     @property
     def factor(self) -> float:
-        """How much better or worse than others this request does."""
+        """The factor by which this request does better or worse than others."""
         return self.firsts.posterior(1.0, _EVENNESS)
 
 
 class RecyclingDrafter:
-    """Deterministic trees and chains from `WIDTH` ids a token of the vocabulary; no model."""
+    """A drafter of deterministic trees and chains from `WIDTH` ids per token; no model."""
 
     name = "recycling"
 
@@ -73,7 +74,7 @@ class RecyclingDrafter:
         return [offer.draft for offer in self.offers(rows)]
 
     def offers(self, rows: Sequence[DraftRow]) -> list[ScoredDraft]:
-        """Drafts, and how likely each of their tokens is to be kept."""
+        """Return drafts with the acceptance probability of each token."""
         for row in rows:
             self._learn(row)
         return [self._offer(row) for row in rows]
@@ -82,31 +83,31 @@ class RecyclingDrafter:
         del self._requests[seq_id]
 
     def forget(self) -> None:
-        """Be as before the first request. None may be open."""
+        """Forget all requests. None may be open."""
         if self._requests:
             raise ContractError("requests are open")
         self._table = array("i", [_UNKNOWN]) * (self._vocab_size * WIDTH)
-        # Every trial is one of all ranks.
+        # Every trial counts for all ranks.
         self._hits = [_FIRST_WEIGHT * rate for rate in _FIRST_RATES]
         self._trials = _FIRST_WEIGHT
 
     def entries(self, token: int) -> tuple[int, ...]:
-        """What the target found likeliest after `token`, best first; nothing if it is not known."""
+        """Return the target's likeliest tokens after `token`, best first, if known."""
         found = self._table[token * WIDTH : (token + 1) * WIDTH].tolist()
         if found[-1] == _UNKNOWN:
             found = [token for token in found if token != _UNKNOWN]
         return tuple(found)
 
     def rates(self) -> tuple[float, ...]:
-        """How often each entry was right, for every entry as a share of all tokens."""
+        """Return how often each entry was right, as a share of all tokens."""
         return tuple([hits / self._trials for hits in self._hits])
 
     def _learn(self, row: DraftRow) -> None:
-        """First what the text says of the table, then what the last pass said."""
+        """Learn how often the table was right, then the candidates of the last pass."""
         tokens = row.tokens
         request = self._requests[row.seq_id]
-        for place in range(max(request.num_read, 1), len(tokens)):
-            self._judge(request, tokens[place - 1], tokens[place])
+        for at in range(max(request.num_read, 1), len(tokens)):
+            self._judge(request, tokens[at - 1], tokens[at])
         request.num_read = len(tokens)
         last = row.last
         if last is None or not last.likely:
@@ -139,14 +140,14 @@ class RecyclingDrafter:
         tokens: list[int] = []
         parents: list[int] = []
         kept: list[float] = []
-        # Where each node of the shape is in the draft, None if its entry is not known, and what
-        # follows it; those of the root come last, at ROOT.
-        places: list[int | None] = [None] * len(shape)
-        places.append(ROOT)
+        # The draft node of each node of the shape, None if its entry is not known, and the entries
+        # after it; those of the root come last, at ROOT.
+        drafted: list[int | None] = [None] * len(shape)
+        drafted.append(ROOT)
         entries: list[tuple[int, ...] | None] = [None] * len(shape)
         entries.append(self.entries(row.tokens[-1]))
         for node, parent in enumerate(shape.parents):
-            above = places[parent]
+            above = drafted[parent]
             if above is None:
                 continue
             found = entries[parent]
@@ -154,14 +155,14 @@ class RecyclingDrafter:
                 found = entries[parent] = self.entries(tokens[above])
             rank = shape.ranks[node]
             if rank < len(found):
-                places[node] = len(tokens)
+                drafted[node] = len(tokens)
                 tokens.append(found[rank])
                 parents.append(above)
                 kept.append(shape.worths[node])
         return ScoredDraft(tuple(tokens), tuple(kept), tuple(parents)) if tokens else NO_OFFER
 
     def _parts(self, factor: float, num_ranks: int) -> tuple[int, ...]:
-        """How often the first entries are right, in parts of one."""
+        """Return how often the first entries are right, in parts of one."""
         parts: list[int] = []
         lowest = math.inf
         for hits in self._hits[:num_ranks]:
@@ -176,8 +177,7 @@ class RecyclingDrafter:
 
 @lru_cache(maxsize=256)
 def _shape(parts: tuple[int, ...], depth: int, size: int, least: float) -> Shape:
-    """The best tree when entry r is right at `parts[r]` of `_PARTS`, of nodes that are worth at
-    least so much."""
+    """Return the best tree of nodes worth `least` when entry r is right at rate `parts[r]`."""
     rates = [part / _PARTS for part in parts]
     shape = best_shape([rates] * depth, size)
     return shape.first(sum(worth >= least for worth in shape.worths))

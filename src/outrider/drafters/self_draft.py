@@ -1,8 +1,8 @@
 """Self-speculation: the target drafts in its own KV cache, with fewer bits or fewer layers.
 
-The cheaper copy reads the keys and values that the target left, so it has no prompt to read and no
-cache of its own. Its drafts lie staged in the very slots that the target's next pass writes before
-it reads them; nothing of it is ever committed. Zhang et al. 2023, "Draft & Verify"; Tiwari et al.
+The cheaper copy reads the keys and values that the target wrote, so it has no prompt to read and no
+cache of its own. Its drafts are staged in the very slots that the target's next pass writes before
+it reads them; none of them is ever committed. Zhang et al. 2023, "Draft & Verify"; Tiwari et al.
 2025, "QuantSpec". Self-speculation loses where a draft pass costs nearly what the target's costs:
 small models that fit a CPU cache, and passes spent in attention over a long text.
 """
@@ -39,8 +39,8 @@ from outrider.models.weights import Placement, WeightReader, Weights
 
 @dataclass(frozen=True, slots=True)
 class BorrowedMemory:
-    """A StateStore over another's: it may stage nodes there and take them back, no more. Who opens
-    and closes sequences is the owner."""
+    """A StateStore over another's: it may only stage nodes there and take them back. The owner
+    opens and closes sequences."""
 
     owner: CacheStore
 
@@ -62,7 +62,7 @@ class BorrowedMemory:
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> int:
         if any(paths.values()):
-            raise ContractError("only the owner keeps what was fed")
+            raise ContractError("only the owner commits tokens")
         return self.owner.commit(paths)
 
     def close(self, seq_id: int) -> None:
@@ -75,7 +75,7 @@ class BorrowedMemory:
 
 @dataclass(frozen=True, slots=True)
 class _Borrower:
-    """`model`, as if its memory were only borrowed."""
+    """A `model` over borrowed memory."""
 
     model: CausalLM
     state: BorrowedMemory
@@ -89,16 +89,15 @@ class _Borrower:
 
 
 class SelfDrafter:
-    """Drafts by `model`, whose `state` is the target's own. Otherwise it drafts as a draft model
-    does (drafters/model.py): the same draws, the same distributions reported. With `fused` drafts
-    are made in one call where that can be.
+    """A drafter with `model`, whose `state` is the target's own. Otherwise it drafts like a draft
+    model (drafters/model.py): the same draws, the same distributions reported. With `fused` drafts
+    are made in one call where possible.
 
-    `name` is what traces call it: quantised-self or layer-skip.
+    `name` is its name in traces: quantised-self or layer-skip.
 
-    Drafts need a target that has read all of a text but its pending token, which an engine sees to
+    Drafts need a target that has read all of a text but its pending token, which the engine ensures
     (`shares_memory`). Pages are reserved as the target's own are, and are those that verifying the
-    draft needs. Before `propose` returns, well or with an error, all that was drafted is dead
-    space.
+    draft needs. When `propose` returns or raises, all drafted tokens are dead space.
     """
 
     needs = DraftNeeds(shares_memory=True)
@@ -115,7 +114,7 @@ class SelfDrafter:
         self.name, self.model, self.sampler, self.notes = name, model, sampler, notes
         self._memory = BorrowedMemory(model.state)
         borrower = _Borrower(model, self._memory)
-        # It never meets text that it has to read, so the chunk does not matter.
+        # It never has text to read, so the chunk does not matter.
         self._drafts = ModelDrafter(borrower, sampler, chunk=1, fused=fused)
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
@@ -134,19 +133,19 @@ class SelfDrafter:
         self._drafts.close(seq_id)
 
     def _forget(self, rows: Sequence[DraftRow]) -> None:
-        """Leave nothing staged, so that the target's pass begins behind its text."""
+        """Unstage everything, so that the target's pass begins after its text."""
         self._memory.commit({row.seq_id: () for row in rows})
         for row in rows:
             self._drafts.note(row.seq_id, ())
 
 
-# A copy whose passes read a larger share of the target's bytes is noted as one that gains little.
+# If a copy's passes read a larger share of the target's bytes, a note says that it gains little.
 _LITTLE_GAIN = 0.6
 
 
 def gain_notes(target: CausalLM, copy: LlamaModel) -> tuple[str, ...]:
-    """What can be known of a copy in fewer bits before it drafts: the most that it can gain, where
-    that is little. A text of n tokens takes n passes of the copy or more."""
+    """Return notes on a copy in fewer bits before it drafts: its largest possible gain, if that is
+    little. A text of n tokens takes at least n passes of the copy."""
     if not isinstance(target, LlamaModel) or target.config.sparse_layers:
         return ()
     read = [sum(part.nbytes for part in model.streamed) for model in (copy, target)]
@@ -164,18 +163,18 @@ def gain_notes(target: CausalLM, copy: LlamaModel) -> tuple[str, ...]:
     )
 
 
-# Of the layers, where the settings name none: one in so many is left out.
+# If the settings name no layers, one in so many is left out.
 SKIP_ONE_IN = 4
 _RANGE = re.compile(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class SelfDraftSpec:
-    """How a target drafts for itself: `quantise` is none, int8 or int4; `skipped` are the layers
-    that it leaves out. `folder` is its checkpoint.
+    """A target's copy that drafts for it: `quantise` is none, int8 or int4; `skipped` are the
+    layers that it leaves out. `folder` is the target's checkpoint.
 
-    A quantised copy reads the checkpoint once more and holds its matrices as integers; norms,
-    biases, positions and the embedding are as they were. A copy with fewer layers holds nothing of
+    A quantised copy reads the checkpoint once more and stores its matrices as integers; norms,
+    biases, positions and the embedding are unchanged. A copy with fewer layers stores nothing of
     its own but buffers.
     """
 
@@ -186,12 +185,12 @@ class SelfDraftSpec:
     threads: int = 0
 
     def of(self, target: CausalLM) -> LlamaModel:
-        """Load it over the memory of `target`. Raises ConfigError for a target that cannot be
-        copied so, CheckpointError if its files changed."""
+        """Load the copy over the memory of `target`. Raises ConfigError for a target that cannot be
+        copied, CheckpointError if its files changed."""
         if not isinstance(target, LlamaModel):
             raise ConfigError(
-                "this target cannot draft for itself: only our own decoders of the Llama family "
-                "can, in one process.",
+                "this target cannot draft for itself: only Outrider's own decoders of the Llama "
+                "family can, in one process.",
                 hint=f"choose another --drafter, or a target of: {', '.join(LLAMA_FAMILIES)}",
             )
         depths = [d for d in range(target.config.num_layers) if d not in self.skipped]
@@ -210,7 +209,7 @@ class SelfDraftSpec:
             threads=self.threads,
             quantise=self.quantise,
         )
-        place = Placement(target.spec.name, states.dtype, states.device, self.quantise)
+        placement = Placement(target.spec.name, states.dtype, states.device, self.quantise)
         own = target.layers
         held = _HeldBlocks.of(target)
         if held is not None:
@@ -220,7 +219,7 @@ class SelfDraftSpec:
             ]
             return CheaperParts(kernels, held.head(kernels), layers, depths)
         with Weights(self.folder) as weights:
-            reader = WeightReader(weights, kernels, place, text=TextNames.of(weights))
+            reader = WeightReader(weights, kernels, placement, text=TextNames.of(weights))
             return CheaperParts(
                 kernels=kernels,
                 head=reader.head(target.tables.embedding, tied=config.tie_word_embeddings),
@@ -235,7 +234,7 @@ class SelfDraftSpec:
 @dataclass(frozen=True, slots=True)
 class _HeldBlocks:
     """The matrices of a target that are blocks of a file, as `table` reads them: natively, and from
-    memory. Those of the same `call` are such blocks."""
+    memory. Matrices of the same `call` are such blocks."""
 
     target: LlamaModel
     table: Callable[[PackedLinear, torch.dtype], PackedTable]
@@ -243,7 +242,7 @@ class _HeldBlocks:
 
     @classmethod
     def of(cls, target: LlamaModel) -> _HeldBlocks | None:
-        """None unless all matrices are."""
+        """Return the blocks; None unless all matrices are blocks."""
         embedding, table = target.tables.embedding, target.kernels.table
         if table is None or not isinstance(embedding, PackedTable):
             return None
@@ -254,13 +253,13 @@ class _HeldBlocks:
         return found if whole else None
 
     def again(self, layer: LayerWeights, kernels: Kernels) -> LayerWeights:
-        """`layer` with matrices that `kernels` pack."""
+        """Return `layer` with matrices that `kernels` pack."""
         dense = given(_dense(layer), "dense layer")
         qkv, out, gate_up, down = (kernels.pack(self._floats(one)) for one in dense)
         return replace(layer, qkv=qkv, out=out, gate_up=gate_up, down=down)
 
     def head(self, kernels: Kernels) -> PackedLinear:
-        """The target's own where `kernels` run on blocks: it is small already."""
+        """Return the output head: the target's own, already small, if `kernels` run on blocks."""
         head = self.target.tables.head
         return kernels.pack(self._floats(head)) if kernels.table is None else head
 
@@ -269,7 +268,7 @@ class _HeldBlocks:
 
 
 def _dense(layer: LayerWeights) -> tuple[PackedLinear, ...] | None:
-    """The four matrices of a layer, None of a mixture."""
+    """Return the four matrices of a layer; None for a mixture."""
     if layer.gate_up is None or layer.down is None:
         return None
     return layer.qkv, layer.out, layer.gate_up, layer.down
@@ -285,13 +284,13 @@ def _fewer_layers(target: LlamaModel, depths: Sequence[int]) -> CheaperParts:
 
 
 def skipped_layers(text: str, num_layers: int) -> tuple[int, ...]:
-    """The layers that `text` names, as in "2,5-7"; if it names none, some of the middle.
+    """Return the layers that `text` names, as in "2,5-7"; if it names none, some of the middle.
 
-    Raises ConfigError for what names no layer of `num_layers`, or leaves none.
+    Raises ConfigError if it names no layer of `num_layers`, or leaves none.
 
-    Layers are left out as a user names them. Where none are named they are spread over the middle,
-    since first and last layers change the residual most. (Zhang et al. 2023 search for the best
-    set; `outrider bench drafters` compares named ones.)
+    Without named layers, the skipped ones are spread over the middle, since first and last layers
+    change the residual most. (Zhang et al. 2023 search for the best set; `outrider bench drafters`
+    compares named ones.)
     """
     if not text.strip():
         return tuple(range(SKIP_ONE_IN // 2, num_layers - 1, SKIP_ONE_IN))

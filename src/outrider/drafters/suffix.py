@@ -1,4 +1,4 @@
-"""Suffix decoding: drafts what followed the text's longest suffix that occurred in any text.
+"""Suffix decoding: drafts the continuation of the text's longest suffix that occurred in any text.
 
 Earlier texts are the prompt, the output so far, other requests and a corpus, in suffix automata. A
 node is accepted with probability
@@ -7,10 +7,10 @@ node is accepted with probability
     P(child) = P(parent) (1 - r) r n / (N - n1 + 1)    of another, seen n of N times
 
 The likeliest token was seen n1 times of N, and r is its rate (`Trust`). A draft is the nodes with
-the highest P >= 0.04, a chain the likeliest tokens while P >= 0.12; nothing is drafted where the
-first token has P < 0.12. Oliaro et al. 2024, "SuffixDecoding" (arXiv 2411.04975). Drafts depend on
-other requests, so a seed's text is the same in every run only under the rules that tie it to the
-seed; every exact rule keeps its distribution.
+the highest P >= 0.04, a chain the likeliest tokens while P >= 0.12; nothing is drafted if the first
+token has P < 0.12. Oliaro et al. 2024, "SuffixDecoding" (arXiv 2411.04975). Drafts depend on other
+requests, so a seed's text is the same in every run only under the rules that tie it to the seed;
+every exact rule keeps its distribution.
 """
 
 from __future__ import annotations
@@ -33,22 +33,21 @@ from outrider.kernels.native.lookups import NativeLookups, SuffixSettings
 
 _NUM_LENGTHS = 5
 _NUM_SHARES = 4
-# What is supposed of a run of each length before anything was seen, and for how many trials.
+# Prior rates of a run of each length, and their weight in trials.
 _FIRST_RATES = (0.2, 0.4, 0.6, 0.75, 0.85)
 _FIRST_SHARES = (1.0, 0.4, 0.7, 1.0)
 _FIRST_WEIGHT = 4.0
-# W and V: how much requests are alike, in trials of one kind and in hits of all.
+# W and V: the weight of requests being alike, in trials of one bucket and in hits of all.
 _LIKENESS = 6.0
 _EVENNESS = 3.0
 _HIGHEST = 0.98
-# Share of the old counts that a new one leaves.
+# The factor by which a new trial reduces old counts.
 _FADE = 1 - 1 / 64
 _SHARED_FADE = 1 - 1 / 512
 
 
 def bucket(length: int, count: int, total: int) -> int:
-    """Where trials of a run of `length` tokens count, whose likeliest next token has `count` of
-    `total`."""
+    """Return the bucket of a run of `length` tokens with likeliest next `count` of `total`."""
     bits = length.bit_length()
     size = (bits if bits < _NUM_LENGTHS else _NUM_LENGTHS) - 1
     if total == 1:
@@ -74,38 +73,38 @@ def _no_trials() -> RequestRates:
 
 @dataclass(slots=True)
 class SharedTrust:
-    """Over all requests."""
+    """Rates of trials over all requests."""
 
     rates: list[FadingRate] = field(default_factory=_first_trials)
 
 
 @dataclass(slots=True)
 class Trust:
-    """Of one request.
+    """Rates of one request's predictions.
 
-    The likeliest continuation is a prediction, drafted or not, and the next token says whether it
-    was right: every token of text is a trial, and none costs a row. Trials are told apart by the
-    length of the run (1, 2 to 3, 4 to 7, 8 to 15, more tokens) and by what followed it: one token
-    seen once, or a token with less than half, up to four fifths, or more of the counts.
+    The likeliest continuation is a prediction, drafted or not, and the next token shows whether it
+    was right: every token of text is a trial, and none costs a row. Trials are put into buckets by
+    the length of the run (1, 2 to 3, 4 to 7, 8 to 15, more tokens) and by what followed it: one
+    token seen once, or a token with less than half, up to four fifths, or more of the counts.
 
         rate = (W f shared + hits) / (W + trials)        hits and trials of the request, fading
         f    = (V + all hits) / (V + all expected)
 
-    `shared` is the same over all requests, and f says how much better or worse than foretold this
-    request did in all kinds together: secondary estimation, as in PPMZ (Bloom 1996).
+    `shared` is the same over all requests, and f is how much better or worse than expected this
+    request did in all buckets together: secondary estimation, as in PPMZ (Bloom 1996).
     """
 
     shared: SharedTrust
     own: RequestRates = field(default_factory=_no_trials)
 
-    def rate(self, place: int) -> float:
-        """The probability that a prediction in bucket `place` is right."""
-        shared = self.shared.rates[place]
-        return self.own.rate(place, shared.hits / shared.trials)
+    def rate(self, bucket_id: int) -> float:
+        """Return the probability that a prediction in bucket `bucket_id` is right."""
+        shared = self.shared.rates[bucket_id]
+        return self.own.rate(bucket_id, shared.hits / shared.trials)
 
-    def learn(self, place: int, *, right: bool) -> None:
-        shared = self.shared.rates[place]
-        self.own.add(place, right, shared.hits / shared.trials)
+    def learn(self, bucket_id: int, *, right: bool) -> None:
+        shared = self.shared.rates[bucket_id]
+        self.own.add(bucket_id, right, shared.hits / shared.trials)
         shared.add(right)
 
 
@@ -115,12 +114,11 @@ _STATES_PER_TOKEN = 2
 
 @dataclass(slots=True)
 class Memory:
-    """At most `num_tokens` tokens of the corpus, and of each generation so many and what one
-    request's round adds. `num_generations` counts how often requests began anew.
+    """The memory of texts: at most `num_tokens` of the corpus, and per generation so many and what
+    one request's round adds. `num_generations` counts generations.
 
-    All requests write into one automaton, each from a last state of its own. When it holds as many
-    states as it may, it is kept for look-ups only, in place of the one kept before, and the
-    requests go on in a new one.
+    All requests write into one automaton, each from a last state of its own. A full one is retained
+    for look-ups only, instead of the one retained before, and the requests go on in a new one.
     """
 
     num_tokens: int
@@ -142,7 +140,7 @@ class Memory:
     def offer(self, seq_id: int, tokens: Sequence[int], budget: Budget) -> Found | None:
         reader = self.readers[seq_id]
         context = reader.read(tokens)
-        if context is None or not budget.depth or reader.trust.rate(context.place) < LEAST_KEPT:
+        if context is None or not budget.depth or reader.trust.rate(context.bucket_id) < LEAST_KEPT:
             return None
         if budget.size > budget.depth:
             return _tree(context, reader.trust, budget.depth, budget.size)
@@ -152,7 +150,7 @@ class Memory:
         del self.readers[seq_id]
 
     def learn(self, text: Sequence[int]) -> None:
-        """One more of the corpus."""
+        """Add a text to the corpus."""
         if self.corpus is None:
             self.corpus = SuffixAutomaton()
         last = ROOT
@@ -160,34 +158,33 @@ class Memory:
             last = self.corpus.extend(last, token)
 
     def forget(self) -> None:
-        """All but the corpus."""
+        """Forget everything but the corpus."""
         if self.readers:
             raise ContractError("requests are open")
         self.kept, self.growing, self.trust = None, SuffixAutomaton(), SharedTrust()
         self.num_generations = 0
 
-    def make_room(self) -> None:
+    def start_generation(self) -> None:
         if self.growing.num_states > _STATES_PER_TOKEN * self.num_tokens:
             self.kept, self.growing = self.growing, SuffixAutomaton()
             self.num_generations += 1
 
 
 class SuffixMatch(NamedTuple):
-    """What a text's end says of its next token, by its longest run that anything followed: `token`
-    did most often, and trials of that kind are told apart by `place`."""
+    """The prediction from a text's end, by its longest run that any token followed: `token`
+    followed it most often, and `bucket_id` is the bucket of such trials."""
 
     automaton: SuffixAutomaton
     state: int
     length: int
     token: int
-    place: int
+    bucket_id: int
 
 
 class SuffixReader:
-    """One request's places in `memory`, and the trust in what is found there.
+    """One request's states in `memory`, and the trust in what is found there.
 
-    The first `prompt_length` tokens are remembered and followed, but nothing is learnt from them of
-    how repetitive the output is.
+    The first `prompt_length` tokens are remembered, but teach nothing about the output.
     """
 
     def __init__(self, memory: Memory, prompt_length: int) -> None:
@@ -201,17 +198,17 @@ class SuffixReader:
         self.trust = Trust(memory.trust)
 
     def read(self, tokens: Sequence[int]) -> SuffixMatch | None:
-        """Catch up with the text, which may only have grown; what its end says of the next token,
-        by the longest run, of equals that of the requests. None if nothing is known."""
-        self._memory.make_room()
+        """Catch up with the grown text. Return its end's prediction of the next token, by the
+        longest run, of equals that of the requests. None if nothing is known."""
+        self._memory.start_generation()
         if self._generation != self._memory.num_generations:
             self._move()
         growing, others, context = self._growing, self._others, self._context
         extend, learn = growing.automaton.extend, self.trust.learn
         for end, token in enumerate(tokens[self._num_read :], start=self._num_read + 1):
             if context is not None:
-                # Every token of output is a trial of what was foreseen, drafted or not.
-                learn(context.place, right=context.token == token)
+                # Every token of output is a trial of the prediction, drafted or not.
+                learn(context.bucket_id, right=context.token == token)
             growing.state = extend(growing.state, token)
             for cursor in others:
                 cursor.follow(token)
@@ -235,8 +232,8 @@ class SuffixReader:
         return SuffixMatch(automaton, state, length, token, bucket(length, count, total))
 
     def _move(self) -> None:
-        """Go on in the newest generation. The one before is looked up from where the text stands
-        there; one that was missed, from the start."""
+        """Go on in the newest generation. The previous one is looked up from the text's state
+        there; if a generation was missed, from the start."""
         memory = self._memory
         in_step = self._generation + 1 == memory.num_generations
         kept = given(memory.kept, "generation before")
@@ -248,12 +245,12 @@ class SuffixReader:
         self._context = self._found()
 
 
-# Tokens after one run that a tree looks at, newest first.
+# Tokens after one run that a tree considers, newest first.
 _MOST_CHILDREN = 32
 
 
 def _settings(num_tokens: int) -> SuffixSettings:
-    """What native code is told."""
+    """Return the settings of the native code."""
     return SuffixSettings(
         tuple(rate.hits for rate in _first_trials()),
         _FIRST_WEIGHT,
@@ -270,11 +267,11 @@ def _settings(num_tokens: int) -> SuffixSettings:
 
 
 class SuffixTexts(Texts, Protocol):
-    """Texts that are remembered after their requests."""
+    """Texts that are remembered after their requests end."""
 
     @property
     def num_states(self) -> int:
-        """Of all automata: what memory goes by."""
+        """States of all automata, which determine the memory used."""
         ...
 
     def learn(self, text: Sequence[int]) -> None: ...
@@ -282,8 +279,8 @@ class SuffixTexts(Texts, Protocol):
 
 
 class SuffixDrafter(TextDrafter):
-    """Chains and trees. `num_tokens` bounds what is remembered, and `corpus` has texts to begin
-    with. Looks up natively, if it can."""
+    """A drafter of chains and trees. `num_tokens` bounds what is remembered; `corpus` has texts to
+    begin with. It looks up natively, if it can."""
 
     def __init__(
         self,
@@ -308,11 +305,11 @@ class SuffixDrafter(TextDrafter):
 
     @property
     def num_states(self) -> int:
-        """Of all automata that outlive their requests: what memory goes by."""
+        """States of all automata that outlive their requests."""
         return self._memory.num_states
 
     def open_apart(self, seq_id: int, prompt: Sequence[int]) -> None:
-        """Open a text that drafts from itself alone: neither other requests nor the corpus."""
+        """Open a text that drafts from itself alone, without other requests or the corpus."""
         self._apart[seq_id] = TextDrafter(self.name, self._new_memory())
         self._apart[seq_id].open(seq_id, prompt)
 
@@ -327,7 +324,7 @@ class SuffixDrafter(TextDrafter):
             super().close(seq_id)
 
     def forget(self) -> None:
-        """What requests wrote; the corpus stays."""
+        """Forget what requests wrote; the corpus stays."""
         self._memory.forget()
 
 
@@ -341,9 +338,9 @@ def _chain(context: SuffixMatch, trust: Trust, depth: int) -> Found | None:
         if found is None:
             break
         _, token, state, count, total = found
-        place = bucket(length, count, total)
-        if place != known:
-            known, rate = place, trust.rate(place)
+        bucket_id = bucket(length, count, total)
+        if bucket_id != known:
+            known, rate = bucket_id, trust.rate(bucket_id)
         probability *= rate
         if probability < LEAST_KEPT:
             break
@@ -353,12 +350,12 @@ def _chain(context: SuffixMatch, trust: Trust, depth: int) -> Found | None:
 
 
 def _tree(context: SuffixMatch, trust: Trust, depth: int, size: int) -> Found | None:
-    """The likeliest `size` nodes; a parent is likelier than its children, so it comes first."""
+    """Return the likeliest `size` nodes; a parent, being likelier, precedes its children."""
     tokens: list[int] = []
     parents: list[int] = []
     kept: list[float] = []
-    # What may be drafted next: P, negative, and when it was found, which breaks ties; then token,
-    # parent, depth, and the state and length of the run that ends there.
+    # Candidates for the next node: P, negative, and the order of finding, which breaks ties; then
+    # token, parent, depth, and state and length of its run.
     ahead: list[tuple[float, int, int, int, int, int, int]] = []
     num_found = 0
     probability, level, state, length = 1.0, 0, context.state, context.length
@@ -369,8 +366,8 @@ def _tree(context: SuffixMatch, trust: Trust, depth: int, size: int) -> Found | 
                 child = probability * share
                 if child >= LEAST_IN_TREE:
                     num_found += 1
-                    place = (-child, num_found, token, parent, level + 1, target, length + 1)
-                    heappush(ahead, place)
+                    entry = (-child, num_found, token, parent, level + 1, target, length + 1)
+                    heappush(ahead, entry)
         if not ahead or len(tokens) == size:
             break
         lost, _, token, parent, level, state, length = heappop(ahead)
@@ -386,7 +383,7 @@ def _tree(context: SuffixMatch, trust: Trust, depth: int, size: int) -> Found | 
 def _children(
     automaton: SuffixAutomaton, state: int, length: int, trust: Trust
 ) -> list[tuple[int, int, float]]:
-    """(token, state, probability after its parent) of what followed, the likeliest first."""
+    """Return (token, state, probability after its parent) of followers, the likeliest first."""
     found = automaton.foremost(state)
     if found is None:
         return []

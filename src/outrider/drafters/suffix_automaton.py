@@ -1,6 +1,6 @@
-"""Suffix automaton over token texts, with counts of what followed what, and a cursor into it.
+"""Suffix automaton over token texts, with counts of the tokens after runs, and a cursor.
 
-States are sets of token runs that end at the same places; `extend` takes a token in amortised
+States are sets of token runs that end at the same positions; `extend` takes a token in amortised
 constant time (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text"), and
 several texts may grow in turns, each from its own last state. n tokens make at most 2n states and
 3n edges, in flat lists (arrays take twice as long).
@@ -15,17 +15,16 @@ from typing import NamedTuple
 ROOT = 0
 NONE = -1
 # An edge is found by its state + token * _STEP: keys of one token, and those of one state, differ
-# in their low bits, by which dictionaries look.
+# in their low bits, which dictionaries hash by.
 _STEP = (1 << 32) + 0x9E3779B1
 
 
 class Edge(NamedTuple):
-    """`token` was taken so many `times`, and leads to `target`.
+    """An edge: `token` was taken so many `times`, and leads to `target`.
 
     An edge counts how often it was taken from the longest run that was known then, and from no
-    shorter one, beside the time that it was new: one addition a token, where counting all
-    occurrences would take a walk. This is the update exclusion of PPM (Moffat 1990), and predicts
-    no worse.
+    shorter one, plus once when it was new: one addition a token, while counting all occurrences
+    would take a walk. This is the update exclusion of PPM (Moffat 1990), and predicts no worse.
     """
 
     token: int
@@ -34,8 +33,8 @@ class Edge(NamedTuple):
 
 
 class SuffixAutomaton:
-    """States are numbers; ROOT is the empty run. Growing splits states, but that of a whole text
-    stays that of the whole text."""
+    """A suffix automaton. States are numbers; ROOT is the empty run. Growing splits states, but the
+    state of a whole text remains that of the whole text."""
 
     def __init__(self) -> None:
         self._length: list[int] = []
@@ -59,8 +58,8 @@ class SuffixAutomaton:
         return len(self._token)
 
     def extend(self, last: int, token: int) -> int:
-        """The state of the text of `last` and then `token`; `last` must be of a whole text. The
-        longest run that `token` followed before counts it."""
+        """Return the state of the text of `last` and then `token`; `last` must be that of a whole
+        text. The longest run that `token` followed before counts it."""
         edges, link = self._edges, self._link
         edge = edges.get(last + token * _STEP)
         if edge is not None:
@@ -76,7 +75,7 @@ class SuffixAutomaton:
         return new
 
     def step(self, state: int, token: int) -> int | None:
-        """Where `token` leads, None if it never followed."""
+        """Return the state to which `token` leads, None if it never followed."""
         edge = self._edges.get(state + token * _STEP)
         return None if edge is None else self._target[edge]
 
@@ -85,29 +84,29 @@ class SuffixAutomaton:
         self._note(state, self._edges[state + token * _STEP])
 
     def followed(self, state: int, length: int) -> tuple[int, int]:
-        """State and length of the longest end, of a run of `length` tokens of `state`, that
-        something followed; (ROOT, 0) if there is none."""
+        """Return state and length of the longest end, of a run of `length` tokens of `state`, that
+        any token followed; (ROOT, 0) if there is none."""
         while state != ROOT and not self._total[state]:
             state = self._link[state]
             length = self._length[state]
         return state, length
 
     def link(self, state: int) -> int:
-        """The state of the longest ends of its runs that are another state's; NONE of the root."""
+        """Return the state of its runs' longest ends in another state; NONE for the root."""
         return self._link[state]
 
     def length(self, state: int) -> int:
-        """Tokens of its longest run."""
+        """Return the tokens of its longest run."""
         return self._length[state]
 
     def total(self, state: int) -> int:
-        """The sum of the counts of its edges."""
+        """Return the sum of the counts of its edges."""
         return self._total[state]
 
     def foremost(self, state: int) -> tuple[int, int, int, int, int] | None:
-        """What followed the runs of `state` most often, the newest of equals: the state that says
-        so, token, target and count of its edge, and the sum of all its counts. Where a text ended
-        there, one of its shorter runs says it. None if nothing followed any."""
+        """Return what followed the runs of `state` most often, the newest of equals: the state that
+        has the edge, its token, target and count, and the sum of that state's counts. If a text
+        ended at `state`, it is a state of shorter runs. None if nothing followed any."""
         likeliest = self._likeliest
         while state != ROOT:
             edge = likeliest[state]
@@ -118,7 +117,7 @@ class SuffixAutomaton:
         return None
 
     def edges(self, state: int) -> Iterator[Edge]:
-        """Newest first."""
+        """Yield the edges, newest first."""
         edge = self._newest[state]
         while edge != NONE:
             yield self._edge(edge)
@@ -137,7 +136,7 @@ class SuffixAutomaton:
         return Edge(self._token[edge], self._target[edge], self._count[edge])
 
     def _taken(self, state: int, edge: int) -> int:
-        """Count `edge`; the state whose longest run is that of `state` and its token. Where the
+        """Count `edge`; return the state whose longest run is that of `state` and its token. If the
         edge leads to longer runs as well, the shorter ones are split off."""
         self._note(state, edge)
         link, targets = self._link, self._target
@@ -189,20 +188,20 @@ class SuffixAutomaton:
 
 @dataclass(slots=True)
 class TextWriter:
-    """Of a text that `automaton` grows by: `state` is that of the whole text."""
+    """A writer of a text into `automaton`: `state` is that of the whole text."""
 
     automaton: SuffixAutomaton
     state: int = ROOT
 
     def follow(self, token: int) -> None:
-        """The text goes on with `token`."""
+        """Append `token` to the text."""
         self.state = self.automaton.extend(self.state, token)
 
 
 @dataclass(slots=True)
 class Cursor:
-    """Of a text beside an automaton that does not grow: its last `length` tokens are a run of
-    `state`."""
+    """A reader of a text against an automaton that does not grow: its last `length` tokens are a
+    run of `state`."""
 
     automaton: SuffixAutomaton
     state: int = ROOT
@@ -210,11 +209,11 @@ class Cursor:
 
     @classmethod
     def after(cls, writer: TextWriter) -> Cursor:
-        """Where a text stands that will be written no more."""
+        """Return the cursor at the end of a text that is not written any more."""
         return cls(writer.automaton, writer.state, writer.automaton.length(writer.state))
 
     def follow(self, token: int) -> None:
-        """The text goes on with `token`; the longest run that it followed before counts it."""
+        """Follow the text's next `token`; the longest run that it followed before counts it."""
         automaton, state = self.automaton, self.state
         target = automaton.step(state, token)
         while target is None and state != ROOT:
@@ -230,6 +229,6 @@ class Cursor:
         self.length += 1
 
     def context(self) -> tuple[int, int]:
-        """State and length of the longest end of the text that something followed; (ROOT, 0) if
-        there is none."""
+        """Return state and length of the longest end of the text that any token followed; (ROOT, 0)
+        if there is none."""
         return self.automaton.followed(self.state, self.length)

@@ -1,4 +1,4 @@
-"""What draft trees are made of: their limits and shapes, and nodes drawn without replacement.
+"""Parts of draft trees: their limits and shapes, and nodes drawn without replacement.
 
 Shapes:  N = nodes of a draft, V = vocabulary.
 """
@@ -22,11 +22,11 @@ from outrider.estimate.worth import LEAST_WORTH, num_worthwhile
 
 
 class SampledNodes:
-    """The nodes of a tree of the shape given, drawn one by one, siblings without replacement.
+    """The nodes of a tree of the given shape, drawn one by one, siblings without replacement.
 
-    A node for which its distribution has no token left is not drawn, nor is anything below it. That
-    depends on the distributions alone and on earlier siblings, so what the rule keeps follows the
-    target's distribution.
+    A node whose distribution has no token left is not drawn, nor is anything below it. That depends
+    on the distributions alone and on earlier siblings, so the accepted tokens follow the target's
+    distribution.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class SampledNodes:
         self._depths = shape.depths
         # The newest child of each node that has any.
         self._newest: dict[int, int] = {}
-        # For each node of the shape: its node of the draft, None if it could not be drawn.
+        # The draft node of each node of the shape, None if it could not be drawn.
         self.drawn: list[int | None] = []
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self._probs: list[Tensor] = []
 
     def grow(self, probs_V: Tensor | None) -> None:
-        """Draw the shape's next node from what follows its parent, None if that was not drawn."""
+        """Draw the shape's next node from its parent's distribution; None: not drawn."""
         index = len(self.drawn)
         parent = self._parent(index)
         left_V = None
@@ -73,8 +73,8 @@ class SampledNodes:
         return ROOT if parent == ROOT else self.drawn[parent]
 
     def _left(self, probs_V: Tensor, parent: int) -> Tensor | None:
-        """What the next child of `parent` is drawn from: all of `probs_V`, or what the newest child
-        left of its own."""
+        """Return the distribution of the next child of `parent`: all of `probs_V`, or the rest
+        after the newest child."""
         newest = self._newest.get(parent)
         if newest is None:
             return probs_V
@@ -82,34 +82,34 @@ class SampledNodes:
 
 
 def without(probs_V: Tensor, token: int, leftover: Leftover = PLAIN.leftover) -> Tensor | None:
-    """`probs_V` given that `token` was not drawn; None if that is all it has."""
+    """Return `probs_V` given that `token` was not drawn; None if that is all it has."""
     left_V, total = leftover(probs_V, token)
     return (left_V / total).to(probs_V.dtype) if total > 0 else None
 
 
 def chosen_tree(shape: Shape, candidates: Sequence[Sequence[int]]) -> Draft:
-    """A greedy tree whose candidates depend on the depth alone: `candidates[depth][rank]`."""
+    """Return a greedy tree of `candidates[depth][rank]`, whatever the path."""
     tokens = [candidates[d][rank] for d, rank in zip(shape.depths, shape.ranks, strict=True)]
     return Draft(tuple(tokens), shape.parents)
 
 
 def tree_limits(row: DraftRow) -> TreeLimits:
-    """Of a greedy tree for `row`. What is not worth a row of the target's is not worth one of the
-    draft's either: children are worth less still."""
+    """Return the limits of a greedy tree for `row`. A node that is not worth a row of the target's
+    pass is not worth one of the draft's either: its children are worth less still."""
     budget = row.budget
     least = max(budget.price or 0.0, LEAST_WORTH)
     return TreeLimits(budget.size, budget.depth, MAX_WIDTH, least)
 
 
 def chosen_draft(kept: KeptNodes, budget: Budget) -> Draft:
-    """Those of a greedy tree that are worth a row."""
+    """Return the nodes of a greedy tree that are worth a row."""
     count = num_worthwhile(kept.worths, budget.price)
     return Draft(tuple(kept.tokens[:count]), tuple(kept.parents[:count]))
 
 
 def settled_shape(budget: Budget) -> Shape:
-    """The shape of a drawn tree, level by level; by guesses, for nobody counted how often
-    candidates are right."""
+    """Return the shape of a drawn tree, level by level; by guessed probabilities, since the
+    accuracy of candidates was never counted."""
     best = _best(budget.depth, budget.size)
     return _settled(budget.depth, budget.size, num_worthwhile(best.worths, budget.price))
 
@@ -121,5 +121,5 @@ def _best(depth: int, size: int) -> Shape:
 
 @lru_cache(maxsize=512)
 def _settled(depth: int, size: int, count: int) -> Shape:
-    """The best tree's first `count` nodes: prices change all the time, counts are few."""
+    """Return the best tree's first `count` nodes: prices change all the time, counts are few."""
     return _best(depth, size).first(count).narrowed(MAX_WIDTH).by_depth()

@@ -1,4 +1,4 @@
-"""Wires an engine from a configuration and loaded models: round, controller, schedule, lanes."""
+"""Wiring of an engine from a configuration and models: round, controller, schedule, lanes."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from outrider.verify.batched import exact_rules, rule_for
 # A draft model's memory is sized from a fixed cap, not from what the target happens to leave.
 DRAFT_CONTEXT = 4096
 
-# What a core does of matrix products, roughly: a guess until the first prompt was read.
+# Matrix products per second of a core, roughly: a guess until the first prompt was read.
 FLOPS_A_THREAD = 25e9
 
 _log = logging.getLogger(__name__)
 
 
 def resolve_window(config: EngineConfig, target_tokens: int, *, has_draft: bool, k: int) -> int:
-    """Tokens that a sequence may hold: bounded by the target's window and by the context. Drafts
-    shrink where it ends, and where a draft model's own window does: see `Stages.depth`.
+    """Return the tokens that a sequence may hold: bounded by the target's window and by the
+    context. Drafts get shorter near its end and that of a draft model's window: see `Stages.depth`.
 
-    `has_draft` says that a draft model shares the vocabulary; `k` is what will be drafted, 0 if
-    nothing is.
+    `has_draft` says that a draft model shares the vocabulary; `k` is the number of tokens to draft,
+    0 if nothing is drafted.
 
-    Raises ConfigError when not even a prompt of one token would leave room for a round.
+    Raises ConfigError when not even a prompt of one token would leave space for a round.
     """
     window = target_tokens
     if config.context:
@@ -61,7 +61,7 @@ def resolve_window(config: EngineConfig, target_tokens: int, *, has_draft: bool,
         window = min(window, DRAFT_CONTEXT)
     if k + 2 >= window:
         raise ConfigError(
-            f"k={k} leaves no room in a window of {window} tokens.",
+            f"k={k} leaves no space in a window of {window} tokens.",
             hint="lower --k or raise --context",
         )
     return window
@@ -77,8 +77,8 @@ def build_engine(
     jobs: Callable[[JobTrace], None] | None = None,
     controller: Controller | None = None,
 ) -> Engine:
-    """Wire models, drafter, rule, controller and schedule together. A `controller` that is given
-    takes the place of the one that `resolved` names; its budgets may not exceed k."""
+    """Build an engine from models, drafter, rule, controller and schedule. A given `controller`
+    replaces the one that `resolved` names; its budgets may not exceed k."""
     resolved = resolved.with_settings(within_history(resolved.settings, models.target))
     config = resolved.settings
     drafter = BuildContext(resolved, models, resolved.drafter).build()
@@ -120,7 +120,7 @@ def _limit(config: EngineConfig, models: LoadedModels) -> Limit | None:
 
 
 def _pace(models: LoadedModels) -> PromptPace | None:
-    """None where the text might depend on the chunks in which a prompt is read."""
+    """Return the pace of reading prompts; None if the text might depend on its chunks."""
     if not models.exact:
         return None
     num_threads = 1 if models.machine is None else models.machine.num_threads
@@ -157,7 +157,7 @@ def _stages(
 
 
 def _chosen(resolved: ResolvedConfig, models: LoadedModels, drafter: Drafter, name: str) -> Drafter:
-    """What a request that chose `name` is drafted for by: a part of the engine's own `drafter`, or
+    """Return the drafter of a request that chose `name`: a part of the engine's own `drafter`, or
     one that needs no model."""
     part = drafter.member(name) if isinstance(drafter, HasMembers) else None
     return BuildContext(resolved, models, drafter_named(name)).build() if part is None else part
@@ -199,7 +199,7 @@ def _residents(
 def _observed(
     sink: Callable[[RoundTrace], None], limit: Limit | None
 ) -> Callable[[RoundTrace], None]:
-    """`sink`, after `limit` has seen the trace."""
+    """Return `sink`, called after `limit` has seen the trace."""
     if limit is None:
         return sink
 
@@ -211,7 +211,7 @@ def _observed(
 
 
 def _round(resolved: ResolvedConfig, models: LoadedModels, stages: Stages) -> Round:
-    """The fastest way to run a round that fits; all give the same tokens."""
+    """Return the fastest round that fits the configuration; all rounds emit the same tokens."""
     config = resolved.settings
     if not config.fused_round:
         return stages
@@ -238,14 +238,14 @@ def _round(resolved: ResolvedConfig, models: LoadedModels, stages: Stages) -> Ro
 
 
 def _window(resolved: ResolvedConfig, models: LoadedModels) -> int:
-    """As loading resolved it, as far as the draft model goes: a captured round always drafts."""
+    """Return the window as loading resolved it, up to the reach of the draft model."""
     reach, most = models.draft_window, models.target.spec.max_tokens
     window = resolve_window(resolved.settings, most, has_draft=reach is not None, k=resolved.k)
     return window if reach is None else min(window, reach)
 
 
 def _watched(resolved: ResolvedConfig, controller: Controller) -> Controller:
-    """Goodput leaves out by itself what does not pay, where it alone decides."""
+    """Return the controller, with a watchdog unless goodput decides alone."""
     config = resolved.settings
     decides = config.controller == "goodput" and not resolved.keeps_lengths
     if config.watchdog == "off" or decides or config.most_k == 0:
@@ -258,7 +258,7 @@ def _fixed(resolved: ResolvedConfig) -> Budget:
 
 
 def _controller(resolved: ResolvedConfig) -> Controller:
-    """Raises ConfigError when the shortest draft is longer than the longest."""
+    """Return the configured controller. Raises ConfigError if min_k is above k."""
     config, k, num_nodes = resolved.settings, resolved.k, resolved.num_nodes
     name = config.controller
     if k == 0 or name == "fixed":

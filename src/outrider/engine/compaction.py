@@ -1,10 +1,9 @@
-"""Compaction and bounded history: when prompt keys are dropped, how far a round may draft.
+"""Compaction and bounded history: when prompt keys are dropped, and how far a round may draft.
 
 A prompt longer than the budget loses keys once: when the target has read all of it but its last
 token, and before any later token is fed. So every token of the answer is computed over the same
 keys, drafted or not, in any batch and after a pre-emption: drafting stays exact with respect to the
-compacted model. Rounds that take the number of tokens for the number of rows cannot run such a
-sequence and say so (`drops`).
+compacted model. Rounds that assume as many rows as tokens refuse such a sequence (`drops`).
 """
 
 from __future__ import annotations
@@ -26,26 +25,26 @@ class CompactingStore(CacheStore, Protocol):
     """A memory whose sequences may have fewer rows than tokens."""
 
     def num_dropped(self, seq_id: int) -> int:
-        """Committed tokens that have no rows of their own."""
+        """Return the number of committed tokens that have no rows of their own."""
         ...
 
 
 @runtime_checkable
 class CompactingLM(CausalLM, Protocol):
-    """A target that can drop keys of what it has read."""
+    """A target that can drop keys of tokens that it has read."""
 
     def compact(self, seq_id: int, keep: Keep) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Drops all keys of a prompt but those that `keep` chooses."""
+    """A policy that drops all keys of a prompt except those that `keep` chooses."""
 
     keep: Keep
 
     def shared(self, seq: LiveSequence) -> Sequence[int]:
-        """The text that the memory may already have: what lies behind is computed over fewer keys,
-        also when it is read again."""
+        """Return the beginning of the text that may be shared from memory. The rest is computed
+        over fewer keys, also when it is read again."""
         end = self._end(seq)
         return seq.tokens[:-1] if end is None else seq.tokens[: min(end, len(seq.tokens) - 1)]
 
@@ -54,7 +53,7 @@ class Compaction:
         return state.num_dropped(seq_id) if isinstance(state, CompactingStore) else 0
 
     def drops(self, target: CausalLM, seq: LiveSequence) -> bool:
-        """Whether keys of `seq` are gone, or will be before its next token is fed."""
+        """Return whether keys of `seq` are gone, or will be before its next token is fed."""
         return self._end(seq) is not None or self.num_dropped(target, seq.seq_id) > 0
 
     def before(
@@ -64,26 +63,26 @@ class Compaction:
         chunks: Chunks,
         read: Callable[[Sequence[Chunk]], object],
     ) -> Sequence[Chunk]:
-        """Before a pass over rounds of `batch` and `chunks`: `read` the prompts that end in it and
-        compact them. What is left of the chunks."""
+        """Prepare a pass over rounds of `batch` and `chunks`: `read` the prompts that end in it,
+        and compact them. Return the rest of the chunks."""
         whole = [Chunk(seq, len(seq.tokens) - target.state.length(seq.seq_id)) for seq in batch]
-        due = {
+        ending = {
             chunk.seq.seq_id: first
             for chunk in (*whole, *chunks)
             if (first := self._first(target, chunk)) is not None
         }
-        if not due:
+        if not ending:
             return chunks
-        read([chunk for chunk in due.values() if chunk.num_tokens])
-        for seq_id in due:
+        read([chunk for chunk in ending.values() if chunk.num_tokens])
+        for seq_id in ending:
             if not isinstance(target, CompactingLM):
                 raise ContractError("target is no CompactingLM")
             target.compact(seq_id, self.keep)
-        left = [_behind(chunk, due.get(chunk.seq.seq_id)) for chunk in chunks]
+        left = [_rest(chunk, ending.get(chunk.seq.seq_id)) for chunk in chunks]
         return [chunk for chunk in left if chunk.num_tokens]
 
     def _first(self, target: CausalLM, chunk: Chunk) -> Chunk | None:
-        """The part of `chunk` up to the end of a prompt that is to be compacted there."""
+        """Return the part of `chunk` up to the end of a prompt that is compacted there, or None."""
         seq_id, end = chunk.seq.seq_id, self._end(chunk.seq)
         length = target.state.length(seq_id)
         if end is None or self.num_dropped(target, seq_id) or length + chunk.num_tokens < end:
@@ -91,19 +90,19 @@ class Compaction:
         return Chunk(chunk.seq, end - length)
 
     def _end(self, seq: LiveSequence) -> int | None:
-        """Tokens after which keys are dropped; None where all are kept."""
+        """Return the number of tokens after which keys are dropped; None if all are retained."""
         end = seq.prompt_length - 1
         return end if end > self.keep.budget else None
 
 
 def keep_of(config: EngineConfig) -> Keep | None:
-    """What of a longer prompt is kept; None for all. Raises ConfigError for a window that leaves
-    nothing to choose."""
+    """Return how much of a longer prompt is retained; None for all of it. Raises ConfigError for a
+    window that leaves nothing to choose."""
     return Keep(config.kv_budget, config.kv_window) if config.kv_budget else None
 
 
 def compaction_of(config: EngineConfig, target: CausalLM, drafter: Drafter) -> Compaction | None:
-    """What the settings say of it. Raises ConfigError where target or drafter cannot go along."""
+    """Return the configured compaction, or None. Raises ConfigError if it is not supported."""
     keep = keep_of(config)
     if keep is None:
         return None
@@ -116,7 +115,7 @@ def compaction_of(config: EngineConfig, target: CausalLM, drafter: Drafter) -> C
     if target.spec.window:
         raise ConfigError(
             f"kv_budget={config.kv_budget}: layers of this target see the last "
-            f"{target.spec.window} tokens, and keys that are left have lost their places.",
+            f"{target.spec.window} tokens, and the remaining keys have lost their positions.",
             hint="leave --kv-budget at 0",
         )
     if drafter.needs.hidden_layers:
@@ -128,33 +127,33 @@ def compaction_of(config: EngineConfig, target: CausalLM, drafter: Drafter) -> C
     return Compaction(keep)
 
 
-def _behind(chunk: Chunk, first: Chunk | None) -> Chunk:
+def _rest(chunk: Chunk, first: Chunk | None) -> Chunk:
     return chunk if first is None else Chunk(chunk.seq, chunk.num_tokens - first.num_tokens)
 
 
 @runtime_checkable
 class FreeingStore(CacheStore, Protocol):
-    """A memory that gives back what no later token sees."""
+    """A memory that frees what no later token attends to."""
 
     @property
     def reach(self) -> int:
-        """Tokens of a text that its next one sees, itself included; 0 for all."""
+        """Tokens that the next token of a text attends to, itself included; 0 for all."""
         ...
 
 
 def most_held(target: CausalLM, step: int, page_size: int) -> int:
-    """Arena tokens that a text of any length takes, where a job feeds `step` tokens of it at most;
-    0 where that is not bounded."""
+    """Return the arena tokens that a text of any length takes at most, if a job feeds at most
+    `step` tokens of it; 0 if that is not bounded."""
     reach = target.state.reach if isinstance(target.state, FreeingStore) else 0
     return reach + step + page_size if reach else 0
 
 
 @runtime_checkable
 class BoundedStore(CacheStore, Protocol):
-    """A memory that can return to `history` nodes of a round besides the pending token.
+    """A memory that can return to `history` nodes of a round, in addition to the pending token.
 
-    A recurrent memory keeps the states that a round may return to, and its room for them is a
-    setting, or what a device had left. Longer drafts are cut to it, and the user is told.
+    A recurrent memory keeps the states to which a round may return. Their number is a setting, or
+    is given by the free memory of a device. Longer drafts are cut to it, and the user is notified.
     """
 
     @property
@@ -162,7 +161,7 @@ class BoundedStore(CacheStore, Protocol):
 
 
 def within_history(config: EngineConfig, target: CausalLM) -> EngineConfig:
-    """`config` with drafts no larger than the target's memory can return to."""
+    """Return `config` with drafts no larger than the target's memory can return to."""
     most = _history(target)
     if most is None or most >= max(config.most_k, config.tree_nodes):
         return config
@@ -175,7 +174,7 @@ def within_history(config: EngineConfig, target: CausalLM) -> EngineConfig:
 
 
 def history_note(config: EngineConfig, target: CausalLM) -> str | None:
-    """What to tell the user once if drafts are cut."""
+    """Return a note for the user if drafts are cut, else None."""
     most, wanted = _history(target), max(config.most_k, config.tree_nodes)
     if most is None or most >= wanted:
         return None

@@ -1,6 +1,7 @@
-"""Requests for drafts, due or ahead of a verdict; the cut of drafts to what pays; drafts without a
-pass, which go before those of a drafter: tokens that a grammar leaves no choice of, and other
-chains that were chosen, not drawn. So every exact rule keeps the output's distribution.
+"""Rows that request drafts, trimming of drafts, and drafts without a pass.
+
+Drafts without a pass go before those of a drafter: tokens that a grammar leaves no choice of, and
+other chains that were chosen, not drawn. So every exact rule keeps the output's distribution.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from outrider.core.sequence import LiveSequence
 
 
 def draft_row(seq: LiveSequence, depth: int, *, state: CacheStore, needs: DraftNeeds) -> DraftRow:
-    """For a draft `depth` deep. `state` is the target's memory, of whose hidden states the drafter
-    reads what it `needs`."""
+    """Return the row that requests a draft `depth` deep. `state` is the target's memory; the
+    drafter reads the hidden states that it `needs` from it."""
     budget = seq.budget
     hidden = None
-    # `isinstance` would ask for every member of the protocol, in every round.
+    # `isinstance` would look up every member of the protocol, in every round.
     if needs.hidden_layers and hasattr(state, "hidden"):
         store = cast("HiddenStore", state)
         hidden = HiddenStates(store.length(seq.seq_id), partial(store.hidden, seq.seq_id))
@@ -47,8 +48,8 @@ def draft_row(seq: LiveSequence, depth: int, *, state: CacheStore, needs: DraftN
 
 
 def ahead_row(seq: LiveSequence, window: float = 0.0) -> AheadRow:
-    """What a drafter needs to draft what follows the draft of `seq`, in `window` seconds if that is
-    known."""
+    """Return the row that requests drafts of what follows the draft of `seq`, within `window`
+    seconds if that is known."""
     start = len(seq.tokens)
     return AheadRow(
         seq_id=seq.seq_id,
@@ -65,8 +66,8 @@ def ahead_row(seq: LiveSequence, window: float = 0.0) -> AheadRow:
 def trimmed(
     batch: Sequence[LiveSequence], drafts: Mapping[int, Draft], trim: Trim | None, most: int | None
 ) -> Mapping[int, Draft]:
-    """The `drafts` of `batch` by sequence, cut to what pays by `trim`, and to `most` tokens in all,
-    where these are given. The choice of each budget is known only now."""
+    """Return the `drafts` of `batch` by sequence, cut by `trim` to the lengths that pay, and to
+    `most` tokens in all, if given. Only now is each budget's choice known."""
     if not drafts:
         return drafts
     if trim is not None:
@@ -77,7 +78,7 @@ def trimmed(
             seq.budget = replace(seq.budget, choice=choice)
     if most is None or sum(map(len, drafts.values())) <= most:
         return drafts
-    # A length that depends on nothing drawn: each gets its share.
+    # The share does not depend on drawn tokens, so the drafts stay a fair sample.
     share = max(most // len(drafts), 1)
     return {seq_id: draft.first(share) for seq_id, draft in islice(drafts.items(), most)}
 
@@ -86,7 +87,7 @@ Ask = Callable[[Sequence[DraftRow]], tuple[dict[int, Draft], dict[int, str]]]
 
 
 def with_forced(rows: Sequence[DraftRow], ask: Ask) -> tuple[dict[int, Draft], dict[int, str]]:
-    """What `ask` says of `rows`, after the tokens that masks force."""
+    """Return the drafts of `ask` for `rows`, after the tokens that masks force."""
     forced = {row.seq_id: draft for row in rows if (draft := _forced(row)) is not None}
     return offered_first(rows, forced, ask)
 
@@ -94,12 +95,11 @@ def with_forced(rows: Sequence[DraftRow], ask: Ask) -> tuple[dict[int, Draft], d
 def offered_first(
     rows: Sequence[DraftRow], offered: Mapping[int, Draft], ask: Ask
 ) -> tuple[dict[int, Draft], dict[int, str]]:
-    """What `ask` says of `rows`, save those whose `offered` draft fills half of the budget, and
-    those that it has no draft for.
+    """Return the drafts of `ask` for `rows`, except where an `offered` draft fills half of the
+    budget or `ask` has no draft.
 
-    Which of the two it is depends on the text and on whether there is a draft, never on the tokens
-    that were drawn for it: otherwise the drafts that are kept would be no fair sample of those
-    that were drawn.
+    The choice between the two depends on the text and on whether there is a draft, never on the
+    tokens that were drawn for it: otherwise the remaining drafts would be a biased sample.
     """
     if not offered:
         return ask(rows)

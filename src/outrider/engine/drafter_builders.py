@@ -1,9 +1,8 @@
 """Builders of drafters: the functions that the lines of core/drafter_kinds.py name.
 
-Heads share tables with the target, so they are built when the target is there. Modules of heads and
-of models are imported inside the functions, since a run needs one kind at most. Settings of a
-target that drafts for itself are checked before weights are read: the target must be able to, and
-the layers exist.
+Heads share tables with the target, so they are built after it. Modules of heads and of models are
+imported inside the functions, since a run needs one kind at most. Before weights are read, it is
+checked that a target can draft for itself and has the named layers.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def build_none(context: BuildContext) -> Drafter:
 
 
 def build_with_model(context: BuildContext) -> Drafter:
-    """In a process of its own, ahead of verdicts, as trees or as chains."""
+    """Build the drafter of a draft model: in a process, ahead of verdicts, trees or chains."""
     config, models = context.config, context.models
     if models.child is not None:
         from outrider.plugins.lanes.process.client import Home, ProcessDrafter
@@ -70,7 +69,7 @@ def build_with_model(context: BuildContext) -> Drafter:
 
 
 def sampler_of(context: BuildContext, model_name: str, *, branches: bool = False) -> DraftSampler:
-    """How drafts choose their tokens by the logits of `model_name`."""
+    """Return the sampler that chooses draft tokens by the logits of `model_name`."""
     models, draw = context.models, draw_for(context.config.sampler)
     return DraftSampler(models.argmax, model_name, draw, models.sampling, branches=branches)
 
@@ -103,7 +102,7 @@ def build_prediction(context: BuildContext) -> Drafter:
 
 
 def build_eagle_lite(context: BuildContext) -> Drafter:
-    """It reads the target's last layer; nobody trained it."""
+    """Build the untrained drafter that reads the target's last layer."""
     from outrider.drafters.eagle_lite import LiteDrafter
 
     target = normed_target(context.models.target)
@@ -136,8 +135,8 @@ def build_medusa(context: BuildContext) -> Drafter:
     folder, target = context.heads.folder, normed_target(context.models.target)
     heads = read_medusa_config(folder, target.spec)
     net = load_medusa(folder, heads, target)
-    places = parallel_sampler_of(context, "the Medusa heads")
-    return MedusaDrafter(net, replace(places, chances=heads.chances))
+    sampler = parallel_sampler_of(context, "the Medusa heads")
+    return MedusaDrafter(net, replace(sampler, chances=heads.chances))
 
 
 def build_medusa_lite(context: BuildContext) -> Drafter:
@@ -156,12 +155,12 @@ def build_block(context: BuildContext) -> Drafter:
 
     folder, target = context.heads.folder, normed_target(context.models.target)
     net = load_block(folder, read_block_config(folder, target.spec), target)
-    places = parallel_sampler_of(context, "the block net")
-    return BlockDrafter(net, places, least=context.config.least_confidence)
+    sampler = parallel_sampler_of(context, "the block net")
+    return BlockDrafter(net, sampler, least=context.config.least_confidence)
 
 
 def parallel_sampler_of(context: BuildContext, model_name: str) -> ParallelHeadSampler:
-    """How drafts are made of the distributions of several positions."""
+    """Return the sampler that makes drafts of the distributions of several positions."""
     trees = cast("TreeKind", context.config.tree_shape)
     return ParallelHeadSampler(sampler_of(context, model_name), trees)
 
@@ -213,18 +212,18 @@ def build_portfolio(context: BuildContext) -> Drafter:
 
 
 def alone_for(error: Exception) -> str:
-    """A note where what was found to draft with look-ups cannot be had."""
-    return f"look-ups draft alone, for what was found to draft with them cannot: {error}"
+    """Return a note for look-ups whose model could not be loaded."""
+    return f"look-ups draft alone, since the draft model that was found cannot be used: {error}"
 
 
 def lookup_members(suffix: SuffixDrafter, ngram: NgramDrafter) -> tuple[ScoredDrafter, ...]:
-    """What is surer comes first: of equal offers the first one is taken."""
-    guessed = ReplayScored(PredictionDrafter(), serves=lambda row: bool(row.prediction))
-    return (ForcedDrafter(), guessed, suffix, ngram)
+    """Return the look-ups, the most reliable first: of equal offers the first one is used."""
+    predicted = ReplayScored(PredictionDrafter(), serves=lambda row: bool(row.prediction))
+    return (ForcedDrafter(), predicted, suffix, ngram)
 
 
 def draft_capacity(resolved: ResolvedConfig) -> DraftCapacity:
-    """What the draft model's memory needs besides, for drafting ahead or for trees."""
+    """Return the additional memory that the draft model needs for drafting ahead or for trees."""
     config = resolved.settings
     if resolved.ahead:
         from outrider.plugins.lanes.ahead.choices import capacity_needed
@@ -239,7 +238,7 @@ def draft_capacity(resolved: ResolvedConfig) -> DraftCapacity:
 def own_copy(
     config: EngineConfig, kind: DrafterKind | None, folder: Path, target: DecoderConfig
 ) -> SelfDraftSpec | None:
-    """The copy of the target in `folder` that a drafter of this `kind` asks for, if it does.
+    """Return the copy of the target in `folder` that a drafter of this `kind` requires, or None.
 
     Raises ConfigError for a target that cannot draft for itself, or layers that it lacks.
     """
@@ -252,7 +251,7 @@ def own_copy(
         )
     if config.tensor_parallel > 1:
         raise ConfigError(
-            f"drafter {kind.name!r}: a target that processes share cannot draft for itself.",
+            f"drafter {kind.name!r}: a target shared by processes cannot draft for itself.",
             hint="leave --tensor-parallel at 1, or choose another --drafter",
         )
     skipped: tuple[int, ...] = ()
@@ -268,7 +267,7 @@ def own_copy(
 
 
 def build_own(context: BuildContext) -> Drafter:
-    """The drafter that `own` describes, with its model loaded over the target's memory."""
+    """Build the drafter that `own` describes, with its model loaded over the target's memory."""
     name, own = context.drafter, context.models.own
     if own is None:
         raise ConfigError(
@@ -294,8 +293,8 @@ def room_of(
     window: int = 0,
     num_staged: int = 0,
 ) -> ModelCapacity:
-    """With `num_staged`, that many tokens of a text at a time besides those that were committed,
-    local layers have memory of their own: on CPUs and in one process."""
+    """Return the capacity of a model that is loaded. With `num_staged`, the most staged tokens of a
+    text, local layers have memory of their own: on CPUs and in one process."""
     apart = num_staged and config.tensor_parallel == 1 and pick_device(config.device).type == "cpu"
     return ModelCapacity(
         num_slots=num_slots,
@@ -311,12 +310,12 @@ def room_of(
 
 
 def most_staged(resolved: ResolvedConfig) -> int:
-    """Tokens of one text that a job reads of its prompt, and a round stages behind it, at most."""
+    """Return the most tokens of one text that a job reads and a round stages behind them."""
     return resolved.settings.prefill_chunk + resolved.staged_rows + 1
 
 
 def states_of(config: EngineConfig) -> RecurrentCapacity:
-    """For the recurrent states of a hybrid, if the model is one."""
+    """Return the capacity for the recurrent states of a hybrid, if the model is one."""
     return RecurrentCapacity(
         rollback=config.state_rollback,
         history=config.state_history or max(1, config.most_k, config.tree_nodes),

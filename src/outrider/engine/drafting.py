@@ -1,10 +1,10 @@
 """The engine's guard around drafters: open sequences, proposals, checks of drafts, drafting ahead.
 
-Drafters are not trusted: a bad, failing or hanging drafter costs drafts and never text. A drafter
-that raises for a batch is asked again for each row alone. A row that fails alone, or whose draft
-breaks the contract, gets an empty draft, and no more drafts, with a sentence that says why. Memory
-that is full just now is no fault. A drafter that hangs is never called again, because the thread
-that it hangs in still owns it.
+Drafters are not trusted: a bad, failing or hanging drafter costs drafts and never text. If a
+drafter raises for a batch, each row is requested again alone. A row that fails alone, or whose
+draft breaks the contract, gets an empty draft and no further drafts, with a sentence that says why.
+A temporary lack of memory is not a fault. A drafter that hangs is never called again, because the
+thread that it hangs in still owns it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """Drafts by sequence, why there will be none any more, and what it all took."""
+    """Drafts by sequence, the reasons for no further drafts, and the seconds taken."""
 
     drafts: Mapping[int, Draft]
     faults: Mapping[int, str]
@@ -71,11 +71,11 @@ class DraftingJob:
 def guarded_drafts(
     drafter: Drafter, rows: Sequence[DraftRow], vocab_size: int
 ) -> tuple[dict[int, Draft], dict[int, str]]:
-    """What `drafter` proposes for `rows`, and the faults of those that it failed for."""
+    """Return the proposals of `drafter` for `rows`, and the faults of failed rows."""
     if not rows:
         return {}, {}
     try:
-        proposed = _asked(drafter, rows)
+        proposed = _proposed(drafter, rows)
     except BaseException as error:
         if is_interrupt(error):
             raise
@@ -83,7 +83,7 @@ def guarded_drafts(
             _log.info("A round of request %d goes without a draft: %s", rows[0].seq_id, error)
             return {}, {}
         if len(rows) == 1:
-            return {}, {rows[0].seq_id: _told(drafter, error)}
+            return {}, {rows[0].seq_id: _fault_message(drafter, error)}
         return _one_by_one(drafter, rows, vocab_size)
     drafts: dict[int, Draft] = {}
     faults: dict[int, str] = {}
@@ -104,12 +104,12 @@ def _fault_of(drafter: Drafter, row: DraftRow, draft: object, vocab_size: int) -
     except BaseException as error:
         if is_interrupt(error):
             raise
-        return _told(drafter, error)
+        return _fault_message(drafter, error)
     return ""
 
 
 def guarded_ahead(drafter: DraftAhead, rows: Sequence[AheadRow]) -> dict[int, str]:
-    """Have `drafter` prepare for `rows`; the faults of those that it failed for."""
+    """Have `drafter` prepare for `rows`; return the faults of the rows for which it failed."""
     if not rows:
         return {}
     try:
@@ -120,7 +120,7 @@ def guarded_ahead(drafter: DraftAhead, rows: Sequence[AheadRow]) -> dict[int, st
         if is_interrupt(error):
             raise
         if len(rows) == 1:
-            return {rows[0].seq_id: _told(drafter, error)}
+            return {rows[0].seq_id: _fault_message(drafter, error)}
         faults: dict[int, str] = {}
         for row in rows:
             faults |= guarded_ahead(drafter, [row])
@@ -129,49 +129,51 @@ def guarded_ahead(drafter: DraftAhead, rows: Sequence[AheadRow]) -> dict[int, st
 
 
 def check_draft(name: str, row: DraftRow, draft: object, vocab_size: int) -> None:
-    """Raises DrafterError for what is no draft, for one that is too long or too large, a foreign id
-    or distributions that are none."""
+    """Check a draft. Raises DrafterError for a value that is no draft, a draft that is too long or
+    too large, a token id outside the vocabulary, or invalid distributions."""
     if type(draft) is not Draft:
-        raise DrafterError(f"drafter {name!r} gave {_a(draft)} where a Draft was due.")
+        raise DrafterError(f"drafter {name!r} returned {_type_of(draft)} instead of a Draft.")
     _check_tree(name, draft)
     if draft.tokens and not 0 <= min(draft.tokens) <= max(draft.tokens) < vocab_size:
         raise DrafterError(f"drafter {name!r} proposed an id that does not exist.")
     if draft.probs_NV is not None:
         _check_distributions(name, draft.probs_NV, (len(draft), vocab_size))
-        # Elsewhere the sum would be waited for, and the rule finds out. Greedily nobody reads
-        # distributions.
+        # On other devices the host would wait for the sum, and the rule finds out anyway. Greedy
+        # rounds do not read distributions.
         if row.params.temperature and draft.probs_NV.is_cpu:
             check_numbers(name, draft)
     if draft.max_depth > row.budget.depth:
         raise DrafterError(
             f"drafter {name!r} proposed {draft.max_depth} tokens in a row "
-            f"where {row.budget.depth} were asked for."
+            f"where {row.budget.depth} were requested."
         )
     if len(draft) > row.budget.size:
         raise DrafterError(
             f"drafter {name!r} proposed a tree of {len(draft)} tokens "
-            f"where {row.budget.size} were asked for."
+            f"where {row.budget.size} were requested."
         )
 
 
 def _check_tree(name: str, draft: Draft) -> None:
-    """Of whole numbers alone: 1.0, True and what numpy calls an int are none."""
+    """Check that a tree has plain ints: 1.0, True and numpy integers are refused."""
     tokens, parents = draft.tokens, draft.parents
     if type(tokens) is not tuple or type(parents) is not tuple:
-        lists = f"{_a(tokens)} and {_a(parents)}"
-        raise DrafterError(f"drafter {name!r} gave {lists} where tuples of ids were due.")
+        lists = f"{_type_of(tokens)} and {_type_of(parents)}"
+        raise DrafterError(f"drafter {name!r} returned {lists} instead of tuples of ids.")
     strange = {*map(type, tokens), *map(type, parents)} - {int}
     if strange:
         kinds = ", ".join(sorted(kind.__name__ for kind in strange))
-        raise DrafterError(f"drafter {name!r} gave ids of type {kinds}, not int.")
+        raise DrafterError(f"drafter {name!r} returned ids of type {kinds}, not int.")
     if type(draft.by) is not str or type(draft.hit) not in (bool, type(None)):
-        raise DrafterError(f"drafter {name!r} told of a draft's origin in no words.")
+        raise DrafterError(f"drafter {name!r} returned a draft whose origin is not a string.")
     draft.check()
 
 
 def _check_distributions(name: str, probs_NV: object, shape: tuple[int, int]) -> None:
     if type(probs_NV) is not Tensor or not probs_NV.is_floating_point():
-        raise DrafterError(f"drafter {name!r} reported distributions that are {_a(probs_NV)}.")
+        raise DrafterError(
+            f"drafter {name!r} reported distributions that are {_type_of(probs_NV)}."
+        )
     if probs_NV.shape[1:] != shape[1:]:
         raise DrafterError(
             f"drafter {name!r} reported distributions that are not over the target's {shape[1]} "
@@ -188,25 +190,27 @@ def _check_distributions(name: str, probs_NV: object, shape: tuple[int, int]) ->
 
 
 def check_numbers(name: str, draft: Draft) -> None:
-    """Raises DrafterError if the distributions that a draft was drawn from are not numbers."""
+    """Raise DrafterError if a draft's distributions are not numbers."""
     # A sum has no temporary of the distributions' size, and is finite only if they all are.
     if draft.probs_NV is not None and not math.isfinite(float(draft.probs_NV.sum())):
         raise DrafterError(f"drafter {name!r} reported distributions that are not numbers (NaN).")
 
 
 def name_of(drafter: Drafter) -> str:
-    """What it calls itself, whatever that is."""
+    """Return the drafter's own name, whatever that is."""
     try:
         return str(drafter.name)[:MOST_WORDS]
-    except Exception:  # noqa: BLE001 - a drafter may be anybody's code
+    except Exception:  # noqa: BLE001 - a drafter may be any code
         return type(drafter).__name__
 
 
-def _asked(drafter: Drafter, rows: Sequence[DraftRow]) -> Sequence[object]:
-    """One for each row; nothing is known of them but their number."""
+def _proposed(drafter: Drafter, rows: Sequence[DraftRow]) -> Sequence[object]:
+    """Return one value for each row; only their number has been checked."""
     given = cast("object", drafter.propose(rows))
     if not isinstance(given, list | tuple):
-        raise DrafterError(f"drafter {name_of(drafter)!r} gave {_a(given)} where a list was due.")
+        raise DrafterError(
+            f"drafter {name_of(drafter)!r} returned {_type_of(given)} instead of a list."
+        )
     answer = cast("Sequence[object]", given)
     drafts = list(islice(answer, len(rows) + 1))
     if len(drafts) != len(rows):
@@ -216,8 +220,8 @@ def _asked(drafter: Drafter, rows: Sequence[DraftRow]) -> Sequence[object]:
     return drafts
 
 
-def _a(value: object) -> str:
-    """What kind of value it is: its own text may be anything."""
+def _type_of(value: object) -> str:
+    """Return a phrase for the type of a value: its own text may be anything."""
     return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
@@ -233,7 +237,7 @@ def _one_by_one(
     return drafts, faults
 
 
-def _told(drafter: Drafter, error: BaseException) -> str:
+def _fault_message(drafter: Drafter, error: BaseException) -> str:
     cause = error.__cause__ if isinstance(error, SequenceError) and error.__cause__ else error
     reason = f"drafter {name_of(drafter)!r} failed: {words_of(cause)}"
     _log.warning("Speculation is off for a request: %s", reason)
@@ -242,9 +246,9 @@ def _told(drafter: Drafter, error: BaseException) -> str:
 
 @dataclass(slots=True)
 class DrafterHandle:
-    """`ahead` says that the drafter drafts ahead; `timeout` is how many seconds it may take. That
-    is no limit where it drafts in the target's memory, which it could still write when given up.
-    `others` are those that requests chose instead."""
+    """A drafter under the engine's guard. `ahead` says that it drafts ahead, `timeout` how many
+    seconds it may take; there is no limit for a drafter in the target's memory, which it could
+    still write after being given up. `others` are the drafters that requests chose instead."""
 
     drafter: Drafter
     ahead: bool = False
@@ -264,7 +268,7 @@ class DrafterHandle:
         if seq.no_drafts:
             return
         if seq.seq_id in self._opened:
-            # It was to be closed once nothing is drafted ahead for it any more.
+            # It was waiting to be closed until nothing is drafted ahead for it.
             self._late.discard(seq.seq_id)
             return
         try:
@@ -281,7 +285,7 @@ class DrafterHandle:
             self._opened.add(seq.seq_id)
 
     def close(self, seq_id: int, *, in_use: bool) -> None:
-        """Now, or as soon as nothing is drafted ahead for it any more."""
+        """Close a sequence now, or as soon as nothing is drafted ahead for it any more."""
         self._rounds.pop(seq_id, None)
         self._jobs.pop(seq_id, None)
         if seq_id not in self._opened:
@@ -301,62 +305,62 @@ class DrafterHandle:
             _log.warning("A drafter failed to close a sequence.", exc_info=True)
 
     def forget(self) -> None:
-        """What the drafter learnt from requests. None may be open."""
+        """Forget what the drafter learned from requests. No request may be open."""
         if isinstance(self.drafter, Remembering) and not self.hung:
             with foreign():
                 self.drafter.forget()
         self.others.forget()
 
     def drafted(self, batch: Sequence[LiveSequence], proposals: Proposals) -> None:
-        """A drafting job ended: its drafts wait for their verification."""
+        """Record the end of a drafting job: its drafts wait for their verification."""
         proposals.give(batch)
         self._jobs |= dict.fromkeys([seq.seq_id for seq in batch], DraftingJob(proposals.seconds))
 
     def take_seconds(self, batch: Sequence[LiveSequence]) -> float:
-        """What the drafts of `batch` took, which is now verified. They may come from several jobs,
-        and each job counts once."""
+        """Return the seconds taken by the drafts of `batch`, which is now verified. They may come
+        from several jobs, and each job counts once."""
         jobs = {self._jobs.pop(seq.seq_id) for seq in batch if seq.seq_id in self._jobs}
         return sum([job.seconds for job in jobs], 0.0)
 
     def released(self, seq_ids: Iterable[int]) -> None:
-        """Nothing is drafted ahead for these any more."""
+        """Record that nothing is drafted ahead for these sequences any more."""
         for seq_id in self._late.intersection(seq_ids):
             self.close(seq_id, in_use=False)
 
     def begin(self, batch: Sequence[LiveSequence]) -> None:
-        """The drafts of `batch` are now verified, so what follows them may be drafted ahead."""
+        """Record that the drafts of `batch` are now verified, and may be drafted ahead of."""
         if not self.ahead:
             return
         for seq in batch:
             self._rounds.pop(seq.seq_id, None)
-            asks = seq.shaper is None and not seq.no_drafts and not seq.speculation.has_own
-            if seq.budget.depth > 0 and asks:
+            wants_ahead = seq.shaper is None and not seq.no_drafts and not seq.speculation.has_own
+            if seq.budget.depth > 0 and wants_ahead:
                 self._rounds[seq.seq_id] = ahead_row(seq, self._window.value or 0.0)
 
     def verified(self, seconds: float) -> None:
-        """A verification beside which drafts may be made took so long."""
+        """Record the seconds of a verification during which drafts may be made ahead."""
         self._window.add(seconds)
 
     def rounds(self, seq_ids: Sequence[int]) -> list[AheadRow]:
         return [self._rounds[seq_id] for seq_id in seq_ids if seq_id in self._rounds]
 
     def allowance(self, num_new: int) -> float:
-        """Seconds for a draft before which `num_new` tokens of text are read."""
+        """Return the seconds allowed for a draft before which `num_new` tokens of text are read."""
         return patience(self.timeout, num_new)
 
     def overdue(self, deadlines: Mapping[str, float]) -> list[str]:
-        """Which of the lanes that draft are past their time."""
+        """Return the drafting lanes that are past their deadlines."""
         now = self.clock()
         return [lane for lane, deadline in deadlines.items() if now > deadline]
 
     def patience(self, deadlines: Mapping[str, float]) -> float | None:
-        """Seconds until one of them is; None where nothing is drafted, or none ever is."""
+        """Return the seconds until the first of these lanes is overdue; None if no lane can be."""
         soonest = min(deadlines.values(), default=math.inf)
         return None if soonest == math.inf else max(soonest - self.clock(), 0.0) + 0.001
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should hear of the drafter."""
+        """The drafter's notes for the user."""
         return self.drafter.notes if isinstance(self.drafter, HasNotes) else ()
 
     def shut_down(self) -> None:

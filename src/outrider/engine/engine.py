@@ -1,8 +1,7 @@
 """The engine loop: admits requests, runs the schedule's jobs on lanes, and delivers outcomes.
 
 All decisions (who starts, who waits, who is given up) are made in the caller's thread, between
-jobs; lanes only run models. So an executor may run lanes inline or on threads, and both give the
-same text.
+jobs; lanes only run models. So lanes may run inline or on threads, with the same text.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ _VERIFYING = (JobKind.VERIFY, JobKind.PREFILL)
 
 @dataclass(slots=True)
 class Engine:
-    """`order` arranges idle lanes, None keeps the schedule's own. When a job ends, `deliver` passes
-    on the traces of its rounds, which a lane may not do, and `jobs` receives the job's own. `pace`
-    bounds how many prompt tokens a job reads, None leaves that to the schedule."""
+    """The engine loop. `order` arranges idle lanes; None keeps the schedule's own order. When a job
+    ends, `deliver` passes on the traces of its rounds, which a lane may not do, and `jobs` gets its
+    own trace. `pace` bounds the prompt tokens of a job; None leaves that to the schedule."""
 
     residents: RequestTable
     executor: Executor
@@ -74,20 +73,20 @@ class Engine:
 
     @property
     def has_place(self) -> bool:
-        """Whether one more request may wait."""
+        """True if one more request may wait."""
         return len(self.residents.waiting) < self.residents.limits.max_waiting
 
     @property
     def has_free_place(self) -> bool:
-        """Whether one more request would start at once, where there is memory for it. One may wait
-        where a limit on the batch is learnt, which grows only while some do."""
+        """True if one more request would start at once, given memory. One request may also wait if
+        the limit on the batch is learned, since it grows only while some wait."""
         residents = self.residents
         num_free = max(residents.num_free, int(residents.batch_limit is not None))
         return len(residents.waiting) < min(num_free, residents.limits.max_waiting)
 
     def give_way(self, seq_id: int) -> bool:
-        """Pre-empt a live request for the one that came last, which then starts first. Whether it
-        could: a job may be about it."""
+        """Pre-empt a running request for the one that came last, which then starts first. Return
+        whether it could be pre-empted: a job may contain it."""
         residents = self.residents
         if seq_id not in residents.live or residents.ledger.is_running(seq_id):
             return False
@@ -101,9 +100,9 @@ class Engine:
         self.residents.submit(seq)
 
     def step(self, seconds: float = 0.0) -> list[Outcome]:
-        """Start what can start, and wait until some job ends; the outcomes of its sequences. Those
-        that were kept back are told first: nothing of their sequences runs meanwhile. A job that
-        has nothing but rounds may have several, until `seconds` are over."""
+        """Start what can start, wait until a job ends, and return the outcomes of its sequences.
+        Outcomes that were held back come first: nothing of their sequences runs meanwhile. A job
+        that consists of rounds may run several, until `seconds` are over."""
         if not self._undelivered:
             self._more_seconds = seconds
             self._undo_lost()
@@ -115,25 +114,25 @@ class Engine:
         return self.delivered()
 
     def delivered(self) -> list[Outcome]:
-        """What was decided and not yet told."""
+        """Return the outcomes that were decided and not yet returned."""
         outcomes, self._undelivered = self._undelivered, []
         return outcomes
 
     def given_up(self) -> list[LiveSequence]:
-        """Requests that ended without an outcome since the last call: they failed, and `error` of
-        each says why, or their time was up."""
+        """Return the requests that ended without an outcome since the last call: they failed, and
+        `error` of each says why, or they reached their time limit."""
         failed, self.failures.given_up = self.failures.given_up, []
         return failed
 
     def holds(self, seq_id: int) -> bool:
-        """Whether a request whose text has ended may still be told of tokens: lanes end texts
-        before they are told."""
-        told = all(outcome.seq_id != seq_id for outcome in self._undelivered)
-        return seq_id in self.residents.live or not told
+        """Return whether tokens of a request may still be undelivered after its text has ended:
+        lanes end texts before their outcomes are delivered."""
+        delivered = all(outcome.seq_id != seq_id for outcome in self._undelivered)
+        return seq_id in self.residents.live or not delivered
 
     def cancel(self, seq_id: int) -> None:
-        """Stop a request, waiting or live, and free its memory; unknown ids are ignored. Waits for
-        the job that it is in, if it is in one."""
+        """Stop a request, waiting or running, and free its memory; unknown ids are ignored. Waits
+        for the job that contains the request, if there is one."""
         if self._take_out(seq_id):
             self.residents.counts.cancelled += 1
 
@@ -145,9 +144,9 @@ class Engine:
                 self.failures.given_up.append(seq)
 
     def _take_out(self, seq_id: int) -> bool:
-        """Whether it was here, and had not ended in the job that was waited for."""
+        """Remove a request; return whether it was present and did not end while awaited."""
         residents = self.residents
-        # First of all: a job that fails for want of memory leaves its sequences waiting.
+        # The job comes first: one that fails for lack of memory leaves its sequences waiting.
         while residents.ledger.is_running(seq_id):
             if not self.failures.recall(seq_id):
                 self._undo_lost()
@@ -165,8 +164,8 @@ class Engine:
     # Jobs
 
     def _start_jobs(self) -> None:
-        """Poll idle lanes until none starts: a verify that starts may make work ahead of it. Lanes
-        may wait for each other only while something runs."""
+        """Poll idle lanes until none starts: a verification that starts may make work ahead of it.
+        Lanes may wait for each other only while something runs."""
         started = patient = True
         while started or (patient and not self.executor.busy):
             patient = patient and (started or bool(self.executor.busy))
@@ -190,7 +189,7 @@ class Engine:
         job = again = self.failures.next_alone(lane)
         if again is None:
             job = self.schedule.next_job(lane, pool, residents.ledger.num_live)
-            job = residents.with_room(job) if job else None
+            job = residents.with_pages(job) if job else None
         if not job:
             return False
         queues = len(pool.prefill), len(pool.draft), len(pool.verify)
@@ -201,17 +200,17 @@ class Engine:
         return True
 
     def _most_prompt_tokens(self, pace: PromptPace, pool: ReadyQueues) -> int | None:
-        """Where prompts have a lane of their own, no round waits for them."""
+        """Return the limit on prompt tokens; with a lane for prompts, no round waits for them."""
         live = self.residents.live
         is_watched = any(live[work.seq_id].is_watched for work in pool.draft)
-        return pace.limit_beside(pool) if is_watched and self._has_one_lane else pace.limit
+        return pace.limit_with_rounds(pool) if is_watched and self._has_one_lane else pace.limit
 
     @property
     def _has_one_lane(self) -> bool:
         return len(self.schedule.lanes) == 1
 
     def _undo_lost(self) -> None:
-        """An interrupt may fall between the ledger and the executor."""
+        """Undo jobs that an interrupt stopped between the ledger and the executor."""
         if not self._running:
             return
         known = {*self.executor.busy, *(done.lane for done in self._ended)}
@@ -238,8 +237,8 @@ class Engine:
         )
 
     def _may_have_more_rounds(self, job: Job) -> bool:
-        """Whether nobody waits for the end of its first round: no prompt, no other lane, no pages
-        of the arena."""
+        """Return whether nothing waits for the end of the job's first round: no prompt, no other
+        lane, no pages of the arena."""
         return (
             self._has_one_lane
             and not self.residents.may_run_out
@@ -248,7 +247,7 @@ class Engine:
         )
 
     def _wait(self) -> None:
-        """Until some job has ended, if any runs."""
+        """Wait until some job has ended, if any runs."""
         busy, drafting = self.executor.busy, self.residents.drafting
         if busy and not self._ended:
             drafts = {
@@ -263,7 +262,7 @@ class Engine:
             self._finish(self._ended.popleft())
 
     def _abandon(self, lane: str) -> LaneResult:
-        """The end of the drafting that `lane` hangs in: no drafts, for anybody any more."""
+        """Abandon the drafting that `lane` hangs in; no request gets drafts any more."""
         drafting, began = self.residents.drafting, self.executor.busy[lane]
         self.executor.abandon(lane)
         drafting.give_up()
@@ -286,7 +285,7 @@ class Engine:
         self.failures.num_emitted += sum([len(o.tokens) for o in done.task.outcomes])
         if done.task.job.kind is JobKind.AHEAD:
             self.residents.drafting.released(done.task.job.seq_ids)
-        # What others do with records must not cost anybody a token.
+        # A failure of a receiver of records must not cost any request a token.
         if self.deliver is not None:
             self.deliver()
         self._report(done, num_failed)
@@ -304,11 +303,9 @@ class Engine:
                 with foreign(), breakable():
                     for trace in traces:
                         self.jobs(trace)
-            except Exception:  # noqa: BLE001 - an observer may be anybody's code
+            except Exception:  # noqa: BLE001 - an observer may be any code
                 self.jobs = None
-                _log.warning(
-                    "An observer of jobs failed, and hears of none any more.", exc_info=True
-                )
+                _log.warning("An observer of jobs failed and gets no more of them.", exc_info=True)
         for observer in self._observers:
             for trace in traces:
                 observer.observe(trace)

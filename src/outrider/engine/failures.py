@@ -1,8 +1,8 @@
 """Failed jobs: which requests end, and which are tried again.
 
 A failure ends as few requests as possible. A job that fails without naming a sequence is tried
-again for each of its sequences alone; a sequence that fails alone is given up, and the others never
-notice. A sequence that fails alone for want of memory waits until others give theirs back.
+again for each of its sequences alone; a sequence that fails alone is given up, and the others are
+not affected. A sequence that fails alone for lack of memory waits until others give theirs back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outrider.engine.lanes import LaneResult, LaneTask
 from outrider.engine.requests import RequestTable
 from outrider.sched.jobs import Job, JobKind
 
-# How often a sequence may fail for want of memory while no other gets a token.
+# How often a sequence may fail for lack of memory while no other gets a token.
 MOST_TRIES = 8
 
 _log = logging.getLogger(__name__)
@@ -27,9 +27,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Failures:
-    """`saved` are outcomes whose text was kept although their job failed afterwards, `given_up` the
-    requests that failed, until somebody asks; `num_emitted` counts tokens of all requests, to see
-    whether anything goes on."""
+    """Handler of failed jobs. `saved` are outcomes whose text was kept although their job failed
+    afterwards, `given_up` the failed requests until they are collected. `num_emitted` counts tokens
+    of all requests, which shows whether the engine makes progress."""
 
     residents: RequestTable
     saved: list[Outcome] = field(default_factory=list[Outcome])
@@ -40,12 +40,12 @@ class Failures:
     _starved: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
 
     def next_alone(self, lane: str) -> Job | None:
-        """A sequence of a failed job, to be tried alone; it has already been started."""
+        """Return a failed job's sequence to be tried alone; the ledger has started it."""
         again = self._alone.get(lane)
         return again.popleft() if again else None
 
     def end(self, done: LaneResult, error: BaseException) -> int:
-        """Deal with the end of a job by `error`; how many requests it ended."""
+        """Handle the end of a job by `error`; return how many requests it ended."""
         task, job = done.task, done.task.job
         error = out_of_memory(error, "generating") or error
         if isinstance(error, SequenceError):
@@ -63,8 +63,8 @@ class Failures:
         return self._divide(done, error)
 
     def undo(self, task: LaneTask) -> None:
-        """Leave every sequence as it was before the round that failed, so that others can go on
-        after an error. Outcomes that were kept are saved."""
+        """Restore every sequence to its state before the failed round, so that others can go on
+        after an error. Finished outcomes are saved."""
         self._save(task)
         self._undo(task.job)
 
@@ -76,7 +76,7 @@ class Failures:
                 self.saved.append(seq.last)
 
     def recall(self, seq_id: int) -> bool:
-        """Undo what was to be tried again of a sequence alone; whether there was anything."""
+        """Undo the waiting single retry of a sequence; return whether there was one."""
         for again in self._alone.values():
             for job in again:
                 if seq_id in job.seq_ids:
@@ -98,7 +98,7 @@ class Failures:
         return num_failed
 
     def _blame(self, seq_id: int, cause: BaseException | None) -> int:
-        """A draft that cannot be judged costs a sequence its drafter, anything else its place."""
+        """End a sequence that failed; for a draft that cannot be judged it loses its drafter."""
         if not isinstance(cause, DrafterError):
             return self._give_up(seq_id, ordinary(cause or SequenceError(seq_id)))
         seq = self.residents.live[seq_id]
@@ -106,7 +106,7 @@ class Failures:
         return 0
 
     def _end_alone(self, seq_id: int, error: Exception) -> int:
-        """It failed by itself. It waits for memory so long as others go on."""
+        """End a sequence that failed alone, or let it wait for memory while others go on."""
         residents = self.residents
         seq = residents.live.get(seq_id)
         then, num_tries = self._starved.get(seq_id, (-1, 0))
@@ -120,7 +120,7 @@ class Failures:
         return self._give_up(seq_id, error)
 
     def _give_up(self, seq_id: int, error: Exception) -> int:
-        """The others of its batch go on with the next job. One that had ended is not given up."""
+        """Give up a request that has not ended; its batch goes on with the next job."""
         seq = self.residents.live.get(seq_id)
         if seq is None:
             return 0
@@ -131,15 +131,15 @@ class Failures:
         return 1
 
     def _is_torn(self, seq_id: int) -> bool:
-        """Whether a job failed in the midst of its end: memory holds other than the ledger knows,
-        or the text has ended and nobody was told."""
+        """Return whether a job failed in the midst of its end: memory and ledger disagree, or the
+        text has ended and its outcome was not delivered."""
         residents = self.residents
         seq = residents.live[seq_id]
         known = len(seq.tokens) - residents.ledger.num_unread(seq_id)
         return seq.finish is not None or residents.target.state.length(seq_id) != known
 
     def _reread(self, job: Job, error: Exception) -> int:
-        """Have a torn sequence read its text again, but not for ever."""
+        """Have a torn sequence read its text again, but only once."""
         self._undo(job)
         (seq_id,) = job.seq_ids
         if seq_id in self._torn:
@@ -148,7 +148,7 @@ class Failures:
         return 0
 
     def _empty(self, job: Job) -> None:
-        """Nothing of a pass that failed stays staged."""
+        """Unstage the rows of a failed pass."""
         if job.kind is not JobKind.AHEAD:
             self.residents.target.state.commit(dict.fromkeys(job.seq_ids, ()))
 
@@ -159,12 +159,12 @@ class Failures:
             self._mend(self.residents.live[seq_id])
 
     def _mend(self, seq: LiveSequence) -> None:
-        """An interrupt may fall between memory and text, or between text and the end of the job."""
+        """Repair a sequence after an interrupt between memory, text and the job's end."""
         if not self._is_torn(seq.seq_id):
             return
         self.residents.drop(seq.seq_id)
         if seq.finish is not None:
             self.residents.counts.completed += 1
         else:
-            # Memory holds more than was said: read the text again.
+            # Memory holds more than was delivered: read the text again.
             self.residents.open(seq)

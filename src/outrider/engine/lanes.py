@@ -27,12 +27,12 @@ _KINDS = {stage: stage.name.lower() for stage in Stage}
 
 @dataclass(frozen=True, slots=True)
 class LaneTask:
-    """A job and its sequences: `batch` drafts, is verified or both, `chunks` are read, and `ahead`
-    are rounds to draft ahead of. `rounds` is how many each of `batch` had run, `queues` how many
-    waited for (prefill, draft, verify), and `num_free` the arena's room, when it began. Drafts that
-    were made in other jobs took `draft_seconds`. Rounds follow the first for `more_seconds`, until
-    a text ends; `outcomes` are of those that are over, and `ends` when each but the last was, in
-    seconds of the host's clock."""
+    """A job and its sequences: `batch` is drafted for, verified or both, `chunks` are read, and
+    `ahead` are rounds to draft ahead of. At its beginning, `rounds` is how many rounds each of
+    `batch` had run, `queues` how many sequences waited for (prefill, draft, verify), and `num_free`
+    the arena's free tokens. Drafts of other jobs took `draft_seconds`. Rounds follow the first for
+    `more_seconds`, until a text ends; `outcomes` are those of finished rounds, `ends` the times at
+    which all but the last ended, in seconds of the host's clock."""
 
     job: Job
     batch: Batch
@@ -50,19 +50,19 @@ class LaneTask:
 
     @property
     def num_new_to_drafter(self) -> int:
-        """Tokens of texts that the drafter meets for the first time, and reads first."""
+        """Tokens of texts that are new to the drafter, which reads them first."""
         return sum(len(seq.tokens) for seq in self.batch if seq.last is None)
 
     @property
     def only_drafts(self) -> bool:
-        """Whether nothing but the drafter has part in it."""
+        """True if the job uses the drafter alone."""
         return self.job.kind in (JobKind.DRAFT, JobKind.AHEAD)
 
 
 @dataclass(frozen=True, slots=True)
 class LaneWork:
-    """What came of a task besides its outcomes, which are already in the text of their sequences:
-    `proposals` and `faults` (why sequences are not drafted for any more) are still to be given."""
+    """Results of a task besides its outcomes, which are already in the text of their sequences:
+    `proposals` and `faults` (why sequences get no more drafts) still have to be applied."""
 
     proposals: Proposals = _NOTHING
     faults: Mapping[int, str] = field(default_factory=dict[int, str])
@@ -70,7 +70,7 @@ class LaneWork:
 
 @dataclass(frozen=True, slots=True)
 class LaneResult:
-    """The end of a task, well or with an error. Times are seconds of the host's clock."""
+    """The end of a task, with success or with an error. Times are seconds of the host's clock."""
 
     lane: str
     task: LaneTask
@@ -80,8 +80,8 @@ class LaneResult:
     ended: float
 
     def traces(self, num_failed: int) -> list[JobTrace]:
-        """A record of each of its rounds, or of the job where it had none. What failed did so in
-        the last; queues and room are those that the job began with."""
+        """Return a record of each round of the task, or of the job if it had none. Failures belong
+        to the last one; queues and free tokens are those at the job's beginning."""
         task, job = self.task, self.task.job
         whole = JobTrace(
             lane=self.lane,
@@ -110,24 +110,24 @@ Call = Callable[[LaneTask], LaneWork]
 
 
 class Executor(Protocol):
-    """Runs tasks on lanes, one at a time on each."""
+    """An executor of tasks on lanes, one at a time on each."""
 
     @property
     def busy(self) -> Mapping[str, float]:
-        """Lanes with a task that `wait` has not yet given back, and when they got it."""
+        """Lanes with a task whose result `wait` has not returned yet, and when they got it."""
         ...
 
     def is_here(self) -> bool:
-        """Whether the calling thread is one that runs lanes and nothing else."""
+        """Return whether the calling thread only runs lanes."""
         ...
 
     def start(self, lane: str, task: LaneTask) -> None: ...
     def wait(self, seconds: float | None = None) -> list[LaneResult]:
-        """Tasks that ended, at least one; none only if `seconds` went by."""
+        """Return the results of tasks that ended, at least one; none only after `seconds`."""
         ...
 
     def abandon(self, lane: str) -> None:
-        """Give up the task of a lane that hangs. What it may still do reaches nobody."""
+        """Give up the task of a lane that hangs. Its result is dropped."""
         ...
 
     def close(self) -> None: ...
@@ -135,7 +135,7 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LaneRunner:
-    """`round` and `stages` are over the lane's own buffers of the target."""
+    """The work of a lane. `round` and `stages` use the lane's own buffers of the target."""
 
     round: Round
     stages: Stages
@@ -147,7 +147,7 @@ class LaneRunner:
             drafter = cast("DraftAhead", self.stages.drafter)
             return LaneWork(faults=guarded_ahead(drafter, task.ahead))
         if kind is JobKind.DRAFT:
-            self.stages.allot(task.batch)
+            self.stages.assign_budgets(task.batch)
             return LaneWork(proposals=self.stages.propose(task.batch))
         if kind is JobKind.ROUND:
             self._rounds(task)
@@ -174,7 +174,7 @@ class LaneRunner:
 
 @dataclass(slots=True)
 class InlineLanes:
-    """Deterministic: lanes run in the order in which they are started, one after another."""
+    """A deterministic executor: lanes run one after another, in the order of their start."""
 
     runners: Mapping[str, LaneRunner]
     clock: Clock = HOST_CLOCK
@@ -194,13 +194,13 @@ class InlineLanes:
             with breakable():
                 work = self.runners[lane](task)
         except BaseException as caught:  # noqa: BLE001
-            # An interrupt as well: the engine first undoes the job.
+            # An interrupt too: the engine first undoes the job.
             error = caught if is_interrupt(caught) else ordinary(caught)
         self._done.append(LaneResult(lane, task, work, error, began, self.clock()))
 
     @property
     def round(self) -> Round:
-        """What the first lane runs."""
+        """The round of the first lane."""
         return next(iter(self.runners.values())).round
 
     def exchange(self, other: Round) -> None:

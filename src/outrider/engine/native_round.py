@@ -1,9 +1,9 @@
-"""Native round: a whole round of a batch as one C++ call, for what most requests ask.
+"""Native round: a whole round of a batch as one C++ call, for the usual requests.
 
-The native round takes chains that a draft model draws within the call, which may be a copy of the
-target over its memory, or any draft that a drafter made before, of requests without masks, bans,
-reported rounds, rules of their own or dropped prompt keys. All else goes stage by stage. Both ways
-give the same tokens, so a request may change between them.
+A native round verifies chains that a draft model draws within the call; the draft model may be a
+copy of the target over its memory. It also verifies any draft that a drafter made before. It takes
+requests without mask, bans, reported rounds, rules of their own or dropped prompt keys; all others
+go stage by stage. Both give the same tokens, so a request may change between them.
 
 Shapes:  M = packed logits rows, N = tokens of one outcome, V = vocabulary.
 """
@@ -59,7 +59,7 @@ class NativePasses(CausalLM, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NativeRound:
-    """A `Round` over `stages`, whose target and draft model it runs without asking them.
+    """A `Round` over `stages` that runs their target and draft model in native code.
 
     `rule` is the engine's, a name in RULES; a request may have another. `draft` and `drafter` are
     given together, `draft` alone for a copy in the target's memory; without either drafts come from
@@ -77,14 +77,14 @@ class NativeRound:
     def run(self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0) -> list[Outcome]:
         if chunks or not self._takes(batch):
             return self.stages.run(batch, chunks, num_waiting=num_waiting)
-        self.stages.allot(batch)
+        self.stages.assign_budgets(batch)
         if self.draft is None:
             return self._verified(batch, self.stages.draft(batch), num_waiting)
         self.stages.read_shared(batch)
         started = perf_counter()
         rows = None if any(map(_is_heated, batch)) else self._drafting_rows(batch)
         if rows is not None:
-            # What its model had to read before the call is drafting too.
+            # The model's reading before the call is drafting too.
             drafting = perf_counter() - started
             decided = self.call(rows) if self.call.fits(rows) else None
             if decided is not None:
@@ -102,8 +102,8 @@ class NativeRound:
         )
 
     def _verified(self, batch: Batch, draft_seconds: float, num_waiting: int) -> list[Outcome]:
-        """By the stages where some draft was drawn from numbers of another kind or a number is
-        none."""
+        """Verify drafts in a call; by the stages if a draft has probabilities of another dtype or
+        device, or the call met a value that is no number."""
         began = perf_counter() - draft_seconds
         rows = [self._row(seq, len(batch)) for seq in batch if _is_plain(seq.draft)]
         if len(rows) == len(batch) and self.call.fits(rows):
@@ -127,7 +127,7 @@ class NativeRound:
         )
 
     def _drafting_rows(self, batch: Batch) -> list[RoundRow] | None:
-        """None if the draft model fails; the stages then find out for whom."""
+        """Return the call's rows; None if the draft model fails, which stages then locate."""
         try:
             return [self._row(seq, len(batch)) for seq in batch]
         except Exception:  # noqa: BLE001 - the stages meet it again, row by row
@@ -135,7 +135,7 @@ class NativeRound:
             return None
 
     def _row(self, seq: LiveSequence, batch_size: int) -> RoundRow:
-        """What the call is told of `seq`. Reads the prompt with the draft model if need be."""
+        """Return the call's data of `seq`. The draft model reads the prompt if necessary."""
         draft = seq.draft if self.draft is None else Draft.empty()
         depth = 0 if self.draft is None else max(self.stages.depth(seq), 0)
         unread = seq.tokens[self.target.state.length(seq.seq_id) :]
@@ -145,7 +145,7 @@ class NativeRound:
             sample=seq.sample,
             start=len(seq.tokens),
             temperature=_temperature(seq.params),
-            # What is no integer of C keeps all as well.
+            # A value too large for an integer of C keeps all tokens as well.
             top_k=min(seq.params.top_k, self.target.spec.vocab_size),
             top_p=seq.params.top_p,
             min_p=seq.params.min_p,
@@ -165,7 +165,7 @@ class NativeRound:
     ) -> CacheSpan:
         drafter = self.drafter
         if drafter is None:
-            # Where the target reads the draft, the copy writes it before.
+            # The copy writes the draft to the slots where the target then reads it.
             return target
         unread = drafter.begin(seq.seq_id, seq.tokens, most=drafter.share(batch_size))
         return _feed(given(self.draft, "draft model"), seq.seq_id, unread, depth - 1)
@@ -179,7 +179,7 @@ class NativeRound:
         drafting: float,
         num_waiting: int,
     ) -> list[Outcome]:
-        """The round began at `began`; `drafting` seconds of it went by before the call."""
+        """Finish a round that began at `began`; `drafting` seconds of it passed before the call."""
         settled: list[FinishedRow] = []
         start = 0
         for seq, row, verdict in zip(batch, rows, decided.verdicts, strict=True):
@@ -191,8 +191,7 @@ class NativeRound:
     def _end(
         self, seq: LiveSequence, row: RoundRow, verdict: RoundVerdict, start: int
     ) -> FinishedRow:
-        """Clamp the outcome, and tell both memories what was staged behind their backs. Its logits
-        begin at row `start`."""
+        """Clamp the outcome, and record the staged tokens. Its logits begin at row `start`."""
         drafted = verdict.drafted
         if row.depth and self.drafter is not None:
             fed = (*given(row.draft, "draft").unread, *drafted[:-1])
@@ -215,7 +214,7 @@ class NativeRound:
     def _logprobs(
         self, params: SamplingParams, outcome: Outcome, start: int
     ) -> tuple[TokenLogprobs, ...]:
-        """Of what was kept; a request that is not greedy has distributions for logits now."""
+        """Return log-probabilities of accepted tokens; a sampled request's logits hold them now."""
         tokens = outcome.tokens
         rows = [start, *(start + 1 + node for node in outcome.verdict.path)][: len(tokens)]
         rows_NV = self.target.logits[rows]
@@ -232,13 +231,13 @@ def native_round(
     batch_size: int,
     drafted: bool = False,
 ) -> NativeRound | str:
-    """Native rounds over what `stages` are made of, or why there are none, in a sentence. `rule` is
-    the name of theirs. With `drafted` they only verify drafts that are there already."""
+    """Return native rounds over the parts of `stages`, or a sentence that says why there are none.
+    `rule` is the name of their rule. With `drafted` they only verify drafts that exist already."""
     target, drafter = stages.target, stages.drafter
     if rule not in RULES:
         return f"acceptance rule {rule!r} is judged in Python"
     if drafter.needs.num_likely:
-        return f"drafter {drafter.name!r} reads what the target finds likely"
+        return f"drafter {drafter.name!r} reads the target's likely next tokens"
     if not _is_native(target):
         return "the target has no native pass"
     chains = isinstance(drafter, ModelDrafter | SelfDrafter) and not drafter.sampler.branches
@@ -278,7 +277,7 @@ def _temperature(params: SamplingParams) -> float:
 
 
 def _is_heated(seq: LiveSequence) -> bool:
-    """Drafts of it are drawn at another temperature than the text, which the call cannot do."""
+    """Return whether drafts have another temperature than the text, unlike in a call."""
     return seq.budget.temperature != 1 and not seq.params.greedy
 
 

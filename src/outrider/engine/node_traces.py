@@ -1,4 +1,4 @@
-"""What became of every node of a draft: probabilities and verdicts, for requests that ask.
+"""Traces of every node of a draft, with probabilities and verdicts, for requests that want them.
 
 Shapes:  N = draft nodes and the root, V = vocabulary.
 """
@@ -20,8 +20,8 @@ from outrider.core.tree import ROOT
 def node_traces(
     row: VerifyRow, verdict: Verdict, outcome: Outcome, log_NV: Tensor | None
 ) -> tuple[NodeTrace, ...]:
-    """Of the draft and then the target's own token. `outcome` is `verdict` up to the end of the
-    text. `log_NV` are log-probabilities at temperature 1, given when decoding is greedy."""
+    """Return traces of the draft's nodes and of the target's own token. `outcome` is `verdict` up
+    to the text's end. `log_NV` are greedy decoding's log-probabilities at temperature 1."""
     draft, num_tokens = row.draft, len(outcome.tokens)
     kept = verdict.path[:num_tokens]
     tokens, parents = [*draft.tokens], [*draft.parents]
@@ -36,8 +36,8 @@ def node_traces(
         p = probs_at(row.distributions.probs_NV, rows, tokens)
     else:
         p = [
-            mass(row.distributions.at(place), token)
-            for place, token in zip(rows, tokens, strict=True)
+            mass(row.distributions.at(index), token)
+            for index, token in zip(rows, tokens, strict=True)
         ]
     q: list[float | None] = [None] * len(tokens)
     if draft.probs_NV is not None and len(draft):
@@ -51,7 +51,7 @@ def node_traces(
 
 
 def _coins(row: VerifyRow, num_nodes: int) -> tuple[list[float | None], list[float | None]]:
-    """The chance and the number that each node was judged by, as far as the rule drew any."""
+    """Return the probability and the random number that judged each node, if any."""
     chances: list[float | None] = [None] * num_nodes
     draws: list[float | None] = [None] * num_nodes
     rng = row.rng
@@ -65,8 +65,8 @@ def _coins(row: VerifyRow, num_nodes: int) -> tuple[list[float | None], list[flo
 
 
 def verdicts_of(draft: Draft, kept: Sequence[int], *, ended: bool) -> list[NodeVerdict]:
-    """Of each drafted token, when the nodes `kept` became text. Children of a kept node were tried
-    in order until one was accepted; nothing was tried where the text `ended`."""
+    """Return the verdict on each drafted token, if the nodes `kept` became text. Children of an
+    accepted node were tried in order until one was accepted; none where the text `ended`."""
     follower = dict(zip((ROOT, *kept), kept, strict=False))
     tried = {ROOT, *kept} - ({kept[-1]} if ended and kept else set())
     verdicts: list[NodeVerdict] = []

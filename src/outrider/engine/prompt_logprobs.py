@@ -1,8 +1,8 @@
-"""Log-probabilities of prompt tokens, of the requests that ask for them.
+"""Log-probabilities of prompt tokens, for the requests that want them.
 
-Their prompts are read in passes of their own, of few rows, so that no more logits are held than a
-round of drafts has; each token is read once, and its memory is what any pass would have written.
-They share no pages with others: a token whose row was read for another request has no logits.
+Their prompts are read in passes of their own, of few rows, so that no more logits are stored than
+for a round of drafts. Each token is read once, and writes the same memory as ever. They share no
+pages with others: a token whose row another request read has no logits.
 
 Shapes:  N = rows of a pass, V = vocabulary.
 """
@@ -23,21 +23,21 @@ from outrider.core.sampling import log_probs, token_logprobs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.round import Batch, Chunk, Chunks, RoundTiming
 
-# Rows of logits in a pass over such a prompt. Any target has room for so many (memory_parts).
+# Rows of logits in a pass over such a prompt. Any target has space for so many (memory_parts).
 SCORED_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class PromptScorer:
-    """Passes that score prompts. `finish` ends a pass as any other that emits no token."""
+    """Scorer of prompts, in passes of its own. `finish` ends a pass that emits no token."""
 
     target: CausalLM
     needs: DraftNeeds
     finish: Callable[..., object]
 
     def score(self, batch: Batch, chunks: Chunks) -> Chunks:
-        """Read what is unread of the prompts in `batch`, but for pending tokens, and those of
-        `chunks`, and give their sequences the log-probabilities. The chunks that are left."""
+        """Read the unread prompt tokens of `batch`, except pending ones, and of `chunks`, and give
+        their sequences the log-probabilities. Return the remaining chunks."""
         if not any(seq.is_unscored for seq in (*batch, *(chunk.seq for chunk in chunks))):
             return chunks
         left: list[Chunk] = []
@@ -50,7 +50,7 @@ class PromptScorer:
         return left
 
     def _score(self, chunk: Chunk) -> int:
-        """The number of tokens of `chunk` that were read: 0 unless its prompt is to be scored."""
+        """Read a chunk if its prompt has to be scored; return the number of tokens read."""
         seq, length = chunk.seq, self.target.state.length
         start = length(seq.seq_id)
         end = min(start + chunk.num_tokens, seq.prompt_length - 1)
@@ -60,13 +60,13 @@ class PromptScorer:
         return length(seq.seq_id) - start
 
     def _read(self, seq: LiveSequence, start: int, end: int) -> None:
-        """A pass over tokens `start` to `end`. Of a text that is read again after a pre-emption,
-        some are known."""
+        """Run a pass over tokens `start` to `end`; some are known after a pre-emption."""
         began = perf_counter()
         known = min(len(seq.prompt_logprobs) - 1, end)
         row = StepRow.chain(seq.seq_id, seq.tokens[start:end], logits_from=known - start)
         out = self.target.step([row], self.needs)
-        # Before memory is committed: what fails between the two is read again, and then known.
+        # Stored before memory is committed: after a failure between the two the tokens are read
+        # again, and are then known.
         seq.prompt_logprobs += _logprobs(seq, out.logits_MV, seq.tokens[known + 1 : end + 1])
         timing = RoundTiming(began, 0.0, perf_counter() - began)
         self.finish([row], timing=timing, num_target_passes=out.num_passes)

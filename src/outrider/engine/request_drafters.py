@@ -1,8 +1,8 @@
-"""What drafts for requests besides the engine's own drafter: those that they chose, predictions.
+"""Drafters of requests besides the engine's own: drafters that they chose, and predictions.
 
-A request chooses by name. Its drafter is made when the first request chooses it, and serves all
-that do; the others of a batch are drafted for as ever, and one target pass verifies all drafts.
-A prediction whose request has a drafter that does not read it is followed before that is asked.
+A request chooses a drafter by name. It is made when the first request chooses it, and serves all
+that do; the other requests of a batch keep the engine's drafter, and one target pass verifies all
+drafts. A prediction that a request's drafter does not read is tried before that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outrider.drafters.portfolio import ReplayScored
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.engine.draft_rows import offered_first
 
-# What drafters propose, and the faults of rows that they failed for: guarded_drafts (drafting.py).
+# (drafter, rows) -> drafts and faults by sequence: guarded_drafts (drafting.py).
 Ask = Callable[[Drafter, Sequence[DraftRow]], tuple[dict[int, Draft], dict[int, str]]]
 
 
@@ -28,7 +28,7 @@ def _none_to_choose(name: str) -> Drafter:
 
 
 def _open(drafter: Drafter, seq: LiveSequence) -> None:
-    """A salt keeps requests from learning of each other, by the times of drafts too."""
+    """Open a sequence. A salt keeps requests from learning of each other by drafts."""
     if seq.params.cache_salt and isinstance(drafter, KeepsApart):
         drafter.open_apart(seq.seq_id, seq.tokens)
     else:
@@ -37,8 +37,8 @@ def _open(drafter: Drafter, seq: LiveSequence) -> None:
 
 @dataclass(slots=True)
 class RequestDrafters:
-    """`make` builds a drafter by its name. Those that were made stay. How much of a prediction is
-    drafted follows from how much of it was right."""
+    """The drafters that requests chose. `make` builds a drafter by its name; each is kept once
+    made. How much of a prediction is drafted depends on how much of it was right so far."""
 
     make: Callable[[str], Drafter] = _none_to_choose
     _made: dict[str, Drafter] = field(default_factory=dict[str, Drafter])
@@ -47,8 +47,8 @@ class RequestDrafters:
     _guided: set[int] = field(default_factory=set[int])
 
     def open(self, seq: LiveSequence, own: Drafter) -> None:
-        """Open `seq` with the drafter that it chose, else with the engine's `own`. Raises what that
-        raises."""
+        """Open `seq` with the drafter that it chose, else with the engine's `own`. Raises any error
+        of that drafter."""
         seq_id, name = seq.seq_id, seq.speculation.drafter
         if seq.speculation.has_own:
             if name not in self._made:
@@ -69,14 +69,14 @@ class RequestDrafters:
         (own if name is None else self._made[name]).close(seq_id)
 
     def forget(self) -> None:
-        """What they learnt from requests. None may be open."""
+        """Forget what the drafters learned from requests. No request may be open."""
         for drafter in self._made.values():
             if isinstance(drafter, Remembering):
                 with foreign():
                     drafter.forget()
 
     def num_likely(self, batch: Sequence[LiveSequence]) -> int:
-        """How many of the target's likeliest tokens drafters of `batch` ask for."""
+        """Return how many of the target's likeliest tokens the drafters of `batch` need."""
         if not self._chosen:
             return 0
         chosen = [self._chosen[seq.seq_id] for seq in batch if seq.seq_id in self._chosen]
@@ -85,8 +85,8 @@ class RequestDrafters:
     def drafts(
         self, rows: Sequence[DraftRow], *, own: Drafter, ask: Ask
     ) -> tuple[dict[int, Draft], dict[int, str]]:
-        """What `ask` says of each row's drafter, after what predictions say."""
-        asked = partial(self._asked, own=own, ask=ask)
+        """Return the drafts of `ask` with each row's drafter, after drafts from predictions."""
+        proposed = partial(self._proposed, own=own, ask=ask)
         guided = [row for row in rows if row.seq_id in self._guided] if self._guided else []
         pairs = zip(guided, self._guesses.offers(guided), strict=True) if guided else ()
         offered = {
@@ -94,9 +94,9 @@ class RequestDrafters:
             for row, offer in pairs
             if offer.draft.tokens
         }
-        return offered_first(rows, offered, asked)
+        return offered_first(rows, offered, proposed)
 
-    def _asked(
+    def _proposed(
         self, rows: Sequence[DraftRow], *, own: Drafter, ask: Ask
     ) -> tuple[dict[int, Draft], dict[int, str]]:
         if not self._chosen:

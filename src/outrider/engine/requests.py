@@ -1,8 +1,8 @@
-"""Request admission, pre-emption and memory: who waits, who is live, what the live hold.
+"""Request admission, pre-emption and memory: which requests wait, which run, what the running hold.
 
-Requests start in the order of arrival, as memory allows (first come, first served). Where memory
-ends early the youngest request is pre-empted: it waits again, in front, and later reads its text
-once more and goes on with the same random numbers, so its text is what it would have been.
+Requests start in the order of arrival, as memory allows (first come, first served). When memory
+runs out early the youngest request is pre-empted: it waits again, in front, and later reads its
+text once more and goes on with the same random numbers, so its text does not change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from outrider.sched.ledger import Ledger
 
 @dataclass(slots=True)
 class Counts:
-    """Requests since the engine was built. Of those that were submitted some wait, some are live,
+    """Counts of requests since the engine was built. Of the submitted requests some wait, some run,
     and the rest completed, failed or were cancelled."""
 
     submitted: int = 0
@@ -41,7 +41,7 @@ class Counts:
 
 @dataclass(slots=True)
 class KneeOnceNeeded:
-    """A `Knee` that is made when a pass has several requests, or some wait."""
+    """A limit that makes its `Knee` when a pass has several requests, or some wait."""
 
     highest: int
     _knee: Knee | None = None
@@ -58,14 +58,14 @@ class KneeOnceNeeded:
         self._knee.observe(trace)
 
 
-# A mask that took less in a round is no burden on others.
+# Seconds of a round's mask; a faster one is no burden on others.
 SLOW_MASK = 0.02
 
 
 @dataclass(slots=True)
 class RequestTable:
-    """`limits` say what may be in flight, and `batch_limit` how many of that for now. Opens and
-    closes sequences in all memories at once. `timed`: those whose time ends."""
+    """The table of requests; it opens and closes sequences in all memories at once. `limits` bound
+    the requests in flight, `batch_limit` the running ones. `timed` have a time limit."""
 
     target: CausalLM
     drafting: DrafterHandle
@@ -101,17 +101,17 @@ class RequestTable:
         self._watch(seq)
 
     def overdue(self) -> list[LiveSequence]:
-        """Those whose time is up, waiting or live."""
+        """Return the requests past their time limits, waiting or running."""
         now = self.clock()
         return [seq for seq in self.timed.values() if now >= seq.deadline]
 
     def rest(self, seq: LiveSequence) -> None:
         """Let others have as much time as the slow mask of `seq` took in the round that has ended:
-        one thread runs them all, and this one's share is then at most half of it."""
+        one thread runs all masks, and the share of this one is then at most half."""
         self._resting[seq.seq_id] = self.clock() + seq.mask_seconds
 
     def pool(self, *, patient: bool = True, busy: bool = False) -> ReadyQueues:
-        """Who waits for what. Those that rest are left out as long as others run or could."""
+        """Return the waiting sequences by stage, without resting ones if others can run."""
         free = self.target.state.num_free_tokens
         whole = self.ledger.pool(free, patient=patient)
         if not self._resting:
@@ -123,19 +123,19 @@ class RequestTable:
 
     @property
     def num_free(self) -> int:
-        """Requests that may start for now, where there is memory for them; below 0 none."""
+        """Requests that may start now, if there is memory for them; none if it is negative."""
         most = self.limits.num_sequences
         if self.batch_limit is not None:
             most = min(most, self.batch_limit.limit)
         return most - len(self.live)
 
     def admit(self) -> None:
-        """Start those of the waiting that may start."""
-        places = self.num_free
-        limits = replace(self.limits, num_sequences=places + len(self.live))
-        if not self.waiting or places <= 0:
+        """Start the waiting requests that may start."""
+        num_free = self.num_free
+        limits = replace(self.limits, num_sequences=num_free + len(self.live))
+        if not self.waiting or num_free <= 0:
             return
-        waiting = [self._expected(seq) for seq in islice(self.waiting, places)]
+        waiting = [self._expected(seq) for seq in islice(self.waiting, num_free)]
         running = [self._expected(seq) for seq in self.live.values()]
         for _ in range(num_admissible(waiting, running, limits)):
             self.open(self.waiting[0])
@@ -159,29 +159,29 @@ class RequestTable:
         self.ledger.add(seq.seq_id, len(seq.tokens) - reused)
 
     def withdraw(self, seq_id: int) -> bool:
-        """Take a request out of those that wait; whether it was there."""
-        kept = deque(seq for seq in self.waiting if seq.seq_id != seq_id)
-        found = len(kept) < len(self.waiting)
-        self.waiting = kept
-        if found:
+        """Remove a request from those that wait; return whether it was there."""
+        others = deque(seq for seq in self.waiting if seq.seq_id != seq_id)
+        was_waiting = len(others) < len(self.waiting)
+        self.waiting = others
+        if was_waiting:
             self.timed.pop(seq_id, None)
-        return found
+        return was_waiting
 
     def drop(self, seq_id: int) -> None:
-        """End a live sequence that the ledger still knows."""
+        """End a running sequence that the ledger still contains."""
         self.ledger.drop(seq_id)
         self.close(seq_id)
 
     def close(self, seq_id: int) -> None:
-        """Give back the memory of a sequence that the ledger has let go."""
+        """Free the memory of a sequence that the ledger has released."""
         self._most_tokens -= self._most(self.live.pop(seq_id))
         self.counts.live = len(self.live)
         self.timed.pop(seq_id, None)
         self.target.state.close(seq_id)
         self.drafting.close(seq_id, in_use=self.ledger.is_running(seq_id))
 
-    def with_room(self, job: Job) -> Job | None:
-        """`job`, or the part of it that there are pages for once the youngest were pre-empted."""
+    def with_pages(self, job: Job) -> Job | None:
+        """Return `job`, or the part that gets pages after pre-empting the youngest."""
         if not self.may_run_out or job.kind is JobKind.AHEAD:
             return job
         while job.works:
@@ -200,34 +200,35 @@ class RequestTable:
 
     @property
     def may_run_out(self) -> bool:
-        """Whether the arena may be too small for what all live sequences may still emit."""
+        """True if the arena may be too small for what all running sequences may still emit."""
         return self._most_tokens > self.limits.num_tokens
 
     def _most(self, seq: LiveSequence) -> int:
-        """Arena tokens that a sequence ever holds."""
+        """Return the most arena tokens that a sequence ever holds."""
         return self.limits.most(seq.prompt_length + seq.limit)
 
     def _staged(self, seq_id: int, num_tokens: int) -> int:
-        """Arena tokens that a job which reads `num_tokens` of a text takes at most."""
+        """Return the most arena tokens that a job which reads `num_tokens` of a text takes."""
         seq = self.live[seq_id]
         end = len(seq.tokens) + seq.room + self.limits.past_end
         return min(num_tokens + self.limits.spare, end - self.target.state.length(seq_id))
 
     def _expected(self, seq: LiveSequence) -> int:
-        # A lane may append to it between the two: then it counts for more than it will hold.
-        room = seq.room
+        # A lane may append a token between the next two lines: then the sequence counts for more
+        # than it will hold.
+        num_left = seq.room
         num_tokens = len(seq.tokens)
         if self.compaction is not None and seq.seq_id in self.live:
             num_tokens -= self.compaction.num_dropped(self.target, seq.seq_id)
-        return self.limits.expected(num_tokens, room, is_open=seq.params.is_open)
+        return self.limits.expected(num_tokens, num_left, is_open=seq.params.is_open)
 
     def _youngest(self) -> LiveSequence | None:
-        """Of those that no job is about; ids grow with age."""
+        """Return the youngest sequence that is in no job; younger sequences have larger ids."""
         idle = [seq_id for seq_id in self.live if not self.ledger.is_running(seq_id)]
         return self.live[max(idle)] if idle else None
 
     def preempt(self, seq: LiveSequence) -> None:
-        """All that it emitted stays; its next round is a first one."""
+        """Pre-empt a sequence. Its emitted tokens stay; its next round is a first one."""
         self.drop(seq.seq_id)
         seq.last, seq.draft = None, Draft.empty()
         seq.num_preempted += 1

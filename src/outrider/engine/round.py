@@ -1,7 +1,7 @@
 """The round: the protocol of draft, target pass, acceptance and commit, and how every round ends.
 
 `Stages` (stages.py) is the reference implementation. The native round and the captured round take
-the same batch and return the same outcomes; each says in a sentence when it cannot run a batch.
+the same batch and return the same outcomes; if they cannot run a batch, they say why in a sentence.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Chunks: TypeAlias = Sequence[Chunk]
 
 
 class Round(Protocol):
-    """Runs a round of `batch`, with prompt `chunks` of other sequences in the same target pass.
+    """A round of `batch`, with prompt `chunks` of other sequences in the same target pass.
 
     Outcomes are clamped, committed and appended to their sequences' tokens: every round ends in
-    `Stages.finish_round`. `num_waiting` is how many requests were not yet admitted; traces tell
-    controllers.
+    `Stages.finish_round`. `num_waiting` is the number of requests not yet admitted; traces report
+    it to controllers.
     """
 
     def run(self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0) -> list[Outcome]: ...
@@ -43,15 +43,15 @@ class Round(Protocol):
     def verify(
         self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0, draft_seconds: float = 0.0
     ) -> list[Outcome]:
-        """The same, with the drafts that the sequences already have, which took `draft_seconds`."""
+        """Verify the drafts that the sequences already have, which took `draft_seconds`."""
         ...
 
 
 def clamp(outcome: Outcome, seq: LiveSequence) -> tuple[Outcome, FinishReason | None]:
-    """`outcome` up to its end, and why it ended there (None: it goes on).
+    """Return `outcome` up to its end, and the reason for the end (None: the text goes on).
 
-    Stop tokens, stop strings, `max_tokens` and the context window end here. The function runs
-    before memory is committed and before any drafter hears of the outcome, so every memory ends
+    Stop tokens, stop strings, `max_tokens` and the context window end a text here. The function
+    runs before memory is committed and before any drafter gets the outcome, so every memory ends
     exactly where the text does, wherever in the accepted path the end lies.
     """
     tokens = outcome.tokens[: seq.room]
@@ -67,9 +67,9 @@ def clamp(outcome: Outcome, seq: LiveSequence) -> tuple[Outcome, FinishReason | 
 
 @dataclass(slots=True)
 class FinishedRow:
-    """One sequence's round: `num_fed` tokens of its text were read in it, before the draft. With
-    `in_order` the rows of what was accepted follow them in memory already. Not frozen, since one is
-    made for each row of each round."""
+    """One sequence's round. `num_fed` tokens of its text were read in it, before the draft. With
+    `in_order` the rows of the accepted tokens already follow them in memory. Not frozen, since one
+    is made for each row of each round."""
 
     seq: LiveSequence
     num_fed: int
@@ -83,14 +83,14 @@ def settle(
     settled: Sequence[FinishedRow],
     chunks: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> int:
-    """Keep what was accepted, in `state` and in the text, and `chunks` of other sequences; how many
-    rows had to be copied."""
+    """Commit the accepted tokens, in `state` and in the text, and `chunks` of other sequences;
+    return how many rows had to be copied."""
     paths = dict(chunks)
     for one in settled:
         nodes = _kept(one.num_fed, one.outcome)
         paths[one.seq.seq_id] = range(len(nodes)) if one.in_order else nodes
     num_copied = state.commit(paths)
-    # Text follows memory at once: nothing that may fail comes between the two.
+    # The text follows memory at once: nothing that may fail comes between the two.
     for one in settled:
         _append(one.seq, one.outcome, one.ending)
     return num_copied
@@ -98,18 +98,18 @@ def settle(
 
 @dataclass(slots=True)
 class Gaps:
-    """When the last pass ended."""
+    """The time between passes; `ended` is when the last one ended."""
 
     ended: float = 0.0
 
     def until(self, started: float) -> float:
-        """Seconds since then; 0 before the first pass."""
+        """Return the seconds since the last pass; 0 before the first."""
         return max(started - self.ended, 0.0) if self.ended else 0.0
 
 
 class RoundTiming(NamedTuple):
-    """A round until its verdicts are found. `began` is when its drafting began. One that `ended`
-    elsewhere says when; None ends with the host's share of it."""
+    """The times of a round up to its verdicts. `began` is when its drafting began. `ended` is given
+    for a round that ended on a device; None means that it ends with the host's part."""
 
     began: float
     draft_seconds: float
@@ -117,13 +117,13 @@ class RoundTiming(NamedTuple):
     ended: float | None = None
 
     def accept_seconds(self, ended: float) -> float:
-        """What was neither drafting nor the pass, if the round ended at `ended`."""
+        """Return the seconds of neither drafting nor the pass, if the round ended at `ended`."""
         return max(ended - self.began - self.draft_seconds - self.verify_seconds, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """What the traces of one pass share."""
+    """The fields that all traces of one pass share."""
 
     index: int
     drafter: str
@@ -144,8 +144,8 @@ class PassTimes:
         mask_seconds: float = 0.0,
         drafter: str = "",
     ) -> RoundTrace:
-        """One sequence's part; without an outcome, of a pass that only read a prompt chunk.
-        `drafter` is the one that it chose, if it did."""
+        """Return the trace of one sequence; without an outcome, of a pass that only read a prompt
+        chunk. `drafter` is the one that the request chose, if it did."""
         return RoundTrace(
             seq_id=seq_id,
             pass_index=self.index,
@@ -177,5 +177,5 @@ def _append(seq: LiveSequence, outcome: Outcome, ending: FinishReason | None) ->
 
 
 def _kept(num_fed: int, outcome: Outcome) -> Sequence[int]:
-    """Nodes of the pass that stay: all that was fed as text, then the accepted path."""
+    """Return the nodes of the pass that stay: all that was fed as text, then the accepted path."""
     return [*range(num_fed), *(num_fed + node for node in outcome.verdict.path)]

@@ -65,23 +65,22 @@ from outrider.verify.batched import exact_rules
 
 @dataclass(frozen=True, slots=True)
 class TargetRow:
-    """One sequence's share of a pass: a row for the rule, and log-distributions if they are to be
-    told."""
+    """One sequence's share of a pass: a row for the rule, and requested log-distributions."""
 
     row: VerifyRow
     log_NV: Tensor | None
 
-    def tell(self, outcome: Outcome, verdict: Verdict, params: SamplingParams) -> Outcome:
-        """`outcome`, which is `verdict` up to the text's end, with the probabilities that `params`
-        ask for."""
+    def with_probs(self, outcome: Outcome, verdict: Verdict, params: SamplingParams) -> Outcome:
+        """Return `outcome`, which is `verdict` up to the text's end, with the probabilities that
+        `params` request."""
         if params.round_events:
             log_NV = self.log_NV if params.greedy else None
             outcome = replace(outcome, nodes=node_traces(self.row, verdict, outcome, log_NV))
         if self.log_NV is None or not params.logprobs:
             return outcome
         distributions = [0, *(node + 1 for node in outcome.verdict.path)][: len(outcome.tokens)]
-        told = token_logprobs(self.log_NV, distributions, outcome.tokens, params.top_logprobs)
-        return replace(outcome, logprobs=told)
+        logprobs = token_logprobs(self.log_NV, distributions, outcome.tokens, params.top_logprobs)
+        return replace(outcome, logprobs=logprobs)
 
 
 def read_pass(
@@ -92,7 +91,7 @@ def read_pass(
     exact: bool,
     sampling: Sampling = PLAIN,
 ) -> list[TargetRow]:
-    """One processed distribution a draft node and one for the root, of each sequence of `batch`.
+    """Return a processed distribution of each draft node and root of each sequence in `batch`.
 
     Raises SequenceError for a sequence whose shaping fails or whose logits are not numbers. Shaped
     logits are written over the model's own, and on a CPU so are the distributions made of them.
@@ -130,15 +129,14 @@ def _shape(batch: Batch, logits_MV: Tensor) -> None:
 
 
 def _not_numbers(seq: LiveSequence) -> SequenceError:
-    """Of a sequence with a row that has no largest logit."""
+    """Return the error of a sequence with a row that has no largest logit."""
     error = SequenceError(seq.seq_id)
     error.__cause__ = NumericsError("the target")
     return error
 
 
 def _distributions(seq: LiveSequence, logits_NV: Tensor, sampling: Sampling) -> Distributions:
-    # Nobody reads these logits again, and room for new distributions would have to be found every
-    # round.
+    # These logits are not read again, and new memory would have to be allocated every round.
     out_NV = logits_NV if logits_NV.is_cpu else None
     return Distributions(probs_NV=processed_probs(logits_NV, seq.params, sampling, out_NV))
 
@@ -161,13 +159,12 @@ def _read(
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The reference `Round`. `argmax` is the greedy choice shared by drafts, verify and plain
+    """The reference `Round`. `argmax` is the greedy choice shared by drafts, verification and plain
     decoding: the first maximum wins. `sampling` makes distributions of logits. `sink` receives one
-    trace a sequence and round. `fixed` has a word in budgets, where it is given. A draft model has
-    `draft_window` positions, if that is a bound. `rules` are those that a request may choose
-    instead of `rule`, `others` the drafters that some chose. `trim` cuts drafts to what pays, where
-    the controller does that; all drafts of a pass have `most_drafted` tokens at most, if that is
-    given."""
+    trace per sequence and round. `fixed`, if given, fixes the lengths of some drafts. A draft model
+    has `draft_window` positions, if that is a bound. `rules` are those that a request may choose
+    instead of `rule`, `others` the drafters that requests chose. `trim` cuts drafts to the lengths
+    that pay, if the controller does that; a pass has at most `most_drafted` draft tokens."""
 
     target: CausalLM
     drafter: Drafter
@@ -189,33 +186,33 @@ class Stages:
     def run(self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0) -> list[Outcome]:
         seconds = 0.0
         if batch:
-            self.allot(batch)
+            self.assign_budgets(batch)
             seconds = self.draft(batch)
         return self.verify(batch, chunks, num_waiting=num_waiting, draft_seconds=seconds)
 
-    def allot(self, batch: Batch) -> None:
+    def assign_budgets(self, batch: Batch) -> None:
         """Give each sequence the budget of its next draft."""
         budgets = self.controller.budgets([seq.seq_id for seq in batch])
         for seq, given in zip(batch, budgets, strict=True):
             budget = given if self.fixed is None else self.fixed.of(seq, given)
             most = seq.speculation.most(budget.depth)
             if self.draft_window is not None:
-                # The last token of a draft is never read by who drafts.
+                # The drafter never reads the last token of a draft.
                 most = min(most, max(self.draft_window + 1 - len(seq.tokens), 0))
             seq.budget = budget.cut(most)
             if seq.speculation.k != 0:
                 seq.rested = budget.why or seq.rested
 
     def draft(self, batch: Batch) -> float:
-        """Give each sequence its next draft; the seconds that they took."""
+        """Give each sequence its next draft; return the seconds that they took."""
         self.read_shared(batch)
         proposals = self.propose(batch)
         proposals.give(batch)
         return proposals.seconds
 
     def read_shared(self, batch: Batch) -> None:
-        """Have texts read to their pending tokens, as a drafter in the target's memory needs them:
-        what is drafted then depends on the text alone."""
+        """Have texts read to their pending tokens for a drafter in the target's memory: its drafts
+        then depend on the text alone."""
         if self.drafter.needs.shares_memory:
             length = self.target.state.length
             counts = [len(seq.tokens) - 1 - length(seq.seq_id) for seq in batch]
@@ -223,8 +220,8 @@ class Stages:
             self.verify([], [Chunk(seq, count) for seq, count in unread if count])
 
     def propose(self, batch: Batch) -> Proposals:
-        """Ask the drafter for each sequence's next draft, within its budget and its room. It is not
-        trusted (engine/drafting.py). A grammar's own drafts go first (engine/draft_rows.py)."""
+        """Return each sequence's next draft within its budget. The drafter is not trusted
+        (engine/drafting.py). A grammar's own drafts go first (engine/draft_rows.py)."""
         started = perf_counter()
         row = partial(draft_row, state=self.target.state, needs=self.drafter.needs)
         rows = [row(seq, k) for seq in batch if (k := self.depth(seq)) > 0]
@@ -240,8 +237,7 @@ class Stages:
     def verify(
         self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0, draft_seconds: float = 0.0
     ) -> list[Outcome]:
-        """One target pass over drafts and prompt chunks; then accept, clamp, commit, append.
-
+        """Run one target pass over drafts and prompt chunks; then accept, clamp, commit, append.
         Prompts that lose keys have a pass before it."""
         finish = partial(self.finish_round, [], num_waiting=num_waiting)
         chunks = PromptScorer(self.target, self.drafter.needs, finish).score(batch, chunks)
@@ -283,8 +279,8 @@ class Stages:
         num_waiting: int,
         num_target_passes: int = 1,
     ) -> list[Outcome]:
-        """The end of every round, with the prompt chunks `reads` in its pass: what was accepted is
-        kept in memory and text, and a trace of each sequence is reported."""
+        """End a round, with the prompt chunks `reads` in its pass: accepted tokens are committed to
+        memory and text, and a trace of each sequence is reported."""
         chunk_paths = {row.seq_id: range(len(row.tokens)) for row in reads}
         num_copied = settle(self.target.state, settled, chunk_paths)
         gap = self.gaps.until(timing.began)
@@ -303,25 +299,25 @@ class Stages:
         )
         for row in reads:
             self.report(shared.trace(row.seq_id, len(row.tokens)))
-        return [self._told(shared, one) for one in settled]
+        return [self._reported(shared, one) for one in settled]
 
-    def _told(self, shared: PassTimes, one: FinishedRow) -> Outcome:
-        """The outcome of one sequence, after its trace was reported."""
+    def _reported(self, shared: PassTimes, one: FinishedRow) -> Outcome:
+        """Report the trace of one sequence, and return its outcome."""
         spent = _mask_seconds(one.seq)
-        asked = one.seq.speculation.drafter
-        trace = shared.trace(one.seq.seq_id, one.num_fed - 1, one.outcome, spent, asked)
+        chosen = one.seq.speculation.drafter
+        trace = shared.trace(one.seq.seq_id, one.num_fed - 1, one.outcome, spent, chosen)
         self.report(trace)
         if not one.outcome.nodes:
             return one.outcome
         return replace(one.outcome, trace=trace, budget=one.seq.budget)
 
     def drops_keys(self, batch: Batch) -> bool:
-        """Whether some of `batch` has fewer rows in memory than tokens, or will have."""
+        """Return whether some of `batch` has fewer rows in memory than tokens, or will have."""
         gate = self.compaction
         return gate is not None and any(gate.drops(self.target, seq) for seq in batch)
 
     def depth(self, seq: LiveSequence) -> int:
-        """How many tokens may be drafted for `seq` now."""
+        """Return how many tokens may be drafted for `seq` now."""
         return 0 if seq.no_drafts else min(seq.budget.depth, seq.room - 1)
 
     def report(self, trace: RoundTrace) -> None:
@@ -335,23 +331,23 @@ class Stages:
         readings: Sequence[TargetRow],
         likely: Sequence[tuple[int, ...]],
     ) -> list[FinishedRow]:
-        """Each sequence's clamped outcome, and why it ended there if it did."""
+        """Return each sequence's clamped outcome, and the reason if it ended there."""
         verdicts = self._judge(batch, [reading.row for reading in readings])
         settled: list[FinishedRow] = []
         start = 0
         for seq, row, reading, verdict in zip(batch, offers, readings, verdicts, strict=True):
             outcome, reason = clamp(Outcome(seq.seq_id, seq.draft, verdict), seq)
-            told = reading.tell(outcome, verdict, seq.params)
+            outcome = reading.with_probs(outcome, verdict, seq.params)
             end = start + 1 + len(seq.draft)
             if likely:
-                told = replace(told, likely=tuple(likely[start:end]))
+                outcome = replace(outcome, likely=tuple(likely[start:end]))
             start = end
-            settled.append(FinishedRow(seq, row.logits_from + 1, told, reason))
+            settled.append(FinishedRow(seq, row.logits_from + 1, outcome, reason))
         return settled
 
     def _judge(self, batch: Batch, rows: Sequence[VerifyRow]) -> Sequence[Verdict]:
-        """Raises SequenceError for the sequence whose distributions are no distributions; its cause
-        is a DrafterError if they are the draft's."""
+        """Judge a batch. Raises SequenceError for the sequence with invalid distributions; its
+        cause is a DrafterError if they are the draft's."""
         try:
             return self._verdicts(batch, rows)
         except NumericsError:
@@ -362,14 +358,14 @@ class Stages:
             raise
 
     def _verdicts(self, batch: Batch, rows: Sequence[VerifyRow]) -> Sequence[Verdict]:
-        """Each by the rule that its request chose, else by the engine's."""
+        """Return each verdict by the rule that its request chose, else by the engine's."""
         if not any(seq.speculation.sampler for seq in batch):
             return self.rule(rows)
         rules = [self.rules.get(seq.speculation.sampler, self.rule) for seq in batch]
         return [rule([row])[0] for rule, row in zip(rules, rows, strict=True)]
 
     def _offer(self, seq: LiveSequence) -> StepRow:
-        """What the target has not read, ending with the pending token, and the draft below it."""
+        """Return the unread text, ending with the pending token, and the draft below it."""
         unread = seq.tokens[self.target.state.length(seq.seq_id) :]
         root = len(unread) - 1
         tokens = (*unread, *seq.draft.tokens)
@@ -383,7 +379,7 @@ class Stages:
 
 
 def _mask_seconds(seq: LiveSequence) -> float:
-    """What the sequence's own callback took in this round, its draft included."""
+    """Return the seconds of the sequence's own mask in this round."""
     if seq.shaper is None:
         return 0.0
     seq.mask_seconds, seq.shaper.mask_seconds = seq.shaper.mask_seconds, 0.0
@@ -391,7 +387,7 @@ def _mask_seconds(seq: LiveSequence) -> float:
 
 
 def _likely(logits_MV: Tensor, count: int) -> list[tuple[int, ...]]:
-    """The `count` likeliest tokens after each row, best first; nothing if nobody asked."""
+    """Return the `count` likeliest tokens after each row, best first; nothing for a count of 0."""
     if not count:
         return []
     return [tuple(row) for row in host_rows(logits_MV.topk(count).indices)]

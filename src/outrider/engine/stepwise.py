@@ -1,8 +1,8 @@
 """The kill switch for batched verification: the same rows, fed token by token.
 
 Logits must be bit-identical to the batched pass on row-invariant kernels, so switching this on and
-off tells a numerics problem from a bookkeeping one. A round costs as many passes as its longest
-row has tokens with logits.
+off distinguishes a numerics problem from a bookkeeping one. A round costs as many passes as its
+longest row has tokens with logits.
 
 Shapes:  M = packed logits rows, V = vocabulary.
 """
@@ -24,7 +24,7 @@ from outrider.engine.compaction import CompactingLM
 
 @dataclass(frozen=True, slots=True)
 class StepwiseLM:
-    """A CausalLM over `model` that never asks for logits of two tokens of a row in one pass."""
+    """A CausalLM over `model` whose passes compute logits of at most one token of a row."""
 
     model: CausalLM
 
@@ -37,7 +37,7 @@ class StepwiseLM:
         return self.model.state
 
     def compact(self, seq_id: int, keep: Keep) -> None:
-        """If the model can."""
+        """Compact a sequence, if the model can."""
         if not isinstance(self.model, CompactingLM):
             raise ContractError("model is no CompactingLM")
         self.model.compact(seq_id, keep)
@@ -64,7 +64,7 @@ class StepwiseLM:
     ) -> None:
         out = self.model.step([part for _, part in parts], needs)
         if out.hidden_NKD is not None:
-            raise ContractError("hidden states are to be kept in memory")
+            raise ContractError("hidden states have to be stored in memory")
         wanted = [index for index, part in parts if part.num_logits]
         for index, row_V in zip(wanted, out.logits_MV.clone(), strict=True):
             logits[index].append(row_V)

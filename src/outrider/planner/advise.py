@@ -1,10 +1,10 @@
 """Advice of `outrider plan`: the best drafter, K, tree and engine for a job, or none, with reasons.
 
-Of all candidates (candidates.py) the one with the largest expected speed-up is taken, of equals the
-one that drafts less. It is advised only if the low end of its interval is above 1. Drafters of
-which a figure is an estimate are never advised, and nobody is advised against them: then the
-verdict is that it is not known. Batch and context at which drafting stops paying are those of the
-chosen candidate, everything else as asked.
+The candidate (candidates.py) with the largest expected speed-up is chosen; of equals the one that
+drafts less. It is advised only if the low end of its interval is above 1. A drafter with an
+estimated figure is never advised, and never advised against: the verdict is then that it is not
+known. Batch and context at which drafting stops paying are those of the chosen candidate,
+everything else as requested.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from outrider.planner.candidates import (
     options,
 )
 from outrider.planner.overlap import BestTree, best_tree, sizes_to_try
-from outrider.planner.places import Belief, believe
+from outrider.planner.posteriors import Belief, believe
 from outrider.planner.reasons import Ends, doubt_of, explain
 from outrider.planner.roofline import Energy, joules_a_token
 from outrider.planner.rounds import break_even, plain_times
@@ -45,10 +45,9 @@ class RatePoint:
 
 
 def frontier(points: Iterable[RatePoint]) -> list[RatePoint]:
-    """Those that no other dominates, by falling `each`; of equal ones the first.
+    """Return the points that no other dominates, by falling `each`; of equal ones the first.
 
-    Pareto: a point stays if no other has more tokens a second for one user and for all users
-    together.
+    Pareto: a point stays if no other has more tokens a second for one user and for all.
     """
     kept: list[RatePoint] = []
     for point in sorted(points, key=lambda one: (-one.each, -one.total)):
@@ -58,27 +57,27 @@ def frontier(points: Iterable[RatePoint]) -> list[RatePoint]:
 
 
 def must_fit(calibration: Calibration, job: PlannedJob, limit: int | None) -> None:
-    """Raises CapacityError for a target that needs more than `limit` bytes."""
+    """Raise CapacityError for a target that needs more than `limit` bytes."""
     needed = memory_bytes(calibration, None, job)
     if limit is None or needed is None or needed <= limit:
         return
     weights = calibration.memory_bytes
-    kept = needed - weights
+    kv_bytes = needed - weights
     hint = "lower --batch, --context or --max-tokens, or try --quantise int8"
     if weights > limit:
         hint = "try --quantise int8 or int4, a smaller target, or a device with more memory"
     raise CapacityError(
-        f"{calibration.target_name} needs {_gb(needed)} ({_gb(weights)} of weights, {_gb(kept)} of "
-        f"keys and values of {job.batch} x {job.context + job.new_tokens} tokens), and there are "
-        f"{_gb(limit)}.",
+        f"{calibration.target_name} needs {_gb(needed)} ({_gb(weights)} of weights, "
+        f"{_gb(kv_bytes)} of keys and values of {job.batch} x {job.context + job.new_tokens} "
+        f"tokens), and there are {_gb(limit)}.",
         hint=hint,
     )
 
 
-def no_room(
+def memory_refusal(
     calibration: Calibration, drafter: DrafterCosts, job: PlannedJob, limit: int | None
 ) -> str | None:
-    """Why `drafter` does not fit beside the target."""
+    """Return why `drafter` does not fit into memory together with the target, or None."""
     needed = memory_bytes(calibration, drafter, job)
     if limit is None or needed is None or needed <= limit:
         return None
@@ -89,22 +88,22 @@ def _gb(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.3g} GB"
 
 
-# Chains that are tried where nobody names candidates.
+# Chains that are tried when no candidates are given.
 USUAL_K = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 MOST_BATCH = 256
 MOST_CONTEXT = 131_072
-# Speed-ups are equal that do not differ in these.
+# Speed-ups that agree in so many digits count as equal.
 _DIGITS = 9
 _FRONTIER_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """`candidates` are all that is tried; none given are all drafters with the usual K. Memory is
-    judged if `memory_limit` (bytes) is given, joules are reckoned with `energy`. Break-even is
-    looked for up to `most_batch` and `most_context`. `trees` names drafters that draft trees, and
-    `estimated` those of which a figure is an estimate. `others` is the share of the CPU that other
-    processes had while times were measured, if it was so much that times are less sure."""
+    """A question to the planner. Only `candidates` are tried; without any, all drafters with the
+    usual K. Memory is checked if `memory_limit` (bytes) is given, joules are computed if `energy`
+    is. The break-even is searched up to `most_batch` and `most_context`. `trees` names drafters
+    that draft trees, `estimated` those with an estimated figure. `others` is the share of the CPU
+    that other processes had while times were measured, if it made them less sure."""
 
     job: PlannedJob = field(default_factory=PlannedJob)
     candidates: tuple[DraftOption, ...] = ()
@@ -120,15 +119,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisedPlan:
-    """`best` is advised if `speculate`; otherwise it is the best that was found, if any, measured
-    ones first. Whether to speculate is not `known` where figures are estimates or too unsure.
-    `options`
-    has all candidates with the engine that suits them best, the best first, and `engines` the best
-    candidate for each engine. `break_even_batch` is the smallest at which `best`, run in turns, no
-    longer pays, None if it does throughout the range; the same of `break_even_context`. `reasons`
-    are sentences, `left_out` says of whom nothing is known or who does not fit. `frontier` has the
-    batches worth running, by tokens a second of one text and of all. `tree` is the best tree of the
-    drafter of `best`, if long texts would gain more by it than by `best`."""
+    """The planner's answer. `best` is advised if `speculate`; otherwise it is the best that was
+    found, if any, measured ones first. Whether to speculate is not `known` if figures are estimates
+    or too unsure. `options` has all candidates with their best engines, the best first, and
+    `engines` the best candidate for each engine. `break_even_batch` is the smallest at which
+    `best`, run in turns, no longer pays, None if it does throughout the range; likewise
+    `break_even_context`. `reasons` are sentences; `left_out` names drafters that do not fit or are
+    unknown. `frontier` has the batches worth running, by tokens a second of one text and of all.
+    `tree` is the best tree of that drafter, if long texts gain more by it."""
 
     job: PlannedJob
     speculate: bool
@@ -153,23 +151,23 @@ class AdvisedPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What there is to reckon with; `beliefs` only of drafters that may be advised."""
+    """The data of a forecast; `beliefs` only of drafters that may be advised."""
 
     calibration: Calibration
     question: Question
     drafters: Mapping[str, DrafterCosts]
     beliefs: Mapping[str, Belief]
 
-    def stats(self, way: DraftOption) -> RoundStats:
-        return expected_stats(self.drafters[way.drafter], self.beliefs[way.drafter], way)
+    def stats(self, option: DraftOption) -> RoundStats:
+        return expected_stats(self.drafters[option.drafter], self.beliefs[option.drafter], option)
 
-    def gain(self, way: DraftOption, job: PlannedJob) -> float:
-        return gain(self.calibration, self.drafters[way.drafter], job, self.stats(way))
+    def gain(self, option: DraftOption, job: PlannedJob) -> float:
+        return gain(self.calibration, self.drafters[option.drafter], job, self.stats(option))
 
 
 def advise(calibration: Calibration, question: Question) -> AdvisedPlan:
-    """Raises ConfigError for a candidate or engine that is not known, CapacityError for a target
-    that does not fit into the memory there is."""
+    """Return a plan. Raises ConfigError for an unknown candidate or engine, CapacityError for a
+    target that does not fit into the available memory."""
     job = question.job
     must_fit(calibration, job, question.memory_limit)
     tried = question.candidates or _usual(calibration.drafters, job.batch)
@@ -180,8 +178,8 @@ def advise(calibration: Calibration, question: Question) -> AdvisedPlan:
     best = next(iter(sure or found), None)
     speculate = bool(sure) and sure[0].low > 1
     doubt = None if speculate else doubt_of(found, sure, question.others)
-    way = None if best is None else best.candidate
-    ends = _ends(known, way)
+    option = None if best is None else best.candidate
+    ends = _ends(known, option)
     names = {one.drafter for one in sure or found}
     engines = _by_engine(question.engines.names, [one for one in every if one[0].drafter in names])
     tree = _tree(known, best) if best is not None and speculate else None
@@ -202,19 +200,19 @@ def advise(calibration: Calibration, question: Question) -> AdvisedPlan:
         verdict=verdict,
         reasons=reasons,
         left_out=tuple(left_out),
-        frontier=_frontier(known, way),
+        frontier=_frontier(known, option),
         tree=tree,
     )
 
 
 def _best(found: Sequence[Option]) -> Option:
-    """Of equals the one that drafts less, on the simpler engine."""
+    """Return the best option; of equals the one that drafts less, on the simpler engine."""
     return min(found, key=_order)
 
 
 def _order(option: Option) -> tuple[float, int, int, int]:
-    place = ENGINES.index(option.engine)
-    return -round(option.speed_up, _DIGITS), option.k, option.num_nodes, place
+    rank = ENGINES.index(option.engine)
+    return -round(option.speed_up, _DIGITS), option.k, option.num_nodes, rank
 
 
 def _by_engine(names: Sequence[str], every: Sequence[Sequence[Option]]) -> tuple[Option, ...]:
@@ -223,7 +221,7 @@ def _by_engine(names: Sequence[str], every: Sequence[Sequence[Option]]) -> tuple
 
 
 def _usual(drafters: Sequence[DrafterCosts], batch: int) -> tuple[DraftOption, ...]:
-    """Chains, and trees of a drafter whose candidates' ranks were counted."""
+    """Return chains, and trees of a drafter whose candidates' ranks were counted."""
     chains = [DraftOption(one.name, k) for one in drafters for k in USUAL_K if one.draft]
     trees = [
         DraftOption(one.name, len(one.chances), nodes)
@@ -244,14 +242,14 @@ def _why_not(
     if not drafters[name].places:
         rounds = drafters[name].num_rounds
         silent = f"{name}: it drafted nothing in {rounds} rounds"
-        return silent if rounds else f"{name}: nobody counted what is accepted of its drafts"
-    return no_room(calibration, drafters[name], question.job, question.memory_limit)
+        return silent if rounds else f"{name}: the acceptance of its drafts was never counted"
+    return memory_refusal(calibration, drafters[name], question.job, question.memory_limit)
 
 
 def _known(
     calibration: Calibration, question: Question, tried: Sequence[DraftOption]
 ) -> tuple[_Known, list[str]]:
-    """And why drafters were left out."""
+    """Return the data of the forecast, and why drafters were left out."""
     drafters = {one.name: one for one in calibration.drafters}
     beliefs: dict[str, Belief] = {}
     left_out: list[str] = []
@@ -264,26 +262,26 @@ def _known(
     return _Known(calibration, question, drafters, beliefs), left_out
 
 
-def _of(known: _Known, way: DraftOption) -> list[Option]:
-    question, drafter = known.question, known.drafters[way.drafter]
+def _of(known: _Known, option: DraftOption) -> list[Option]:
+    question, drafter = known.question, known.drafters[option.drafter]
     made = options(
         known.calibration,
         drafter,
-        known.beliefs[way.drafter],
-        way,
+        known.beliefs[option.drafter],
+        option,
         question.job,
         engines=question.engines,
     )
     energy = question.energy
     if energy is None:
         return made
-    kind = KINDS.get(way.drafter)
+    kind = KINDS.get(option.drafter)
     if kind is None or kind.source != MODEL:
         energy = replace(energy, draft=None)
-    stats, job = known.stats(way), question.job
+    stats, job = known.stats(option), question.job
 
     def joules(option: Option) -> float | None:
-        # Of work ahead only seconds are reckoned, not what it moves.
+        # For work ahead only seconds are computed, not the bytes that it moves.
         if option.engine == "ssd":
             return None
         seconds = stats.tokens * job.batch / option.tokens_per_second
@@ -294,7 +292,7 @@ def _of(known: _Known, way: DraftOption) -> list[Option]:
 
 def _tree(known: _Known, best: Option) -> BestTree | None:
     drafter = known.drafters[best.drafter]
-    # What is drafted ahead are chains.
+    # Only chains are drafted ahead.
     if drafter.name not in known.question.trees or best.engine == "ssd":
         return None
     rates = known.beliefs[drafter.name].mean
@@ -302,38 +300,38 @@ def _tree(known: _Known, best: Option) -> BestTree | None:
     return tree if tree is not None and tree.speed_up > best.steady else None
 
 
-def _ends(known: _Known, way: DraftOption | None) -> Ends:
-    """Where the best way, run in turns, stops paying."""
+def _ends(known: _Known, option: DraftOption | None) -> Ends:
+    """Return where the best option, run in turns, stops paying."""
     question = known.question
     measured = round(known.calibration.target.rows.points[-1][0])
     most = question.most_batch, question.most_context, measured
-    if way is None:
+    if option is None:
         return Ends(None, None, *most)
 
     def by_batch(batch: int) -> float:
-        return known.gain(way, replace(question.job, batch=batch))
+        return known.gain(option, replace(question.job, batch=batch))
 
     def by_context(context: int) -> float:
-        return known.gain(way, replace(question.job, context=context))
+        return known.gain(option, replace(question.job, context=context))
 
     return Ends(
         break_even(by_batch, least=1, most=most[0]),
         break_even(by_context, least=0, most=most[1]),
         *most,
-        in_turns=known.gain(way, question.job),
+        in_turns=known.gain(option, question.job),
     )
 
 
-def _frontier(known: _Known, way: DraftOption | None) -> tuple[RatePoint, ...]:
-    """Plain decoding and the best way, over batches."""
+def _frontier(known: _Known, option: DraftOption | None) -> tuple[RatePoint, ...]:
+    """Return plain decoding and the best option, over batches."""
     points: list[RatePoint] = []
     for batch in _FRONTIER_BATCHES:
         job = replace(known.question.job, batch=batch)
         each = 1 / plain_times(known.calibration, job.load).total
         points.append(RatePoint(f"plain, batch {batch}", each, batch * each))
-        if way is not None:
-            each *= known.gain(way, job)
-            points.append(RatePoint(f"{way.words}, batch {batch}", each, batch * each))
+        if option is not None:
+            each *= known.gain(option, job)
+            points.append(RatePoint(f"{option.words}, batch {batch}", each, batch * each))
     return tuple(frontier(points))
 
 

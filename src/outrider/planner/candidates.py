@@ -1,8 +1,8 @@
 """Candidates of a plan: expected speed-up and interval of a drafter, K, tree and engine.
 
 The speed-up is that of a whole job: `batch` texts of `new_tokens` each, from the first round to the
-last, at the mean context. Its interval has two parts: uncertain acceptance (draws of places.py),
-and scattered times, normal on a log scale with 1.4826 times their median deviation.
+last, at the mean context. Its interval has two parts: uncertain acceptance (draws of
+posteriors.py), and scattered times, normal on a log scale with 1.4826 times their median deviation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outrider.core.errors import ConfigError, did_you_mean
 from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.estimate.theory import RoundStats
 from outrider.planner.overlap import AheadWays, ahead, chances_of, lanes, tree_stats
-from outrider.planner.places import Belief, Rates, round_stats
+from outrider.planner.posteriors import Belief, Rates, round_stats
 from outrider.planner.rounds import (
     DecodeLoad,
     binomial,
@@ -28,25 +28,25 @@ from outrider.planner.rounds import (
     texts_differ,
 )
 
-# The end of a text for which rounds are reckoned one by one, in tokens and in full rounds.
+# The end of a text for which rounds are computed one by one, in tokens and in full rounds.
 _COUNTED_TOKENS = 64
 _COUNTED_ROUNDS = 6
-# The normal distribution is looked at up to so many deviations, at so many places.
+# The normal distribution is sampled up to so many deviations, at so many points.
 _FAR = 5
 _MOST_LOOKS = 64
-# Numbers of live texts up to here are counted out; of more, those at these places of a normal
-# distribution stand for a seventh each.
+# Numbers of running texts up to here are enumerated; of larger ones, the values at these points of
+# a normal distribution stand for a seventh each.
 _COUNTED_BATCH = 48
 _NODES = (-1.4652, -0.7916, -0.3661, 0.0, 0.3661, 0.7916, 1.4652)
 _SURE = 1e-9
 
 
 def seconds_in_step(num_tokens: int, stats: RoundStats, seconds: Callable[[int], float]) -> float:
-    """Expected seconds until a text of `num_tokens` is done; `seconds` of a round by how deep it
-    drafts. A batch whose texts are always equally far takes as long.
+    """Return the expected seconds until a text of `num_tokens` is done; `seconds` gives those of a
+    round by its draft depth. A batch whose texts always have equal lengths takes as long.
 
-    The last rounds of a text draft no more than it has room for, and emit less than E. With r
-    tokens to go a round drafts c = min(K, r - 1), so the expected seconds are
+    The last rounds of a text draft no more tokens than may still be written, and emit less than E.
+    With r tokens to go a round drafts c = min(K, r - 1), so the expected seconds are
 
         V(r) = T(b, c) + sum over n of P(n kept of c) V(r - n - 1),    V(0) = 0
     """
@@ -72,17 +72,17 @@ def desync(
     *,
     texts_differ: float = 0.0,
 ) -> float:
-    """How much longer a batch takes than one whose texts are always equally far, as a factor from 1
-    up; `seconds` of a round by the number of live texts. `texts_differ` is the relative deviation
-    of tokens a round between texts.
+    """Return how much longer a batch takes than one whose texts always have equal lengths, as a
+    factor from 1 up. `seconds` gives those of a round by the number of running texts.
+    `texts_differ` is the relative deviation of tokens a round between texts.
 
     Plain decoding gives every text one token a round, so all end together. With drafts some texts
-    end earlier, and rounds go on with those that are left, which is less efficient. The number of
+    end earlier, and rounds go on with the remaining ones, which is less efficient. The number of
     rounds R of a text of n tokens is nearly normal, of mean (n + E[X^2] / 2E[X] - 1/2) / E[X] and
     variance n Var[X] / E[X]^3, X being the tokens of a round (renewal theory; Feller 1971, XI.6 and
     XI.5), and wider where texts differ in acceptance. In round r a binomial (b, P(R >= r)) number
-    of texts is live, and the batch takes the sum of the mean T over all r. The excess over the same
-    rounds in full batches is how much a job takes longer than V(n) of a batch in step.
+    of texts is running, and the batch takes the sum of the mean T over all r. The excess over the
+    same rounds in full batches is how much longer a job takes than V(n) of a batch in step.
     """
     variance, mean = stats.variance, stats.tokens
     spread = num_tokens * variance / mean**3 + (texts_differ * num_tokens / mean) ** 2
@@ -105,7 +105,7 @@ def desync(
 
 
 def _live(batch: int, alive: float) -> list[tuple[int, float]]:
-    """How many of a batch are live, with what chance; none left out, as it takes no time."""
+    """Return numbers of running texts with their probabilities, but for 0, which takes no time."""
     if batch <= _COUNTED_BATCH:
         chances = enumerate(binomial(batch, alive))
         return [(live, chance) for live, chance in chances if live and chance > _SURE]
@@ -115,16 +115,17 @@ def _live(batch: int, alive: float) -> list[tuple[int, float]]:
 
 
 ENGINES = ("single", "pd", "pdv", "ssd")
-# From the median of absolute deviations to a standard deviation, of a normal distribution.
+# The factor from the median of absolute deviations to a standard deviation, for a normal
+# distribution.
 _TO_DEVIATION = 1.4826
 _OUTSIDE = 0.025
-# Draws of times alone, where rates are supposed rather than counted.
+# Draws of times alone, for rates that are assumed rather than counted.
 _SUPPOSED_DRAWS = 400
 
 
 @dataclass(frozen=True, slots=True)
 class DraftOption:
-    """Drafts of up to `k` tokens, or trees so deep of `num_nodes` where that is more."""
+    """A drafter with drafts of up to `k` tokens, or trees so deep of more, `num_nodes`."""
 
     drafter: str
     k: int
@@ -145,9 +146,9 @@ class DraftOption:
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """`batch` texts at once, with prompts of `context` tokens, to each of which `new_tokens` are
-    written. `texts_differ` is the relative deviation between texts of their tokens a round; None
-    takes what the drafter's counts show."""
+    """A job of `batch` texts at once, with prompts of `context` tokens and `new_tokens` written for
+    each. `texts_differ` is the relative deviation between texts of their tokens a round; None takes
+    it from the drafter's counts."""
 
     batch: int = 1
     context: int = 0
@@ -164,22 +165,22 @@ class PlannedJob:
 
     @property
     def load(self) -> DecodeLoad:
-        """At the mean context: costs are linear in it."""
+        """The load at the mean context: costs are linear in it."""
         return DecodeLoad(self.batch, self.context + self.new_tokens / 2)
 
     @property
     def most_tokens(self) -> int:
-        """Of all texts at their end."""
+        """Tokens of all texts at their end."""
         return self.batch * (self.context + self.new_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Seconds are those of a round of the whole batch. `draft_over_plain` and `draft_over_verify`
-    are both meanings of T_SD, `by_formula` is E / (1 + T_SD), `steady` the speed-up of long texts.
-    `low` and `high` bound 95 %. `memory_bytes` is None where the calibration does not say, and
-    `joules` a token where nobody gave an energy or drafts are made ahead. What begins with
-    `fallback` is of drafting ahead (`AheadForecast`)."""
+    """A candidate with its forecast on one engine. Seconds are those of a round of the whole batch.
+    `draft_over_plain` and `draft_over_verify` are both meanings of T_SD, `by_formula` is E / (1 +
+    T_SD), `steady` the speed-up of long texts. `low` and `high` bound 95 %. `memory_bytes` is None
+    if unknown, and `joules` (a token) without an energy or if drafts are made ahead. `fallback`,
+    `p_hit`, `most_hidden` and `jit_below` belong to drafting ahead (`AheadForecast`)."""
 
     drafter: str
     k: int
@@ -215,28 +216,28 @@ class Option:
 
 
 def expected_stats(drafter: DrafterCosts, belief: Belief, candidate: DraftOption) -> RoundStats:
-    """What to expect: as replayed, where it was; otherwise by place."""
+    """Return the expected rounds: as replayed, if they were; otherwise by position."""
     if candidate.num_nodes <= candidate.k <= len(drafter.laws):
         return drafter.laws[candidate.k - 1]
     return stats_of(drafter, belief.mean, candidate)
 
 
 def stats_of(drafter: DrafterCosts, rates: Rates, candidate: DraftOption) -> RoundStats:
-    """By place."""
+    """Return the expected rounds by position."""
     if candidate.num_nodes > candidate.k:
         return tree_stats(chances_of(drafter, rates, candidate.k), candidate.num_nodes)
     return round_stats(rates, candidate.k)
 
 
 def plain_job_seconds(calibration: Calibration, job: PlannedJob) -> float:
-    """A token of each text a round, so all end together."""
+    """Return the seconds of plain decoding, in which all texts end together."""
     return job.new_tokens * plain_times(calibration, job.load).total
 
 
 def job_seconds(
     calibration: Calibration, drafter: DrafterCosts, job: PlannedJob, stats: RoundStats
 ) -> float:
-    """From the first round to the last, in turns."""
+    """Return the seconds of a job from the first round to the last, in turns."""
     depth = len(stats.kept)
 
     def shallower(most: int) -> float:
@@ -259,13 +260,13 @@ def job_seconds(
 def gain(
     calibration: Calibration, drafter: DrafterCosts, job: PlannedJob, stats: RoundStats
 ) -> float:
-    """The speed-up of a job over plain decoding of it."""
+    """Return the speed-up of a job over plain decoding of it."""
     return plain_job_seconds(calibration, job) / job_seconds(calibration, drafter, job, stats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engines:
-    """Which are considered, and what is known of lanes: `ahead` names the drafters that can draft
+    """Engines to consider, and what is known of lanes. `ahead` names the drafters that can draft
     ahead of a verdict."""
 
     names: tuple[str, ...] = ENGINES
@@ -289,9 +290,9 @@ def options(
     *,
     engines: Engines,
 ) -> list[Option]:
-    """One for each of `engines` that can run it."""
+    """Return an option for each of `engines` that can run the candidate."""
     stats = expected_stats(drafter, belief, candidate)
-    found = forecast(calibration, drafter, job.load, stats, depth=len(stats.kept))
+    cost = forecast(calibration, drafter, job.load, stats, depth=len(stats.kept))
     speed_up = gain(calibration, drafter, job, stats)
     low, high = _interval(drafter, belief, candidate, calibration.scatter)
     base = Option(
@@ -300,31 +301,31 @@ def options(
         num_nodes=candidate.num_nodes,
         engine="single",
         tokens=stats.tokens,
-        plain_seconds=found.plain.total,
-        draft_seconds=found.times.draft,
-        verify_seconds=found.times.verify,
-        host_seconds=found.times.host,
-        draft_over_plain=found.draft_over_plain,
-        draft_over_verify=found.draft_over_verify,
-        by_formula=found.speed_up_if_free,
-        steady=found.speed_up,
+        plain_seconds=cost.plain.total,
+        draft_seconds=cost.times.draft,
+        verify_seconds=cost.times.verify,
+        host_seconds=cost.times.host,
+        draft_over_plain=cost.draft_over_plain,
+        draft_over_verify=cost.draft_over_verify,
+        by_formula=cost.speed_up_if_free,
+        steady=cost.speed_up,
         speed_up=speed_up,
         low=speed_up * low,
         high=speed_up * high,
-        tokens_per_second=speed_up * job.batch / found.plain.total,
+        tokens_per_second=speed_up * job.batch / cost.plain.total,
         memory_bytes=memory_bytes(calibration, drafter, job),
     )
     made: list[Option] = []
     for name in engines.names:
         if name in ("single", "pd"):
-            # Prompts do not come while a job decodes, so a lane for them changes nothing.
+            # No prompts arrive while a job decodes, so a lane for them changes nothing.
             made.append(replace(base, engine=name))
         elif name == "pdv":
             cycle = lanes(calibration, drafter, job.load, stats, contention=engines.ways.contention)
-            made.append(_scaled(base, found.times.total / cycle, engine=name))
+            made.append(_scaled(base, cost.times.total / cycle, engine=name))
         elif candidate.drafter in engines.ahead:
-            best = ahead(drafter, job.load, found, engines.ways)
-            option = _scaled(base, best.speed_up / found.speed_up, engine=name)
+            best = ahead(drafter, job.load, cost, engines.ways)
+            option = _scaled(base, best.speed_up / cost.speed_up, engine=name)
             made.append(
                 replace(
                     option,
@@ -340,7 +341,7 @@ def options(
 def memory_bytes(
     calibration: Calibration, drafter: DrafterCosts | None, job: PlannedJob
 ) -> int | None:
-    """Weights, and keys and values of all texts at their end; None where nobody said."""
+    """Return the bytes of weights and of all final keys and values; None if unknown."""
     if not calibration.memory_bytes:
         return None
     needed = calibration.memory_bytes + job.most_tokens * calibration.kv_bytes_per_token
@@ -364,7 +365,7 @@ def _scaled(base: Option, factor: float, *, engine: str) -> Option:
 def _interval(
     drafter: DrafterCosts, belief: Belief, candidate: DraftOption, scatter: float
 ) -> tuple[float, float]:
-    """Factors of the speed-up between which 95 % of draws lie."""
+    """Return the factors of the speed-up between which 95 % of draws lie."""
     tokens = stats_of(drafter, belief.mean, candidate).tokens
     draws = [stats_of(drafter, rates, candidate).tokens / tokens for rates in belief.draws]
     deviation = _TO_DEVIATION * scatter

@@ -1,10 +1,10 @@
 """Device sheets: peak bandwidth, FLOPs and power of machines, for planning without the machine.
 
 Peaks are those of the makers' data sheets, without sparsity. `bandwidth_share` and `flops_share`
-are what programs reach of them: 0.9 and 0.8 for recent cards with good kernels (an H200 then meets
-both limits at 183 rows of bfloat16). `row_tile` is the rows of a matrix unit, `overhead` the
-seconds of a pass that nothing else explains. A user's own sheet is a JSON or YAML file with the
-same names.
+are the shares that programs reach: 0.9 and 0.8 for recent cards with good kernels (an H200 then
+meets both limits at 183 rows of bfloat16). `row_tile` is the number of rows of a matrix unit,
+`overhead` the seconds of a pass that nothing else explains. A user's own sheet is a JSON or YAML
+file with the same names.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _SHOW = "see an example: docs/algorithms/planner.md"
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """Watts that flow anyway, joules a byte moved and joules a FLOP.
+    """Static watts, joules per byte moved and joules per FLOP.
 
-    No data sheet says what a byte or an operation costs in energy. A quarter of the rated watts is
-    supposed to flow whatever is done; of the rest memory at full speed takes half and arithmetic at
-    full rate all. So joules compare ways of decoding on one machine; they are not measurements.
+    No data sheet gives the energy of a byte or an operation. A quarter of the rated watts is
+    assumed to flow at all times; of the rest memory at full speed takes half and arithmetic at full
+    rate all. So joules compare decoding variants on one machine; they are not measurements.
     """
 
     static_watts: float
@@ -43,8 +43,8 @@ class Power:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSheet:
-    """Bandwidth in bytes a second, `flops` in operations a second by dtype, both at their peak.
-    `p_norm` says how sharply a pass turns from one limit to the other."""
+    """A device's peak bandwidth, in bytes a second, and peak `flops`, in operations a second by
+    dtype. `p_norm` says how sharply a pass turns from one limit to the other."""
 
     name: str
     bandwidth: float
@@ -59,16 +59,16 @@ class DeviceSheet:
 
     @property
     def is_cpu(self) -> bool:
-        """By its name. CPUs alone run on the blocks of GGUF files as they are."""
+        """True for the name of a CPU. Only CPUs compute on the blocks of GGUF files directly."""
         return self.name.startswith("cpu")
 
     @property
     def bytes_per_second(self) -> float:
-        """What programs reach."""
+        """The bandwidth that programs reach."""
         return self.bandwidth * self.bandwidth_share
 
     def flops_per_second(self, dtype: str) -> float:
-        """What programs reach. Raises ConfigError for a dtype that the sheet does not have."""
+        """Return the rate that programs reach. Raises ConfigError for an unlisted dtype."""
         if dtype not in self.flops:
             raise ConfigError(
                 f"the sheet of {self.name} has no rate of {dtype}.",
@@ -78,7 +78,7 @@ class DeviceSheet:
 
 
 def _sheets() -> Iterator[DeviceSheet]:
-    """The sheets of devices.json: as files of users, with rated watts in the power's stead."""
+    """Yield the sheets of devices.json, which have rated watts instead of the power."""
     found = json.loads(files("outrider.planner").joinpath("devices.json").read_text("utf-8"))
     for name, sheet in found.items():
         watts, flops = sheet.pop("watts"), sheet["flops"]["bfloat16"]
@@ -92,7 +92,7 @@ SHEETS: Mapping[str, DeviceSheet] = {sheet.name: sheet for sheet in _sheets()}
 
 
 def device_sheet(name: str) -> DeviceSheet:
-    """By name, or from a file. Raises ConfigError for an unknown name or a damaged file."""
+    """Return a sheet by name or from a file. Raises ConfigError if unknown or damaged."""
     path = Path(name)
     if path.suffix.lower() in _FILE_KINDS:
         return _checked(_read(path), path)
@@ -152,13 +152,13 @@ def _no_strangers(record: Mapping[str, Any], known: set[str], path: Path) -> Non
     for name in record:
         if name not in known:
             raise ConfigError(
-                f"the device sheet {path} has {name!r}, which means nothing.",
+                f"the device sheet {path} has the unknown field {name!r}.",
                 hint=did_you_mean(str(name), known),
             )
 
 
 def _numbers(record: Mapping[str, Any], path: Path, *, prefix: str = "") -> dict[str, float]:
-    """Each above 0, or from 0 up if nothing may take no time or energy."""
+    """Return the numbers of a record: each above 0, or from 0 up for those that may be 0."""
     found: dict[str, float] = {}
     for key, value in record.items():
         number = value

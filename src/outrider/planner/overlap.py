@@ -1,4 +1,4 @@
-"""Forecasts of other arrangements: the draft tree that pays, drafting ahead, parallel lanes."""
+"""Forecasts of other arrangements: the best draft tree, drafting ahead, parallel lanes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.estimate.theory import (
     optimal,
     steady_hits,
 )
-from outrider.planner.places import Rates
+from outrider.planner.posteriors import Rates
 from outrider.planner.rounds import DecodeLoad, RoundForecast, forecast, round_times
 
 # Nodes of the largest tree that is tried.
@@ -24,14 +24,14 @@ MOST_NODES = 63
 
 
 def chances_of(drafter: DrafterCosts, rates: Rates, depth: int) -> Chances:
-    """[place][rank], counted or guessed, down to `depth`."""
+    """Return acceptance probabilities [position][rank], counted or guessed, down to `depth`."""
     if drafter.chances:
         return drafter.chances[:depth]
-    return with_siblings([rates.kept_at(place) for place in range(1, depth + 1)])
+    return with_siblings([rates.kept_at(position) for position in range(1, depth + 1)])
 
 
 def tree_stats(chances: Chances, num_nodes: int) -> RoundStats:
-    """Of rounds that draft the best tree of at most `num_nodes`."""
+    """Return the statistics of rounds that draft the best tree of at most `num_nodes`."""
     shape = best_shape(chances, num_nodes)
     if not len(shape):
         return RoundStats((), 0.0, 0.0)
@@ -42,7 +42,7 @@ def tree_stats(chances: Chances, num_nodes: int) -> RoundStats:
 
 
 def sizes_to_try(batch: int, *, least: int, most: int = MOST_NODES) -> list[int]:
-    """Nodes a tree of each of `batch` sequences, from `least` to `most`, that fill their tiles."""
+    """Return tree sizes from `least` to `most` that fill row tiles with `batch` sequences."""
     edges: set[int] = set()
     rows = ROW_TILE
     while rows // batch - 1 <= most:
@@ -53,8 +53,8 @@ def sizes_to_try(batch: int, *, least: int, most: int = MOST_NODES) -> list[int]
 
 @dataclass(frozen=True, slots=True)
 class BestTree:
-    """The best tree of a drafter: at most `num_nodes`, at most `depth` deep. `speed_up` is of long
-    texts, with `tokens` a round; `is_guess` says that nobody counted what siblings bring."""
+    """The best tree of a drafter: at most `num_nodes` nodes, at most `depth` deep. `speed_up` is
+    that of long texts, with `tokens` a round; `is_guess` means siblings' gain was never counted."""
 
     drafter: str
     num_nodes: int
@@ -67,13 +67,13 @@ class BestTree:
 def best_tree(
     calibration: Calibration, drafter: DrafterCosts, load: DecodeLoad, rates: Rates, *, depth: int
 ) -> BestTree | None:
-    """That with the largest speed-up, of more nodes than a chain of `depth`. Choosing its nodes is
-    taken to cost no more than drafting the chain.
+    """Return the tree with the largest speed-up, of more nodes than a chain of `depth`. Choosing
+    its nodes is assumed to cost no more than drafting the chain.
 
-    The best tree of N nodes has the N worthiest (core/tree.py), so place j is kept with the sum of
-    the worths of its nodes at depth j. Rows cost by whole tiles, so only sizes that end at the edge
-    of a tile are tried: with b sequences the largest N for which b (N + 1) rows still fit. Where
-    only first candidates were counted, the gain of their siblings is guessed.
+    The best tree of N nodes has the N worthiest (core/tree.py), so position j is accepted with the
+    sum of the worths of its nodes at depth j. Rows cost by whole tiles, so only sizes that end at
+    the edge of a tile are tried: with b sequences the largest N for which b (N + 1) rows still fit.
+    If only first candidates were counted, the gain of their siblings is guessed.
     """
     chances = chances_of(drafter, rates, depth)
     found: list[BestTree] = []
@@ -87,8 +87,8 @@ def best_tree(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AheadWays:
-    """`contention` is what lanes lose to each other (`estimate/theory.py`), `sync` seconds of
-    handing over; `p_hit` is supposed rather than reckoned from `misses`, if given."""
+    """Parameters of drafting ahead. `contention` is what lanes lose to each other
+    (`estimate/theory.py`), `sync` the seconds of a hand-over; a given `p_hit` replaces `misses`."""
 
     fan_out: int = 16
     misses: Misses = field(default_factory=Misses)
@@ -99,9 +99,9 @@ class AheadWays:
 
 @dataclass(frozen=True, slots=True)
 class AheadForecast:
-    """`hides` says whether the work ahead fits beside a verification, `most_hidden` up to which K
-    it does (None: any). `jit_below` is the batch b* below which fallback jit is the better one,
-    None where that is not what decides: work that is not hidden, or lanes that share a device."""
+    """A forecast of drafting ahead. `hides` says whether the work ahead fits into a verification,
+    `most_hidden` the largest K for which it does (None: any). `jit_below` is the batch b* below
+    which fallback jit is better, None for work that is not hidden or lanes on one device."""
 
     fallback: str
     times: AheadTimes
@@ -112,13 +112,13 @@ class AheadForecast:
 
 
 def outcome_chances(stats: RoundStats) -> list[float]:
-    """P(n) for n = 0..K kept."""
+    """Return P(n) for n = 0..K accepted tokens."""
     kept = [1.0, *stats.kept, 0.0]
     return [max(0.0, kept[n] - kept[n + 1]) for n in range(len(stats.kept) + 1)]
 
 
-def foreseen(stats: RoundStats, ways: AheadWays) -> float:
-    """The share of verdicts that are among the best `ways.fan_out` to prepare for."""
+def predicted_share(stats: RoundStats, ways: AheadWays) -> float:
+    """Return the share of verdicts that are among the best `ways.fan_out` to prepare for."""
     if ways.p_hit is not None:
         return ways.p_hit
     chances = outcome_chances(stats)
@@ -128,14 +128,13 @@ def foreseen(stats: RoundStats, ways: AheadWays) -> float:
 def ahead(
     drafter: DrafterCosts, load: DecodeLoad, found: RoundForecast, ways: AheadWays
 ) -> AheadForecast:
-    """Of drafting ahead with the better fallback; `found` is of rounds in turns.
+    """Return the forecast with the better fallback; `found` is that of rounds in turns.
 
-    Drafting ahead (`estimate/theory.py` has the formula) takes from a calibration, in units of
-    T_verify,
+    Drafting ahead (`estimate/theory.py`) takes from a calibration, in units of T_verify,
 
         T_p   one step over the draft that is being verified, and K steps of F branches a sequence
         T_b   a draft after a miss: that of a round in turns (fallback jit), or nothing (none)
-        p     the share of verdicts foreseen: F branches shared out in the best way
+        p     the share of predicted verdicts: F branches shared out in the best way
 
     With fallback jit a draft after a miss is like any other. With none it is empty: the next
     verdict is one token, all F branches go to it, and hits come in runs.
@@ -145,28 +144,28 @@ def ahead(
     context = load.batch * load.context
     branches = drafter.seconds(depth, load.batch * ways.fan_out, ways.fan_out * context)
     trunk = drafter.seconds(1, load.batch, context)
-    beside = (trunk + branches) / verify
-    hit = foreseen(found.stats, ways)
+    ahead_share = (trunk + branches) / verify
+    hit = predicted_share(found.stats, ways)
     jit = AheadTimes(
         p_hit=hit,
         tokens_hit=found.stats.tokens,
         tokens_miss=found.stats.tokens,
-        ahead=beside,
+        ahead=ahead_share,
         fallback=found.times.draft / verify,
         batch=load.batch,
         sync=ways.sync / verify,
         contention=ways.contention,
     )
-    hits = steady_hits(hit, foreseen(PLAIN, ways))
+    hits = steady_hits(hit, predicted_share(PLAIN, ways))
     none = replace(jit, p_hit=hits, tokens_miss=1.0, fallback=0.0)
     name, times = max((("jit", jit), ("none", none)), key=lambda one: one[1].speed)
-    apart = beside <= 1 and not ways.contention and not ways.sync
+    apart = ahead_share <= 1 and not ways.contention and not ways.sync
     turn = crossover_batch(hit, jit.tokens, none.tokens, jit.fallback)
     return AheadForecast(
         fallback=name,
         times=times,
         speed_up=times.speed * found.plain.total / verify,
-        hides=beside <= 1,
+        hides=ahead_share <= 1,
         most_hidden=hide_limit(max(0.0, verify - trunk), branches / depth),
         jit_below=turn if apart and math.isfinite(turn) else None,
     )
@@ -180,12 +179,12 @@ def lanes(
     *,
     contention: float,
 ) -> float:
-    """Seconds in which each of the batch has a round, with a lane for drafts and one that verifies
-    them; both halves must draft, so of one sequence it is a round in turns.
+    """Return the seconds in which each sequence of the batch has a round, with one lane that drafts
+    and one that verifies. Both halves must draft, so with one sequence it is a round in turns.
 
     Lanes (pdv) draft for one half of a batch while the other is verified: a cycle of both halves
-    takes twice the slower lane, and `contention` of twice the faster where they share a memory. On
-    one device nothing is gained that is not lost in the other lane.
+    takes twice the slower lane, and `contention` times twice the faster one if they share a memory.
+    On one device nothing is gained that is not lost in the other lane.
     """
     depth = len(stats.kept)
     if load.batch < 2:
@@ -201,19 +200,19 @@ def lanes(
 
 
 def hide_limit(verify_seconds: float, step_seconds: float) -> int | None:
-    """The largest K whose steps fit beside a verification; None where a step takes no time.
+    """Return the largest K whose steps fit into a verification; None if a step takes no time.
 
-    Drafting ahead pays only what it hides, so one draft must fit beside one verification: K + 1
+    Drafting ahead gains only what it hides, so one draft must fit into one verification: K + 1
     steps of all branches, which bounds K by T_verify over the time of a step.
     """
     return math.floor(verify_seconds / step_seconds) if step_seconds > 0 else None
 
 
 def crossover_batch(hit: float, jit_tokens: float, none_tokens: float, fallback: float) -> float:
-    """b*, below which drafting after a miss (`fallback`, in T_verify) is better than going on
-    without; infinite where it always is, 0 where it never is.
+    """Return b*, below which drafting after a miss (`fallback`, in T_verify) is better than going
+    on without a draft; infinite if it always is, 0 if it never is.
 
-    Which fallback is better turns at a batch b*, since with jit a round waits for one miss of b:
+    Which fallback is better changes at a batch b*, since with jit a round waits for one miss of b:
 
         b* = ln(1 - (G_jit / G_none - 1) / T_b) / ln p,     G = p E_hit + (1 - p) E_miss
     """

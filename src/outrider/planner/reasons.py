@@ -1,4 +1,4 @@
-"""Reasons of a plan in words: each sentence has the numbers that it rests on."""
+"""Reasons of a plan in words: each sentence contains the numbers on which it rests."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from outrider.planner.overlap import BestTree
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The smallest batch and context at which the best way, run in turns, no longer pays; None if
-    it does up to the most that was looked at. Passes of more than `most_rows` were not measured.
-    `in_turns` is its speed-up for the job as asked."""
+    """The smallest batch and context at which the best option, run in turns, no longer pays; None
+    if it pays throughout the searched range. Passes of more than `most_rows` were not measured.
+    `in_turns` is its speed-up for the requested job."""
 
     batch: int | None
     context: int | None
@@ -34,8 +34,8 @@ def explain(
     job: PlannedJob,
     tree: BestTree | None,
 ) -> tuple[str, tuple[str, ...]]:
-    """The verdict in words, and why; `found`, of which all is measured, and `engines` have the best
-    first. A `verdict` in words is why nobody knows."""
+    """Return the verdict in words, and the reasons. `found` has measured options and `engines` the
+    best of each engine, both with the best first. A `verdict` in words says why it is unknown."""
     about = [_tokens(found[0]), _time(found[0])] if found else []
     if isinstance(verdict, str):
         return f"Whether to speculate is not known: {verdict}.", tuple(about)
@@ -52,14 +52,14 @@ def explain(
 
 
 def doubt_of(found: Sequence[Option], sure: Sequence[Option], others: float | None) -> str | None:
-    """Why nobody knows that drafting does not pay: something is an estimate, or other processes had
-    the share `others` of the CPU and the gain may lie on either side of 1. None if it is known."""
+    """Return why it is not known that drafting does not pay: a figure is an estimate, or others had
+    the share `others` of the CPU and the gain may lie on either side of 1. None if known."""
     measured = {one.drafter for one in sure}
     estimated = [one for one in found if one.drafter not in measured]
     if estimated:
         best, names = estimated[0], list(dict.fromkeys(one.drafter for one in estimated))
-        told = f"figures of {', '.join(names)} are estimates, by which {best.words} would be "
-        return f"{told}{best.speed_up:.2f} times as fast ({best.low:.2f} to {best.high:.2f}, 95 %)"
+        text = f"figures of {', '.join(names)} are estimates, by which {best.words} would be "
+        return f"{text}{best.speed_up:.2f} times as fast ({best.low:.2f} to {best.high:.2f}, 95 %)"
     if others is None or not sure or sure[0].high <= 1:
         return None
     best = sure[0]
@@ -90,8 +90,8 @@ def _why_not(best: Option) -> str:
 
 
 def _tokens(best: Option) -> str:
-    kept = best.tokens - 1
-    return f"A round emits {best.tokens:.2f} tokens: {kept:.2f} of its draft and one of the target."
+    own = f"{best.tokens - 1:.2f} of its draft"
+    return f"A round emits {best.tokens:.2f} tokens: {own} and one of the target."
 
 
 def _time(best: Option) -> str:
@@ -105,7 +105,7 @@ def _time(best: Option) -> str:
 
 
 def _range(ends: Ends, job: PlannedJob, best: Option) -> list[str]:
-    """Nothing where only lanes make it pay: ends are of rounds in turns."""
+    """Return where rounds in turns stop paying; nothing if only lanes pay."""
     lanes = best.engine in ("pdv", "ssd")
     if lanes and ends.in_turns <= 1:
         return []
@@ -119,16 +119,16 @@ def _range(ends: Ends, job: PlannedJob, best: Option) -> list[str]:
         if ends.context is None
         else f"it stops paying at {ends.context} tokens of context"
     )
-    told = f"{'In turns, with' if lanes else 'With'} {job.context} tokens of context {batch}; "
-    told += f"at a batch of {job.batch} {context}."
+    text = f"{'In turns, with' if lanes else 'With'} {job.context} tokens of context {batch}; "
+    text += f"at a batch of {job.batch} {context}."
     rows = (ends.batch or ends.most_batch) * (1 + max(best.k, best.num_nodes))
     if rows <= ends.most_rows:
-        return [told]
-    return [f"{told} No pass of more than {ends.most_rows} rows was measured: beyond, a line."]
+        return [text]
+    return [f"{text} No pass of more than {ends.most_rows} rows was measured: beyond, a line."]
 
 
 def _others(best: Option, found: Sequence[Option]) -> list[str]:
-    """The best of each other drafter."""
+    """Return the best of each other drafter."""
     seen, parts = {best.drafter}, list[str]()
     for option in found:
         if option.drafter not in seen:
@@ -138,7 +138,7 @@ def _others(best: Option, found: Sequence[Option]) -> list[str]:
 
 
 def _engines(engines: Sequence[Option]) -> list[str]:
-    """The best of each."""
+    """Return the best of each engine."""
     if len(engines) < 2:
         return []
     parts = (f"{one.engine} {one.speed_up:.2f} ({one.words})" for one in engines)
@@ -146,24 +146,24 @@ def _engines(engines: Sequence[Option]) -> list[str]:
 
 
 def _ahead(option: Option) -> str:
-    """What decides whether drafting ahead pays."""
+    """Return what decides whether drafting ahead pays."""
     if option.p_hit is None:
         raise ContractError("there is no p hit")
     after = "with a new draft" if option.fallback == "jit" else "without a draft"
-    told = f"Drafting ahead foresees {100 * option.p_hit:.0f} % of verdicts and goes on {after}"
-    told += " after the others; "
+    text = f"Drafting ahead predicts {100 * option.p_hit:.0f} % of verdicts and goes on {after}"
+    text += " after the others; "
     most = 0 if option.jit_below is None else math.ceil(option.jit_below) - 1
     if most > 0:
-        told += f"a new draft is the better way up to a batch of {most}; "
+        text += f"a new draft is better up to a batch of {most}; "
     if option.most_hidden is None:
-        return f"{told}drafts of any length fit beside a verification."
+        return f"{text}drafts of any length fit into a verification."
     if not option.most_hidden:
-        return f"{told}not even a draft of one token fits beside a verification."
-    return f"{told}drafts of up to K = {option.most_hidden} fit beside a verification."
+        return f"{text}not even a draft of one token fits into a verification."
+    return f"{text}drafts of up to K = {option.most_hidden} fit into a verification."
 
 
 def _tree(tree: BestTree, best: Option) -> str:
-    guess = " What its siblings bring is guessed, not counted." if tree.is_guess else ""
+    guess = " The gain of its siblings is guessed, not counted." if tree.is_guess else ""
     return (
         f"In long texts trees of {tree.num_nodes} nodes, {tree.depth} deep, would be "
         f"{tree.speed_up:.2f} times as fast ({tree.tokens:.2f} tokens a round), {best.words} "

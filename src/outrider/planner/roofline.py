@@ -1,4 +1,4 @@
-"""Roofline model of a pass: seconds from a model's sizes and a device sheet, nothing measured.
+"""Roofline model of a pass: seconds from a model's sizes and a device sheet, without a measurement.
 
 A pass over R rows of b sequences with S tokens each moves the weights and the keys and values of
 all contexts, and does two operations a parameter for each row, in whole row tiles:
@@ -23,7 +23,7 @@ from outrider.estimate.theory import RoundStats
 from outrider.planner.devices import DeviceSheet, Power
 from outrider.planner.rounds import DecodeLoad
 
-# Rows of a pass and sequences of a draft for which seconds are reckoned; between them lines.
+# Rows of a pass and sequences of a draft for which seconds are computed; between them lines.
 _MOST_ROWS = 4096
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _DEEPEST = 64
@@ -33,11 +33,10 @@ _SUPPOSED_SCATTER = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Of `num_experts` in each layer a row uses `num_active`; together they are `expert_share` of
-    the model's parameters.
+    """A mixture of experts: a row uses `num_active` of `num_experts` in each layer; all experts
+    together have `expert_share` of the model's parameters.
 
-    A mixture of experts reads, for R rows that choose k of N experts each, those that any row
-    chose:
+    For R rows that choose k of N experts each, a pass reads the experts that any row chose:
 
         W_dense + W_experts (1 - (1 - k / N)^R)
 
@@ -49,18 +48,18 @@ class Mixture:
     expert_share: float
 
     def read_share(self, num_rows: float) -> float:
-        """Of all weights, what a pass over so many rows reads."""
+        """Return the share of all weights that a pass over so many rows reads."""
         chosen = 1 - (1 - self.num_active / self.num_experts) ** num_rows
         return 1 - self.expert_share + self.expert_share * chosen
 
     @property
     def active_share(self) -> float:
-        """Of all parameters, what one row is multiplied with."""
+        """The share of all parameters that one row is multiplied with."""
         return 1 - self.expert_share * (1 - self.num_active / self.num_experts)
 
 
 def mixture_of(spec: ModelSpec) -> Mixture | None:
-    """None of a dense model."""
+    """Return the model's mixture; None for a dense model."""
     if not spec.num_experts:
         return None
     share = spec.expert_parameters / spec.num_parameters
@@ -86,38 +85,38 @@ class PassWork:
 
     @property
     def read_flops(self) -> float:
-        """Of one row and one token of its context: a product with its key, one with its value."""
+        """Operations of a row and a token of its context: a product with key and with value."""
         spec = self.spec
         layers = spec.num_layers if spec.num_kv_layers is None else spec.num_kv_layers
         return 4.0 * layers * spec.num_heads * spec.head_dim
 
 
 def compute_dtype(spec: ModelSpec) -> str:
-    """In which its matrices are multiplied: int4 is widened first."""
+    """Return the dtype in which its matrices are multiplied: int4 is widened first."""
     if spec.quantise == "int8":
         return "int8"
     return "float32" if spec.bytes_per_weight == 4 and spec.quantise == "none" else "bfloat16"
 
 
 def reading_seconds(work: PassWork, sheet: DeviceSheet, num_rows: float) -> float:
-    """Of reading the weights that so many rows need."""
+    """Return the seconds of reading the weights that so many rows need."""
     return work.weight_bytes(num_rows) / sheet.bytes_per_second
 
 
 def row_seconds(work: PassWork, sheet: DeviceSheet) -> float:
-    """Of multiplying one row with them."""
+    """Return the seconds of multiplying one row with the weights."""
     return work.row_flops / sheet.flops_per_second(compute_dtype(work.spec))
 
 
 def context_seconds(work: PassWork, sheet: DeviceSheet) -> tuple[float, float]:
-    """Of a token of context: of reading its key and value, once a pass, and of attending to it,
-    once a row."""
+    """Return the seconds of a token of context: reading its key and value, once a pass, and
+    attending to it, once a row."""
     attending = work.read_flops / sheet.flops_per_second(compute_dtype(work.spec))
     return work.spec.kv_bytes_per_token / sheet.bytes_per_second, attending
 
 
 def rows_seconds(work: PassWork, sheet: DeviceSheet, num_rows: int) -> float:
-    """Of a pass at no context."""
+    """Return the seconds of a pass without context."""
     tiled = -(-num_rows // sheet.row_tile) * sheet.row_tile
     moving = reading_seconds(work, sheet, num_rows)
     counting = tiled * row_seconds(work, sheet)
@@ -128,7 +127,7 @@ def rows_seconds(work: PassWork, sheet: DeviceSheet, num_rows: int) -> float:
 
 
 def pass_seconds(work: PassWork, sheet: DeviceSheet, load: DecodeLoad, rows_each: int) -> float:
-    """Of a pass over `rows_each` rows of every sequence."""
+    """Return the seconds of a pass over `rows_each` rows of every sequence."""
     num_rows = load.batch * rows_each
     reading, attending = context_seconds(work, sheet)
     context = load.context * (load.batch * reading + num_rows * attending)
@@ -136,8 +135,8 @@ def pass_seconds(work: PassWork, sheet: DeviceSheet, load: DecodeLoad, rows_each
 
 
 def ridge_rows(work: PassWork, sheet: DeviceSheet) -> float:
-    """R*, up to which a pass waits for memory; of a mixture with all experts read, as so many rows
-    do.
+    """Return R*, up to which a pass waits for memory; for a mixture with all experts read, as so
+    many rows read them.
 
     R* = FLOPs x bytes a weight / (2 bandwidth): below it verifying is nearly free.
     """
@@ -145,7 +144,7 @@ def ridge_rows(work: PassWork, sheet: DeviceSheet) -> float:
 
 
 def critical_context(spec: ModelSpec, batch: int) -> float:
-    """S*, in tokens a sequence; infinite for a model that keeps none.
+    """Return S*, in tokens a sequence; infinite for a model without keys and values.
 
     S* = W / (b kv): beyond it a drafter that reads little of the keys and values gains at any batch
     (MagicDec, Chen et al. 2024, arXiv 2408.11049).
@@ -161,9 +160,9 @@ def calibrate(
     *,
     draft_sheet: DeviceSheet | None = None,
 ) -> Calibration:
-    """What measuring both on that device would give, if it did as its sheet says; the draft model
-    on `draft_sheet` if it has a device of its own. Acceptance is not known: `places` is empty.
-    Raises ConfigError if a sheet has no rate of the model's dtype."""
+    """Return the calibration that measuring both models on that device would give if it performed
+    as its sheet says; the draft model on `draft_sheet` if it has a device of its own. Acceptance
+    counts are empty. Raises ConfigError if a sheet lacks the model's dtype."""
     drafters = () if draft is None else (model_costs(draft, draft_sheet or sheet),)
     apart = "" if draft_sheet is None else f", drafting on {draft_sheet.name}"
     return Calibration(
@@ -185,7 +184,7 @@ def pass_costs(work: PassWork, sheet: DeviceSheet) -> PassCosts:
 
 
 def model_costs(draft: ModelSpec, sheet: DeviceSheet) -> DrafterCosts:
-    """A draft model: a pass a token, over a row of each sequence."""
+    """Return the costs of a draft model: a pass a token, over a row of each sequence."""
     work = PassWork(draft)
     curves: list[tuple[int, Curve]] = []
     for batch in _BATCHES:
@@ -201,7 +200,7 @@ def model_costs(draft: ModelSpec, sheet: DeviceSheet) -> DrafterCosts:
 
 
 def _row_counts(sheet: DeviceSheet) -> list[int]:
-    """Small counts, and both sides of edges of tiles, which grow farther apart."""
+    """Return small counts, and both sides of edges of tiles, with growing distances."""
     counts = set(range(1, min(17, _MOST_ROWS)))
     edge = sheet.row_tile
     while edge < _MOST_ROWS:
@@ -211,7 +210,7 @@ def _row_counts(sheet: DeviceSheet) -> list[int]:
 
 
 def _growing(points: Sequence[tuple[float, float]]) -> Curve:
-    """Rounding may let a sum fall by a bit."""
+    """Return a curve that never falls: rounding may let a sum fall by a bit."""
     most, grown = 0.0, list[tuple[float, float]]()
     for rows, seconds in points:
         most = max(most, seconds)
@@ -221,8 +220,8 @@ def _growing(points: Sequence[tuple[float, float]]) -> Curve:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """`draft` is the draft model, None of a drafter that runs none; `draft_power` that of a device
-    of its own, which rests while nothing is drafted."""
+    """The energy of a plan's devices. `draft` is the draft model, None for a drafter without one;
+    `draft_power` that of a device of its own, which idles while nothing is drafted."""
 
     power: Power
     target: PassWork
@@ -232,8 +231,7 @@ class Energy:
 
 @dataclass(frozen=True, slots=True)
 class Joules:
-    """Of a round: what flows in its time whatever is done, what moving bytes costs, and what
-    arithmetic does."""
+    """Joules of a round: static power during its time, bytes moved, and arithmetic."""
 
     static: float
     moving: float
@@ -247,7 +245,7 @@ class Joules:
 def round_joules(
     energy: Energy, load: DecodeLoad, stats: RoundStats, seconds: float, *, depth: int
 ) -> Joules:
-    """Of rounds that take `seconds` and draft `depth` deep; of plain ones with depth 0.
+    """Return the joules of rounds of `seconds` with drafts `depth` deep; 0 for plain ones.
 
         J = (static watts x T_round + byte joules x bytes + FLOP joules x FLOPs) / tokens
 
@@ -274,13 +272,13 @@ def round_joules(
 def joules_a_token(
     energy: Energy, load: DecodeLoad, stats: RoundStats, seconds: float, *, depth: int
 ) -> float:
-    """Of rounds as those of `round_joules`."""
+    """Return the joules of a token in rounds like those of `round_joules`."""
     spent = round_joules(energy, load, stats, seconds, depth=depth)
     return spent.total / (load.batch * stats.tokens)
 
 
 def _pass(work: PassWork, load: DecodeLoad, rows: float) -> tuple[float, float]:
-    """Bytes and operations."""
+    """Return the bytes and operations of a pass."""
     kept = load.batch * load.context * work.spec.kv_bytes_per_token
     counted = rows * (work.row_flops + load.context * work.read_flops)
     return work.weight_bytes(rows) + kept, counted
@@ -288,16 +286,16 @@ def _pass(work: PassWork, load: DecodeLoad, rows: float) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """Up to `ridge_rows` a pass waits for memory. From `critical_context` tokens of each text on
-    its keys and values weigh more than the weights, None for a model that keeps none. `mixture` is
-    that of a model with experts."""
+    """Limits of a device for a model. Up to `ridge_rows` a pass waits for memory. From
+    `critical_context` tokens of each text on its keys and values weigh more than the weights, None
+    for a model without keys and values. `mixture` is that of a model with experts."""
 
     ridge_rows: float
     critical_context: float | None
     mixture: Mixture | None
 
     def sentences(self, batch: int, rows_each: int) -> Iterator[str]:
-        """Of rounds that verify `rows_each` rows of each of `batch` texts."""
+        """Yield sentences on rounds that verify `rows_each` rows of each of `batch` texts."""
         rows = batch * rows_each
         yield (
             f"Up to {self.ridge_rows:.0f} rows a pass waits for memory, from there on for "
@@ -318,7 +316,7 @@ class DeviceLimits:
 
 
 def limits_of(spec: ModelSpec, sheet: DeviceSheet, batch: int) -> DeviceLimits:
-    """For a batch of so many texts."""
+    """Return the limits for a batch of so many texts."""
     context = critical_context(spec, batch)
     return DeviceLimits(
         ridge_rows(PassWork(spec), sheet),

@@ -4,7 +4,7 @@ With T(b, S) seconds of a plain round of b sequences that hold S tokens each, an
 
     S = E T_plain(b, S) / T_round(b, S, K),    T_round = draft + target pass + host
 
-A target pass has b (K + 1) rows, or b (N + 1) for trees of N nodes: nothing is padded. Where only a
+A target pass has b (K + 1) rows, or b (N + 1) for trees of N nodes: nothing is padded. If only a
 share of rounds drafts anything, the number of sequences that do is binomial, and T_round its mean.
 T_SD names two numbers: the time of drafting over that of a plain pass, as in E / (1 + T_SD), and
 over that of the verifying pass; they differ as soon as verifying is not free.
@@ -21,16 +21,16 @@ from dataclasses import dataclass, replace
 from outrider.core.errors import ContractError
 from outrider.estimate.calibration import Calibration, DrafterCosts, PlaceCount
 from outrider.estimate.theory import PLAIN, RoundStats, expected_tokens, measured_speed_up, speed_up
-from outrider.planner.places import MIN_REQUESTS
+from outrider.planner.posteriors import MIN_REQUESTS
 
-# Batches up to this size are reckoned by how many of them draft, larger ones by the mean number.
+# Batches up to this size are computed by how many of them draft, larger ones by the mean number.
 _COUNTED_BATCH = 64
 _LEAST_SHARE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeLoad:
-    """`batch` sequences decode together; each holds `context` tokens, on the mean of the run."""
+    """A load of `batch` sequences that decode together; each holds a mean of `context` tokens."""
 
     batch: int = 1
     context: float = 0.0
@@ -57,7 +57,7 @@ class RoundTimes:
 
 @dataclass(frozen=True, slots=True)
 class RoundForecast:
-    """Of one way to draft: the distribution of its rounds, their times and a plain round's."""
+    """A forecast: the distribution of an option's rounds, their times and a plain round's."""
 
     stats: RoundStats
     times: RoundTimes
@@ -65,7 +65,7 @@ class RoundForecast:
 
     @property
     def speed_up(self) -> float:
-        """Of long texts."""
+        """The speed-up of long texts."""
         rest = self.times.host + self.times.verify
         return measured_speed_up(
             self.stats.tokens, plain=self.plain.total, draft=self.times.draft, verify=rest
@@ -83,12 +83,12 @@ class RoundForecast:
 
     @property
     def speed_up_if_free(self) -> float:
-        """S = E / (1 + T_SD): what it would be if verifying cost no more than a plain pass."""
+        """The speed-up if verifying cost no more than a plain pass: E / (1 + T_SD)."""
         return speed_up(self.stats.tokens, self.draft_over_plain)
 
 
 def plain_times(calibration: Calibration, load: DecodeLoad) -> RoundTimes:
-    """Of a round that drafts nothing."""
+    """Return the times of a round that drafts nothing."""
     return _times(calibration, None, load, PLAIN)
 
 
@@ -100,7 +100,7 @@ def round_times(
     *,
     depth: int,
 ) -> RoundTimes:
-    """Of a round whose drafts are up to `depth` deep, on the mean."""
+    """Return the mean times of a round whose drafts are up to `depth` deep."""
     if not depth:
         return plain_times(calibration, load)
 
@@ -123,8 +123,8 @@ def forecast(
 
 
 def break_even(gain: Callable[[int], float], *, least: int, most: int) -> int | None:
-    """The smallest number from `least` to `most` at which `gain` is 1 or less; None if there is
-    none. Looks at numbers that grow by a quarter at most, then between the two that differ."""
+    """Return the smallest number from `least` to `most` at which `gain` is 1 or less; None if there
+    is none. Numbers grow by a quarter at most; the last step is bisected."""
     good, at = None, least
     while True:
         if gain(at) <= 1:
@@ -155,10 +155,10 @@ def _times(
     host += calibration.token * (load.batch + num_drafting * kept)
     if drafter is None:
         return RoundTimes(0.0, verify, host)
-    # A lookup may find less than it was asked for, and takes so much less time.
-    asked = min(float(depth), stats.num_drafted)
+    # A lookup may find less than requested, and then takes less time.
+    depth_found = min(float(depth), stats.num_drafted)
     context, emitted = num_drafting * load.context, num_drafting * stats.tokens
-    draft = drafter.seconds(asked, num_drafting, context, emitted)
+    draft = drafter.seconds(depth_found, num_drafting, context, emitted)
     draft += drafter.miss * (load.batch - num_drafting)
     return RoundTimes(draft, verify, host)
 
@@ -180,7 +180,7 @@ def _mean_of(of: Callable[[float], RoundTimes], batch: int, share: float) -> Rou
 
 
 def binomial(num: int, share: float) -> list[float]:
-    """The chance of each count from 0 to `num`."""
+    """Return the probability of each count from 0 to `num`."""
     return [
         math.comb(num, count) * share**count * (1 - share) ** (num - count)
         for count in range(num + 1)
@@ -192,9 +192,9 @@ _NUM_TEXTS = 64
 
 
 def likeness(requests: Sequence[Sequence[PlaceCount]]) -> tuple[float, float] | None:
-    """Beta(u, v), from which each text's own rate seems to be drawn, by moments weighed by
-    judgements. None of fewer than MIN_REQUESTS, or where they differ no more than chance makes them
-    (Kleinman 1973, Proportions with extraneous variance)."""
+    """Return Beta(u, v), from which each text's own rate seems to be drawn, by moments weighed by
+    judgements. None for fewer than MIN_REQUESTS texts, or if they differ no more than chance makes
+    them (Kleinman 1973, Proportions with extraneous variance)."""
     counts = [(sum(p.accepted for p in one), sum(p.drafted for p in one)) for one in requests]
     judged = [(accepted, drafted) for accepted, drafted in counts if drafted]
     total = sum(drafted for _, drafted in judged)
@@ -215,11 +215,11 @@ def likeness(requests: Sequence[Sequence[PlaceCount]]) -> tuple[float, float] | 
 
 
 def texts_differ(requests: Sequence[Sequence[PlaceCount]], k: int) -> float:
-    """The relative deviation between texts of the tokens a round of `k` emits for them; 0 where
+    """Return the relative deviation between texts of the tokens a round of `k` emits for them; 0 if
     their counts show none.
 
     Each text has a rate of its own, drawn from Beta(u, v). Easy texts end early and leave smaller
-    batches to the hard ones, so the spread is in what a job takes (candidates.py).
+    batches to the hard ones, so the spread affects the time of a job (candidates.py).
     """
     found = likeness(requests)
     if found is None:

@@ -1,9 +1,9 @@
-"""Costs and acceptance that are supposed of a target and its drafters until they are measured.
+"""Costs and acceptance that are assumed of a target and its drafters until they are measured.
 
-A drafter's step is taken to read so many bytes and to take the share of a target's pass that these
-are of the target's weights, with a quarter more and a fixed time for calling it. Acceptance is a
-prior by the kind of drafter, as weak as a few drafts that were counted. `Origins` says of every
-figure whether it was measured here or estimated like that.
+A drafter's step is assumed to read so many bytes and to take the same share of a target's pass as
+these bytes are of the target's weights, with a quarter more and a fixed time for calling it.
+Acceptance is a prior by the kind of drafter, as weak as a few counted drafts. `Origins` says of
+every figure whether it was measured here or estimated like that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Origin = Literal["measured", "estimated"]
 MEASURED: Origin = "measured"
 ESTIMATED: Origin = "estimated"
 
-# The share of first tokens that is kept, by drafter; later tokens fare alike. Round numbers.
+# The share of first tokens that is accepted, by drafter; later tokens are assumed alike. Round
+# numbers.
 _PRIOR: Mapping[str, float] = {
     "model": 0.65,
     "bridge": 0.55,
@@ -39,9 +40,9 @@ _PRIOR: Mapping[str, float] = {
     "recycling": 0.3,
 }
 _PRIOR_OF_LOOKUPS = 0.5
-# How a copy is held unless settings say otherwise, and the share of layers that one of fewer runs.
+# The default precision of a copy, and the share of layers that a copy with fewer layers runs.
 _COPY_BITS, _LAYERS_RUN = "int4", 0.75
-# Bytes a weight of a copy, with what its groups are multiplied by.
+# Bytes per weight of a copy, including the scales of its groups.
 _COPY_BYTES: Mapping[str, float] = {"int8": 1.0, "int4": 0.64}
 # The share of rounds in which drafters find something to draft; others always do.
 _OFFERED: Mapping[str, float] = {
@@ -51,21 +52,21 @@ _OFFERED: Mapping[str, float] = {
     "lookup": 0.4,
     "recycling": 0.8,
 }
-# Drafts that a prior is worth.
+# The weight of a prior, in drafts.
 _PRIOR_DRAFTS = 8
-# Rounds below which counts say less than the prior.
+# With fewer rounds than this, counts say less than the prior.
 _LEAST_ROUNDS = 6
-# A step of a small model takes more than its bytes do, and a call takes some time of its own.
+# A step of a small model takes more time than its bytes do, and a call takes a time of its own.
 _SLOWER, _CALL_SECONDS = 1.25, 5e-5
 _DEEPEST = 64
-# Deviation of times that nobody measured.
+# Deviation of times that were not measured.
 _SCATTER = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A drafter as it may be named, the weights that it adds in bytes, and what a step of it reads.
-    `once` says that one step drafts all tokens."""
+    """A drafter as it may be named, the bytes of the weights that it adds, and the bytes that a
+    step of it reads. `once` says that one step drafts all tokens."""
 
     name: str
     kind: DrafterKind
@@ -75,7 +76,7 @@ class Candidate:
 
     @classmethod
     def of(cls, name: str, drafter: str, target: ModelSpec, num_bytes: int = 0) -> Candidate:
-        """`num_bytes` are those of its draft model or heads."""
+        """Return the candidate of a drafter; `num_bytes` are those of its draft model or heads."""
         kind = drafter_named(drafter)
         head = target.vocab_size * target.hidden_size * target.bytes_per_weight
         if kind.source == "copy":
@@ -90,7 +91,7 @@ class Candidate:
 
     @classmethod
     def copy_of(cls, target: ModelSpec, kind: DrafterKind, bits: str) -> Candidate:
-        """A copy in so many `bits`, or one with fewer layers."""
+        """Return a copy of the target in so many `bits`, or one with fewer layers."""
         if not kind.fewer_bits:
             step = int(target.weight_bytes * _LAYERS_RUN)
             return cls(name=kind.name, kind=kind, step_bytes=step)
@@ -100,8 +101,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Where figures come from: the target's pass, and by drafter the seconds of a draft and what is
-    accepted of it. `counted` has how many rounds of a drafter were counted."""
+    """Origins of figures: of the target's pass, and by drafter of the seconds of a draft and of its
+    acceptance. `counted` has how many rounds of a drafter were counted."""
 
     target_pass: Origin = ESTIMATED
     drafts: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
@@ -109,28 +110,28 @@ class Origins:
     counted: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def of(self, drafter: str) -> tuple[Origin, Origin]:
-        """Of its seconds and of its acceptance."""
+        """Return the origins of a drafter's seconds and of its acceptance."""
         return self.drafts.get(drafter, ESTIMATED), self.accepted.get(drafter, ESTIMATED)
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is estimated."""
+        """True if nothing is estimated."""
         every = (self.target_pass, *self.drafts.values(), *self.accepted.values())
         return ESTIMATED not in every
 
     @property
     def estimated(self) -> frozenset[str]:
-        """Drafters of which a figure is an estimate."""
+        """Drafters with an estimated figure."""
         return frozenset(name for name in self.drafts if ESTIMATED in self.of(name))
 
     @property
     def basis(self) -> Origin:
-        """Of a page as a whole."""
+        """The origin of a page as a whole."""
         return MEASURED if self.is_whole else ESTIMATED
 
     @property
     def sentence(self) -> str:
-        """What is measured and what is estimated, in one sentence."""
+        """A sentence that says what is measured and what is estimated."""
         if self.is_whole:
             return "All figures are measured here."
         every: dict[str, Mapping[str, Origin]] = {
@@ -140,7 +141,7 @@ class Origins:
         }
         measured = _listed(every, MEASURED)
         if not measured:
-            return "All figures are estimated from sizes and from what such drafters usually bring."
+            return "All figures are estimated from sizes and the usual acceptance of such drafters."
         return f"Measured here: {measured}. Estimated: {_listed(every, ESTIMATED)}."
 
     def as_record(self) -> dict[str, Any]:
@@ -148,7 +149,7 @@ class Origins:
 
 
 def _listed(every: Mapping[str, Mapping[str, Origin]], origin: Origin) -> str:
-    """The figures of `origin`, and of which drafters, unless it is all of them."""
+    """Return the figures of `origin`, and of which drafters, unless it is all of them."""
     parts: list[str] = []
     for figure, by_name in every.items():
         names = [name for name, own in by_name.items() if own == origin]
@@ -162,8 +163,8 @@ def _listed(every: Mapping[str, Mapping[str, Origin]], origin: Origin) -> str:
 def supposed(
     target: ModelSpec, sheet: DeviceSheet, candidates: Sequence[Candidate], *, machine: str
 ) -> Calibration:
-    """Of a target that nobody has run: its pass as `sheet` says, its drafters as their bytes say.
-    Raises ConfigError for a dtype that the sheet does not have."""
+    """Return the calibration of a target that was never run: its pass as `sheet` says, its drafters
+    as their bytes say. Raises ConfigError for a dtype that the sheet does not have."""
     costs = pass_costs(PassWork(target), sheet)
     return Calibration(
         machine=machine,
@@ -178,7 +179,7 @@ def supposed(
 
 
 def sheet_like(device: str, gpu: str | None) -> DeviceSheet:
-    """The sheet that is nearest to a device that is here."""
+    """Return the sheet that is nearest to the device of this machine."""
     if device == "cpu":
         return SHEETS["cpu-2core"]
     name = (gpu or "").lower().replace(" ", "")
@@ -187,8 +188,7 @@ def sheet_like(device: str, gpu: str | None) -> DeviceSheet:
 
 
 def scaled(calibration: Calibration, pass_seconds: float) -> Calibration:
-    """With all times in the proportion in which a plain pass that was measured stands to the one
-    that was supposed."""
+    """Return the calibration with all times scaled by measured over assumed plain pass."""
     factor = pass_seconds / calibration.target.rows.at(1)
     own = calibration.target
     drafters = tuple(
@@ -206,11 +206,11 @@ def joined(
     *,
     pass_seconds: float | None = None,
 ) -> tuple[Calibration, Origins]:
-    """What is known by now: times of `measured` where it has them, acceptance of `counted` by
-    drafter; the rest is estimated, in proportion to the pass that was measured. The first plain
-    pass took `pass_seconds`, for where nothing more is known."""
+    """Return what is known by now: times of `measured` if it has them, acceptance of `counted` by
+    drafter; the rest is estimated, in proportion to the measured pass. The first plain pass took
+    `pass_seconds`, if nothing more is known."""
     if measured is not None:
-        # Where noise put all of a pass on its context, no row is left.
+        # If noise put all of a pass on its context, no time of a row is left.
         pass_seconds = measured.target.rows.at(1) or pass_seconds
     if pass_seconds:
         estimated = scaled(estimated, pass_seconds)
@@ -243,8 +243,8 @@ def joined(
 
 
 def _extended(own: DrafterCosts, estimate: DrafterCosts) -> DrafterCosts:
-    """With depths beyond the deepest that was timed in the proportion that is estimated: few points
-    close together make no line."""
+    """Return `own` with depths beyond the deepest timed one extended in the estimated proportion:
+    few points close together make no line."""
     shape = estimate.draft[0][1]
     curves: list[tuple[int, Curve]] = []
     for batch, curve in own.draft:
@@ -258,7 +258,7 @@ def _extended(own: DrafterCosts, estimate: DrafterCosts) -> DrafterCosts:
 
 
 def _seen(prior: DrafterCosts, counts: DrafterCosts) -> DrafterCosts:
-    """`counts`; where nothing was drafted in all of its rounds, those make a draft less likely."""
+    """Return `counts`; without a draft in its rounds, the prior with fewer drafts."""
     if counts.places:
         return counts
     num_rounds = (prior.num_rounds or _PRIOR_DRAFTS) + counts.num_rounds

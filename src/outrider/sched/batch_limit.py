@@ -1,18 +1,18 @@
-"""Batch limits: how many sequences may be live at once, found out while running.
+"""Batch limits: how many sequences may run at once, learned from measured passes.
 
-A bigger batch reads the weights once for more tokens, until arithmetic or memory is the limit; then
-everybody only waits longer. `Knee` goes by what passes of growing batches cost, where nobody chose
-a number. `BatchLimit` holds a latency target: after every `NUM_PASSES` passes under its limit, the
-first true line counts:
+A bigger batch reads the weights once for more tokens, until arithmetic or memory is the limit; from
+there on every request only waits longer. `Knee` follows the measured cost of passes of growing
+batches, for configurations that give no number. `BatchLimit` holds a latency target: after every
+`NUM_PASSES` passes under its limit, the first true line counts:
 
-    p95 > target                              a quarter lower, at least one; stay for a while
-    mostly nobody waited                      stay: the limit limits nothing
-    a step up did not raise throughput        back down, and stay for a while
-    the while is over                         a quarter higher, at least one
+    p95 > target                              a quarter lower, at least one; rest
+    no request waited in most passes          no change: the limit limits nothing
+    a step up did not raise throughput        back down, and rest
+    the rest is over                          a quarter higher, at least one
 
-p95 is the 95th percentile of milliseconds an emitted token over these passes; throughput is tokens
-a second. Each while is twice the one before, until a step up pays. Passes that read prompt tokens
-count in both.
+p95 is the 95th percentile of milliseconds per emitted token over these passes; throughput is tokens
+a second. Each rest is twice as long as the one before, until a step up pays. Passes that read
+prompt tokens count in both.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ from outrider.estimate.online import OpenPasses, ms_per_token, nearest_rank, sec
 NUM_PASSES = 32
 SHARE = 4
 PERCENT = 95
-# By how much throughput must rise for a step up to pay.
+# The factor by which throughput must rise for a step up to pay.
 GAIN = 1.02
-# Looks after a step up that did not pay, at first and at most.
+# The first and the longest rest after a step up that did not pay, in decisions.
 FIRST_REST = 2
 LONGEST_REST = 64
 
 
-# Sequences that may be live before any pass was timed, and timed passes before more may be.
+# Running sequences allowed before any pass was timed, and timed passes needed before more may run.
 KNEE_START = 8
 KNEE_PASSES = 8
-# By how much twice as many sequences must raise the throughput: then what is left beyond is little.
+# The factor by which twice as many sequences must raise the throughput. Below it little can be
+# gained by any larger batch.
 KNEE_GAIN = 1.03
 
 
 class Limit(Protocol):
-    """How many sequences may be live at once, from what rounds took."""
+    """A limit on the sequences that run at once, learned from the times of rounds."""
 
     @property
     def limit(self) -> int: ...
@@ -51,10 +52,10 @@ class Limit(Protocol):
 
 
 class Knee:
-    """From 1 to `highest` sequences: twice as many as before while requests wait, up to the number
-    at which twice as many would not raise the throughput by KNEE_GAIN. Throughput is reckoned for
-    plain rounds from the costs of all (estimate/cost.py). A number that was found is tried again,
-    after a while that doubles each time. A pure function of what it observed."""
+    """A limit from 1 to `highest`, a pure function of the observed traces. It doubles while
+    requests wait, up to the number at which twice as many sequences would not raise the throughput
+    by KNEE_GAIN, as estimated for plain rounds from the costs of all (estimate/cost.py). A limit
+    that was reached is tried again after a pause that doubles each time."""
 
     def __init__(self, *, highest: int) -> None:
         self._highest, self._limit = highest, min(KNEE_START, highest)
@@ -74,13 +75,13 @@ class Knee:
         if traces[0].num_waiting:
             self._num_full += 1
             self._num_timed += all(one.num_emitted and not one.num_prompt_tokens for one in traces)
-        # Where every pass reads prompts none tells the cost of rounds, and more may run at once.
+        # When every pass reads prompts, none measures the cost of rounds; then more may run anyway.
         if self._num_timed >= KNEE_PASSES or self._num_full >= SHARE * KNEE_PASSES:
             self._num_full = self._num_timed = 0
             self._decide()
 
     def _decide(self) -> None:
-        knee = self._found()
+        knee = self._measured_knee()
         if knee > self._limit:
             self._limit = min(2 * self._limit, self._highest)
             self._rest = self._next_rest = FIRST_REST
@@ -91,7 +92,7 @@ class Knee:
             self._limit = min(2 * knee, self._highest)
             self._next_rest = self._rest = min(2 * self._next_rest, LONGEST_REST)
 
-    def _found(self) -> int:
+    def _measured_knee(self) -> int:
         table = self._meter.table()
         if table is None:
             return self._highest
@@ -105,7 +106,7 @@ class Knee:
 
 
 class BatchLimit:
-    """From 1 to `highest` sequences, at first `start`. A pure function of what it observed."""
+    """A limit from `start` up to `highest` for a latency target; a pure function of the traces."""
 
     def __init__(self, *, highest: int, target_ms: float, start: int = 1) -> None:
         if not 1 <= start <= highest:
@@ -136,9 +137,9 @@ class BatchLimit:
         if self._p95_ms() > self._target_ms:
             self._limit = max(self._limit - _step(self._limit), 1)
             self._before = None
-            self._stay()
+            self._begin_rest()
             return
-        if not self._is_asked_for_more():
+        if not self._has_demand():
             return
         rate = self._rate()
         if self._before is not None:
@@ -146,7 +147,7 @@ class BatchLimit:
             self._before = None
             if rate < GAIN * rate_before:
                 self._limit = limit
-                self._stay()
+                self._begin_rest()
                 return
             self._next_rest = FIRST_REST
         if self._rest:
@@ -155,16 +156,16 @@ class BatchLimit:
             self._before = (self._limit, rate)
             self._limit = min(self._limit + _step(self._limit), self._highest)
 
-    def _stay(self) -> None:
+    def _begin_rest(self) -> None:
         self._rest = self._next_rest
         self._next_rest = min(2 * self._next_rest, LONGEST_REST)
 
-    def _is_asked_for_more(self) -> bool:
-        """Whether requests waited during most passes."""
+    def _has_demand(self) -> bool:
+        """Return whether requests waited during most passes."""
         return 2 * sum(traces[0].num_waiting > 0 for traces in self._passes) > len(self._passes)
 
     def _rate(self) -> float:
-        """Tokens a second."""
+        """Return the throughput in tokens a second."""
         num_tokens = sum(one.num_emitted for traces in self._passes for one in traces)
         seconds = sum(seconds_of(traces[0]) for traces in self._passes)
         return num_tokens / seconds if seconds > 0 else float("inf")

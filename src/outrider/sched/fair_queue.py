@@ -1,9 +1,10 @@
-"""Who starts next among the requests of several keys: the key that has had the fewest tokens.
+"""A fair queue over API keys: the key that has had the fewest tokens starts its next request first.
 
 The virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024):
-a key's counter grows by the tokens that are read and written for it, over its weight, and of the
-keys that wait the least counter goes first. A key that comes to wait begins where those that wait
-are, so nobody saves up a share by being idle, and nobody pays for hours in which nobody else came.
+a key's counter grows by the tokens that are read and written for it, divided by its weight, and of
+the keys with waiting requests the one with the least counter goes first. A key whose requests begin
+to wait starts at the least counter of the waiting keys. So no key saves up a share while idle, or
+pays for hours in which it was alone.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from typing import Generic, TypeVar
 from outrider.core.errors import ContractError, given
 
 T = TypeVar("T", bound=Hashable)
-# Beyond these a key's tokens would be infinite, or none, for ever.
+# Outside this range a key would have infinitely many tokens, or none, for ever.
 LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
 
 
 class FairQueue(Generic[T]):
-    """Items of one key start in the order in which they came. A key is known for ever: there are as
-    many as somebody configured."""
+    """A queue in which items of one key start in the order in which they came. Keys are never
+    forgotten: there are only as many as the operator configured."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[T, None]] = {}
         self._running: Counter[str] = Counter()
         self._tokens: dict[str, float] = {}
         self._weights: dict[str, float] = {}
-        # The key that was the last to have nothing waiting any more.
+        # The key whose last waiting item left most recently.
         self._left: str | None = None
 
     def __len__(self) -> int:
@@ -38,7 +39,7 @@ class FairQueue(Generic[T]):
         return (item for items in self._waiting.values() for item in items)
 
     def add(self, item: T, key: str, *, weight: float = 1.0) -> None:
-        """Raises ContractError for a weight that is no number from LEAST_WEIGHT to MOST_WEIGHT."""
+        """Add an item. Raises ContractError for a weight outside LEAST_WEIGHT to MOST_WEIGHT."""
         if not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
             raise ContractError(f"a weight of {weight}")
         if key not in self._waiting:
@@ -50,7 +51,7 @@ class FairQueue(Generic[T]):
         self._waiting[key][item] = None
 
     def remove(self, item: T, key: str) -> bool:
-        """Whether it waited."""
+        """Remove an item; return whether it was waiting."""
         if item not in self._waiting.get(key, ()):
             return False
         del self._waiting[key][item]
@@ -61,36 +62,36 @@ class FairQueue(Generic[T]):
 
     @property
     def next_key(self) -> str | None:
-        """Whose turn it is; of equals the one of which fewer run, or that came first."""
-        return min(self._waiting, key=self._place, default=None)
+        """The key whose item starts next; of equals the one with fewer running, or the first."""
+        return min(self._waiting, key=self._rank, default=None)
 
-    def _place(self, key: str) -> tuple[float, int]:
+    def _rank(self, key: str) -> tuple[float, int]:
         return self._tokens[key], self._running[key]
 
     def pop(self) -> T:
-        """The next one, which now runs."""
+        """Return the next item and count it as running."""
         key = given(self.next_key, "item that waits")
         item = next(iter(self._waiting[key]))
         self.take(item, key)
         return item
 
     def take(self, item: T, key: str) -> None:
-        """One that runs though it may not be its turn."""
+        """Count an item as running, even if it is not its turn."""
         self.remove(item, key)
         self._running[key] += 1
 
     def charge(self, key: str, num_tokens: int) -> None:
-        """Tokens that were read or written for an item of `key`."""
+        """Charge a key for tokens that were read or written for one of its items."""
         self._tokens[key] += num_tokens / self._weights[key]
 
     def ended(self, key: str) -> None:
-        """One that ran does so no more."""
+        """Count one running item of the key less."""
         self._running[key] -= 1
 
     @property
     def owing_key(self) -> str | None:
-        """The key that should give way to the next one: several of its items run, none of the next
-        key's does, and it has not had less than that."""
+        """The key that should give way to `next_key`, or None. Several of its items run while the
+        next key has none running, and it has had at least as many tokens."""
         key = self.next_key
         if key is None or self._running[key]:
             return None

@@ -1,7 +1,7 @@
 """Stages, jobs, the pool of ready sequences, and the `Schedule` protocol. No tensors, no clocks.
 
 `num_admissible` says which waiting requests may start: first come, first served, as memory and
-batch allow. The functions at the end choose works from a pool in the ways that schedules share.
+batch allow. The functions at the end choose works from a pool; several schedules share them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider.core.budget import JobTrace
 
 
 class Stage(IntEnum):
-    """What can be done to a sequence; PREFILL and VERIFY share one target pass in a job.
+    """A stage of a sequence. PREFILL and VERIFY share one target pass in a job.
 
     AHEAD drafts for the likely verdicts of a sequence while another lane verifies it.
     """
@@ -29,16 +29,16 @@ class Stage(IntEnum):
 
 
 class JobKind(Enum):
-    """Which parts of the engine a job takes."""
+    """The parts of the engine that a job uses."""
 
     DRAFT = auto()
-    """The drafter alone, for drafts that a later job verifies."""
+    """The drafter alone; a later job verifies the drafts."""
     AHEAD = auto()
-    """The drafter alone, for verdicts that are still open."""
+    """The drafter alone, for verdicts that are not known yet."""
     VERIFY = auto()
-    """A target pass that does nothing but verify drafts which are there."""
+    """A target pass that only verifies existing drafts."""
     PREFILL = auto()
-    """A target pass that reads prompts, and may verify such drafts."""
+    """A target pass that reads prompts, and may verify existing drafts too."""
     ROUND = auto()
     """Drafting, then the target pass over what was drafted."""
 
@@ -64,7 +64,7 @@ _MIXES = _every_mix()
 
 @dataclass(frozen=True, slots=True)
 class StageItem:
-    """One stage of one sequence. `num_tokens` are those fed besides a draft."""
+    """One stage of one sequence. `num_tokens` are the tokens fed in addition to a draft."""
 
     seq_id: int
     stage: Stage
@@ -73,15 +73,15 @@ class StageItem:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a lane runs in one go: drafts first, then one target pass over all the rest. `stages`
-    are those that it has works of, in the order in which they run."""
+    """One run of a lane: drafts first, then one target pass over everything else. `stages` are the
+    stages that the job contains, in the order in which they run."""
 
     works: tuple[StageItem, ...]
     stages: tuple[Stage, ...] = field(init=False, repr=False, compare=False)
     kind: JobKind = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Both are asked for several times a round: they are found once.
+        # Both are read several times a round, so they are computed once.
         bits = 0
         for work in self.works:
             bits |= 1 << work.stage
@@ -100,22 +100,22 @@ class Job:
         return tuple(dict.fromkeys([work.seq_id for work in self.works]))
 
     def alone(self, seq_id: int) -> Job:
-        """The part of it that is about one sequence."""
+        """Return the part of the job that concerns one sequence."""
         return Job(tuple(work for work in self.works if work.seq_id == seq_id))
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyQueues:
-    """Sequences by the stage they wait for, oldest first; those inside a job are absent.
+    """Sequences by the stage they wait for, oldest first; sequences inside a job are absent.
 
-    Each entry names the tokens the sequence has that the target's memory does not: 1 (the pending
-    token) while decoding, the unread prompt before. Who waits in `prefill` may be given chunks of
-    the prompt, or a first round that also reads all of the rest. `ahead` lists those whose drafts
-    are being verified in another lane now, for which nothing was drafted ahead yet.
-    `num_free_tokens` is the arena's room. `drafting` and `verifying` are in such a job now, and for
-    `num_ahead` something is drafted ahead: one job at a time uses the drafter. A lane may wait for
-    them as long as the pool is `patient`; it is not where nothing else would run. A job may read
-    `most_prompt_tokens` (pace.py), None if only the schedule bounds that.
+    Each entry counts the tokens of the sequence that the target's memory does not hold: 1 (the
+    pending token) while decoding, the unread prompt before. A sequence in `prefill` may get chunks
+    of its prompt, or a first round that also reads all of the rest. `ahead` lists the sequences
+    whose drafts are being verified in another lane now, and for which nothing was drafted ahead
+    yet. `num_free_tokens` is the free capacity of the arena. The sequences in `drafting` and
+    `verifying` are in such a job now, and `num_ahead` sequences are being drafted ahead: only one
+    job at a time uses the drafter. A lane may wait for running jobs while the pool is `patient`,
+    that is, unless nothing else would run. A job may read `most_prompt_tokens` (pace.py).
     """
 
     prefill: tuple[StageItem, ...]
@@ -130,7 +130,7 @@ class ReadyQueues:
     num_ahead: int = 0
 
     def chunk(self, size: int) -> int:
-        """How many prompt tokens a job may read, where a schedule would read `size`."""
+        """Return how many prompt tokens a job may read, if its schedule would read `size`."""
         return size if self.most_prompt_tokens is None else min(size, self.most_prompt_tokens)
 
     @property
@@ -138,7 +138,7 @@ class ReadyQueues:
         return bool(self.prefill or self.draft or self.verify or self.ahead)
 
     def without(self, seq_ids: Collection[int]) -> ReadyQueues:
-        """The same, but nothing of these sequences may start."""
+        """Return the same pool without the works of these sequences."""
         prefill, draft, verify, ahead = (
             tuple(work for work in works if work.seq_id not in seq_ids)
             for works in (self.prefill, self.draft, self.verify, self.ahead)
@@ -147,52 +147,52 @@ class ReadyQueues:
 
 
 class Schedule(Protocol):
-    """Which job each idle lane takes next. All state that jobs change is in the pool; what a
-    schedule knows besides is what jobs took, if it is a JobObserver."""
+    """A policy that chooses the next job of each idle lane. All state that jobs change is in the
+    pool; a schedule that is a JobObserver also learns from the times of jobs."""
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """In the order in which idle ones are asked."""
+        """The lanes, in the order in which idle ones get a job."""
         ...
 
     def next_job(self, lane: str, pool: ReadyQueues, num_live: int) -> Job | None: ...
 
 
 class LaneOrder(Protocol):
-    """In which order idle lanes are asked for their next job (plugins/lanes/lane_order.py)."""
+    """A policy for the order in which idle lanes get their jobs (plugins/lanes/lane_order.py)."""
 
     def arrange(self, lanes: tuple[str, ...], pool: ReadyQueues) -> tuple[str, ...]: ...
 
 
 @runtime_checkable
 class JobObserver(Protocol):
-    """A schedule or an order of lanes that learns from what jobs took."""
+    """A schedule or a lane order that learns from the times of jobs."""
 
     def observe(self, trace: JobTrace) -> None:
-        """A job of some lane ended."""
+        """Learn from a job that ended."""
         ...
 
 
 def job_observers(*candidates: object) -> tuple[JobObserver, ...]:
-    """Those of `candidates` that learn from jobs."""
+    """Return the candidates that learn from jobs."""
     return tuple([one for one in candidates if isinstance(one, JobObserver)])
 
 
-# What a text is expected to grow by where nobody limits it: a long answer of a chat.
+# Tokens that a request without a limit is expected to emit: a long answer of a chat.
 OPEN_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may be in flight at once: `num_sequences` of them, in `num_tokens` of the arena.
+    """Limits on the work in flight: `num_sequences` sequences in `num_tokens` tokens of the arena.
 
-    A round may stage `spare` tokens beside those that a sequence has, and `beyond` past what it may
-    finally keep, if that is less. A sequence counts for what it has and for the share `reserve` of
-    what it may still emit, in whole pages. With a share of 1 none is ever stopped half-way for want
-    of pages; with less more run at once, and some may have to be pre-empted. `max_waiting` requests
-    may wait. No sequence ever holds more than `held` tokens, if that is not 0: pages before are
-    given back. One that nobody gave a limit counts for `OPEN_TOKENS` more than it has: it writes
-    until the model ends its text, long before the window's end.
+    A round may stage `spare` tokens in addition to those of a sequence, but no more than `beyond`
+    tokens past the sequence's final length. A sequence counts for its tokens and for the share
+    `reserve` of the tokens that it may still emit, in whole pages. With a share of 1 no sequence
+    ever stops half-way for lack of pages; with a smaller share more sequences run at once, and some
+    may be pre-empted. `max_waiting` requests may wait. If `held` is not 0, no sequence ever holds
+    more than `held` tokens: pages before those are given back. A request without a limit counts for
+    `OPEN_TOKENS` more tokens: the model usually ends its text long before the window's end.
     """
 
     num_sequences: int
@@ -205,26 +205,26 @@ class Limits:
     held: int = 0
 
     def expected(self, num_tokens: int, num_left: int, *, is_open: bool = False) -> int:
-        """Arena tokens that a sequence with so many, which may emit `num_left` more, counts for;
-        `is_open` if nobody gave it a limit."""
+        """Return the arena tokens that a sequence of `num_tokens` tokens counts for, if it may emit
+        `num_left` more; `is_open` if the request sets no limit."""
         ahead = min(num_left, OPEN_TOKENS) if is_open else num_left
         tokens = num_tokens + math.ceil(ahead * self.reserve) + self.spare
         return min(self.most(num_tokens + num_left), self._whole_pages(tokens))
 
     def most(self, num_tokens: int) -> int:
-        """Arena tokens, in whole pages, that a sequence which may keep `num_tokens` ever holds."""
+        """Return the most arena tokens that a sequence of `num_tokens` holds, in whole pages."""
         most = self._whole_pages(num_tokens + self.past_end)
         return min(most, self._whole_pages(self.held)) if self.held else most
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence that the arena holds when it is alone."""
+        """Tokens of the longest sequence that the arena holds when it runs alone."""
         frees_pages = 0 < self._whole_pages(self.held) <= self.num_tokens
         return sys.maxsize if frees_pages else self.num_tokens - self.past_end
 
     @property
     def past_end(self) -> int:
-        """Tokens that a round may stage past the last that is kept."""
+        """Tokens that a round may stage past the last token that can be accepted."""
         return self.spare if self.beyond is None else min(self.spare, self.beyond)
 
     def _whole_pages(self, num_tokens: int) -> int:
@@ -232,25 +232,25 @@ class Limits:
 
 
 def num_admissible(waiting: Sequence[int], running: Sequence[int], limits: Limits) -> int:
-    """How many of `waiting`, in order, fit beside `running`: arena tokens that each counts for."""
-    room = limits.num_tokens - sum(running)
-    places = limits.num_sequences - len(running)
+    """Return how many of `waiting` fit, in order, with `running`: arena tokens of each."""
+    num_free = limits.num_tokens - sum(running)
+    num_slots = limits.num_sequences - len(running)
     count = 0
-    for need in waiting[: max(places, 0)]:
-        room -= need
-        if room < 0:
+    for need in waiting[: max(num_slots, 0)]:
+        num_free -= need
+        if num_free < 0:
             break
         count += 1
     return count
 
 
-# The names of lanes that schedules have in common.
+# Names of lanes that schedules have in common.
 PREFILL, DECODE, VERIFY = "prefill", "decode", "verify"
 
 
 @dataclass(frozen=True, slots=True)
 class LaneSizes:
-    """Most prompt tokens in a pass, and most sequences in a job of each lane."""
+    """The most prompt tokens of a pass, and the most sequences of a job in each lane."""
 
     chunk: int
     prefill: int = 1024
@@ -263,29 +263,28 @@ def job_of(works: Sequence[StageItem]) -> Job | None:
 
 
 def rounds(works: Sequence[StageItem]) -> list[StageItem]:
-    """Draft and verify of each of `works`, in one job."""
-    found: list[StageItem] = []
+    """Return the draft and the verification of each of `works`, in one job."""
+    items: list[StageItem] = []
     for work in works:
-        found.append(StageItem(work.seq_id, Stage.DRAFT, work.num_tokens))
-        found.append(StageItem(work.seq_id, Stage.VERIFY, work.num_tokens))
-    return found
+        items.append(StageItem(work.seq_id, Stage.DRAFT, work.num_tokens))
+        items.append(StageItem(work.seq_id, Stage.VERIFY, work.num_tokens))
+    return items
 
 
-def shares(pool: ReadyQueues, room: int, most: int) -> list[StageItem]:
-    """Unread tokens, pending ones included, of at most `most` sequences that wait for PREFILL, for
-    a pass that has room for `room` tokens.
+def shares(pool: ReadyQueues, num_tokens: int, most: int) -> list[StageItem]:
+    """Divide `num_tokens` of a pass among at most `most` sequences that wait for PREFILL.
 
-    The oldest gets half of the room, or all that it needs if that is less, so that it comes to its
-    end; the rest goes to those that need least, which so do not wait for long prompts. What nobody
-    else needs is the oldest's again.
+    Counts include pending tokens. The oldest prompt gets half of the tokens, or all that it needs
+    if that is less, so that it is finished. The rest goes to the prompts that need least, so that
+    they do not wait for long ones. The oldest prompt also gets what is left over.
     """
     if not pool.prefill:
         return []
-    room = pool.chunk(room)
+    num_tokens = pool.chunk(num_tokens)
     oldest, *others = pool.prefill
-    first = min(oldest.num_tokens, max(room // 2, 1))
+    first = min(oldest.num_tokens, max(num_tokens // 2, 1))
     given: list[StageItem] = []
-    left = room - first
+    left = num_tokens - first
     for work in sorted(others, key=lambda work: work.num_tokens)[: most - 1]:
         count = min(work.num_tokens, left)
         if count > 0:
@@ -295,10 +294,10 @@ def shares(pool: ReadyQueues, room: int, most: int) -> list[StageItem]:
     return [StageItem(oldest.seq_id, Stage.PREFILL, first), *given]
 
 
-def chunks(pool: ReadyQueues, room: int, most: int) -> list[StageItem]:
-    """Prompt tokens to read, without pending ones: those need a round."""
+def chunks(pool: ReadyQueues, num_tokens: int, most: int) -> list[StageItem]:
+    """Return the prompt tokens to read, without the pending ones: those need a round."""
     waiting = {work.seq_id: work.num_tokens for work in pool.prefill}
-    given = shares(pool, room, most)
+    given = shares(pool, num_tokens, most)
     counts = [min(work.num_tokens, waiting[work.seq_id] - 1) for work in given]
     return [
         StageItem(work.seq_id, Stage.PREFILL, count)
@@ -307,8 +306,8 @@ def chunks(pool: ReadyQueues, room: int, most: int) -> list[StageItem]:
     ]
 
 
-def beside(lane: str, pool: ReadyQueues, sizes: LaneSizes) -> Job | None:
-    """What a lane takes that only reads prompts, or only verifies drafts that are there."""
+def lane_job(lane: str, pool: ReadyQueues, sizes: LaneSizes) -> Job | None:
+    """Return the next job of a lane that only reads prompts, or only verifies existing drafts."""
     if lane == PREFILL:
         return job_of(chunks(pool, sizes.chunk, sizes.prefill))
     return job_of(pool.verify[: sizes.verify])

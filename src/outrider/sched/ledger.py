@@ -1,10 +1,10 @@
 """State machine of sequences (waiting for a stage, or running in a job), for engine and simulator.
 
-While more of its text is unread than the pending token a sequence waits for PREFILL; then it
-alternates between DRAFT and VERIFY. One job may take both, and a job with the VERIFY of a sequence
-that waits for PREFILL reads all of the rest. PREFILL is served in the order of arrival, however
-many chunks were read; the other stages first come, first served. A sequence in a running VERIFY may
-have an AHEAD beside it on another lane, which changes nothing in where it stands.
+A sequence waits for PREFILL while it has unread tokens besides the pending one; then it alternates
+between DRAFT and VERIFY. One job may do both, and a job with the VERIFY of a sequence that waits
+for PREFILL reads all of the rest. PREFILL is served in the order of arrival, however many chunks
+were read; the other stages are served first come, first served. While a VERIFY of a sequence runs,
+an AHEAD of it may run on another lane; it does not change the sequence's state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STAGES = (Stage.PREFILL, Stage.DRAFT, Stage.VERIFY)
 
 
 class Ledger:
-    """`drafts_ahead` says whether sequences in VERIFY are offered for AHEAD."""
+    """The states of an engine's sequences. With `drafts_ahead` those in VERIFY may have AHEAD."""
 
     def __init__(self, *, drafts_ahead: bool = False) -> None:
         self._drafts_ahead = drafts_ahead
@@ -29,18 +29,18 @@ class Ledger:
         self._waiting: dict[Stage, list[int]] = {stage: [] for stage in _STAGES}
         self._running: dict[int, Stage] = {}
         self._ahead: list[int] = []
-        self._looking: set[int] = set()
+        self._drafted_ahead: set[int] = set()
 
     @property
     def num_live(self) -> int:
         return len(self._unread)
 
     def num_unread(self, seq_id: int) -> int:
-        """Tokens of a live sequence that its memory does not hold, the pending one included."""
+        """Return a sequence's tokens that are not in memory, the pending one included."""
         return self._unread[seq_id]
 
     def add(self, seq_id: int, num_unread: int) -> None:
-        """Take in a sequence with `num_unread` tokens (at least one) to feed."""
+        """Add a sequence with `num_unread` tokens (at least one) to feed."""
         if num_unread < 1:
             raise ContractError("its pending token is unread at least")
         if seq_id in self._unread:
@@ -60,8 +60,8 @@ class Ledger:
                 waiting.remove(seq_id)
 
     def is_running(self, seq_id: int) -> bool:
-        """Whether a job of it has started and not ended, AHEAD included."""
-        return seq_id in self._running or seq_id in self._looking
+        """Return whether a job of the sequence has started and not ended, AHEAD included."""
+        return seq_id in self._running or seq_id in self._drafted_ahead
 
     def pool(self, num_free_tokens: int, *, patient: bool = True) -> ReadyQueues:
         return ReadyQueues(
@@ -70,51 +70,51 @@ class Ledger:
             self._works(Stage.VERIFY),
             num_free_tokens,
             tuple([StageItem(seq_id, Stage.AHEAD, 0) for seq_id in self._ahead]),
-            self._those_in(Stage.DRAFT),
-            self._those_in(Stage.VERIFY),
+            self._seq_ids_in(Stage.DRAFT),
+            self._seq_ids_in(Stage.VERIFY),
             patient,
-            num_ahead=len(self._looking),
+            num_ahead=len(self._drafted_ahead),
         )
 
     def _works(self, stage: Stage) -> tuple[StageItem, ...]:
         unread = self._unread
         return tuple([StageItem(seq_id, stage, unread[seq_id]) for seq_id in self._waiting[stage]])
 
-    def _those_in(self, stage: Stage) -> tuple[int, ...]:
-        """Sequences with a job of `stage` that runs."""
+    def _seq_ids_in(self, stage: Stage) -> tuple[int, ...]:
+        """Return the sequences that are in a job of `stage` now."""
         return tuple([seq_id for seq_id, own in self._running.items() if own is stage])
 
     def start(self, job: Job) -> None:
         for seq_id, stages in _stages_of(job).items():
             if stages == [Stage.AHEAD]:
                 self._ahead.remove(seq_id)
-                self._looking.add(seq_id)
+                self._drafted_ahead.add(seq_id)
                 continue
-            stage = self._where(seq_id)
-            # Noted first: `undo` then finds it, wherever an interrupt comes.
+            stage = self._stage_awaited(seq_id)
+            # Recorded first: `undo` then finds it, wherever an interrupt comes.
             self._running[seq_id] = stage
             self._waiting[stage].remove(seq_id)
             if self._drafts_ahead and stages == [Stage.VERIFY]:
                 self._ahead.append(seq_id)
 
     def undo(self, job: Job) -> None:
-        """`job` failed: its sequences wait again for what they waited for before, in front."""
+        """Put the sequences of a failed job back to the front of their queues."""
         for seq_id, stages in reversed(_stages_of(job).items()):
             if stages == [Stage.AHEAD]:
-                self._looking.discard(seq_id)
+                self._drafted_ahead.discard(seq_id)
                 continue
             self._withdraw(seq_id)
             stage = self._running.pop(seq_id, None)
-            # An interrupt may have come before it was started, or in the midst of that.
+            # An interrupt may have come before the job was started, or while it was being started.
             if stage is not None and seq_id not in self._waiting[stage]:
-                self._await(seq_id, stage, place=0)
+                self._await(seq_id, stage, index=0)
 
     def finish(self, job: Job, finished: Callable[[int], bool]) -> None:
-        """Move each sequence of `job` on; `finished` is asked after its VERIFY only."""
+        """Move each sequence of `job` to its next stage; `finished` is for those verified."""
         last = {work.seq_id: work for work in job.works}
         for seq_id, work in last.items():
             if work.stage is Stage.AHEAD:
-                self._looking.discard(seq_id)
+                self._drafted_ahead.discard(seq_id)
                 continue
             del self._running[seq_id]
             match work.stage:
@@ -131,27 +131,27 @@ class Ledger:
                     else:
                         self._await_next(seq_id)
 
-    def _where(self, seq_id: int) -> Stage:
+    def _stage_awaited(self, seq_id: int) -> Stage:
         return next(stage for stage in _STAGES if seq_id in self._waiting[stage])
 
     def _withdraw(self, seq_id: int) -> None:
-        """It is not verified any more, so nothing may start ahead of its verdict."""
+        """Withdraw the offer for AHEAD: the sequence's verdict is no longer open."""
         if seq_id in self._ahead:
             self._ahead.remove(seq_id)
 
     def _await_next(self, seq_id: int) -> None:
         self._await(seq_id, Stage.PREFILL if self._unread[seq_id] > 1 else Stage.DRAFT)
 
-    def _await(self, seq_id: int, stage: Stage, place: int | None = None) -> None:
+    def _await(self, seq_id: int, stage: Stage, index: int | None = None) -> None:
         waiting = self._waiting[stage]
         if stage is Stage.PREFILL:
             insort(waiting, seq_id, key=self._arrival.__getitem__)
         else:
-            waiting.insert(len(waiting) if place is None else place, seq_id)
+            waiting.insert(len(waiting) if index is None else index, seq_id)
 
 
 def _stages_of(job: Job) -> dict[int, list[Stage]]:
-    found: dict[int, list[Stage]] = {}
+    stages: dict[int, list[Stage]] = {}
     for work in job.works:
-        found.setdefault(work.seq_id, []).append(work.stage)
-    return found
+        stages.setdefault(work.seq_id, []).append(work.stage)
+    return stages

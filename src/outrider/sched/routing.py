@@ -1,7 +1,7 @@
 """Routing: which of several engines of one model gets a request, for server and simulator.
 
-A request goes where most of its prompt's beginning was read before, unless that engine has clearly
-more to do than another; then it goes to the one with the least.
+A request goes to the engine that has already read the longest beginning of its prompt. If that
+engine has clearly more to do than another, the request goes to the least busy one.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Final, Protocol, TypeVar
 
-# Tokens whose common beginning is looked up as one, and how many of those an engine is known by.
+# Tokens of a block, and the most blocks remembered for an engine.
 BLOCK_TOKENS: Final = 16
 _MOST_BLOCKS = 1 << 15
-# An engine that read the prompt before may have so many requests more than the least busy one.
+# An engine that read the prompt before may have at most so many requests more than the least busy.
 _MOST_AHEAD = 2
 
 
 class KnownBlocks:
-    """Which beginnings of prompts an engine has read; those that were used last, if many."""
+    """The beginnings of prompts that an engine has read; of many only the most recently used."""
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[int, None] = OrderedDict()
@@ -31,7 +31,7 @@ class KnownBlocks:
             self._blocks.popitem(last=False)
 
     def num_known(self, blocks: Sequence[int]) -> int:
-        """How many of the first blocks it has read."""
+        """Return how many of the first blocks the engine has read."""
         for number, block in enumerate(blocks):
             if block not in self._blocks:
                 return number
@@ -59,8 +59,8 @@ R = TypeVar("R", bound=Routed)
 
 
 def best_known(engines: Sequence[R], blocks: Sequence[int]) -> R:
-    """Where a request of these blocks goes; there is an engine at least. Of equals the one that has
-    read least, so that idle engines share out the families of prompts."""
+    """Return the engine for a request of these blocks; there must be at least one. Of equals the
+    one that has read least, so that idle engines share out families of prompts."""
     least = least_busy(engines).num_in_flight
     near = [one for one in engines if one.num_in_flight <= least + _MOST_AHEAD]
 
@@ -71,13 +71,13 @@ def best_known(engines: Sequence[R], blocks: Sequence[int]) -> R:
 
 
 def least_busy(engines: Sequence[R]) -> R:
-    """The first of equals."""
+    """Return the engine with the fewest requests; the first of equals."""
     return min(engines, key=lambda one: one.num_in_flight)
 
 
 def blocks_of(ids: Sequence[int], salt: Hashable = None) -> Iterator[int]:
-    """A number for each whole block of a prompt, of it and all before it. Prompts of different
-    salts have no beginning in common."""
+    """Yield a number for each whole block of a prompt; it identifies the block and everything
+    before it. Prompts of different salts have no beginning in common."""
     so_far = hash(salt)
     for start in range(0, len(ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         so_far = hash((so_far, *ids[start : start + BLOCK_TOKENS]))

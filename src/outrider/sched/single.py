@@ -7,12 +7,12 @@ from outrider.sched.jobs import Job, ReadyQueues, Stage, StageItem, job_of, roun
 
 
 class SingleLane:
-    """Draft and verify fused. `chunk` prompt tokens at most, of `prefill_batch` prompts, in one
-    target pass beside the rounds of `batch` sequences.
+    """A schedule of one lane, in which a job drafts and verifies (single). A target pass reads at
+    most `chunk` tokens of `prefill_batch` prompts, with rounds of `batch` sequences.
 
-    Sequences that already decode always take part, so a long prompt cannot hold them up for more
-    than one chunk. First rounds and prompt chunks share the chunk: a prompt whose rest fits is read
-    in the pass of its first round.
+    Sequences that already decode always take part, so a long prompt cannot delay them for more than
+    one chunk. First rounds and prompt chunks share the chunk: a prompt whose rest fits is read in
+    the pass of its first round.
     """
 
     lanes = ("main",)
@@ -35,7 +35,7 @@ class SingleLane:
 
 
 def single_lane(config: EngineConfig) -> SingleLane:
-    """Return the schedule with the sizes of a configuration that is resolved."""
+    """Return the schedule with the sizes of a resolved configuration."""
     batch = config.most_batch
     return SingleLane(
         config.prefill_chunk,

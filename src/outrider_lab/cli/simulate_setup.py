@@ -25,7 +25,7 @@ from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.models.documents import read_document
 from outrider.models.families import DECODER_FAMILIES, GPT2Config, LlamaConfig, parse_llama
 from outrider.planner.devices import device_sheet
-from outrider.planner.places import believe
+from outrider.planner.posteriors import believe
 from outrider.planner.roofline import calibrate
 from outrider_lab.simulator.fleet import Failure
 from outrider_lab.simulator.study import CLOSED, TOGETHER, SimulatedStudy

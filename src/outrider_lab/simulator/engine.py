@@ -1,9 +1,9 @@
-"""One engine of the simulator: schedules, ledger, lane orders and admission of `sched/`, invented
+"""One engine of the simulator: schedules, ledger, lane orders and admission of `sched/`, simulated
 seconds and verdicts.
 
 A round drafts at most K tokens and one less than may still be written, emits the accepted ones and
-one more, and its sequence ends at its last token. There are no stop tokens, no text and no memory
-that ends: what was read of a prompt beginning that others share is read once.
+one more, and its sequence ends at its last token. There are no stop tokens, no text and no limit on
+memory: a common beginning of prompts is read once.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from outrider_lab.simulator.events import (
 )
 
 T = TypeVar("T")
-# What stands between the label of an engine and the name of its lane in records.
+# The separator between the label of an engine and the name of its lane in records.
 LABEL_END = ": "
-# Ends that differ by rounding alone are one moment.
+# Ends that differ by rounding alone count as one moment.
 _SAME = 1e-12
 
 
 @dataclass(slots=True)
 class _Running(Generic[T]):
-    """`ends` is right as long as it goes on with the same `slowdown`."""
+    """A running job. `ends` is valid as long as the job goes on with the same `slowdown`."""
 
     task: T
     seconds: float
@@ -63,16 +63,15 @@ class _Running(Generic[T]):
 
 @dataclass(slots=True)
 class SharedLanes(Generic[T]):
-    """Who runs what, and until when. Moments that it is told never go back.
+    """Lanes with their running jobs and the times of their ends. Given moments never go back.
 
     A job that runs alone takes its own seconds. With m jobs at once each goes on at the speed
 
         1 / (1 + c (m - 1))
 
-    with the contention c: 0 where every lane has a device of its own, 1 where all lanes read one
-    memory and each gets an equal share of its bandwidth. With c = 1 no arrangement of the same jobs
-    is faster than one after another: T_round >= sum of bytes / BW. Jobs that take no time hold
-    nobody up.
+    with the contention c: 0 if every lane has a device of its own, 1 if all lanes read one memory
+    and each gets an equal share of its bandwidth. With c = 1 no arrangement of the same jobs is
+    faster than one after another: T_round >= sum of bytes / BW. Jobs without time slow down none.
     """
 
     contention: float
@@ -84,7 +83,7 @@ class SharedLanes(Generic[T]):
 
     @property
     def busy(self) -> Mapping[str, object]:
-        """By lane."""
+        """The running jobs by lane."""
         return self._running
 
     @property
@@ -93,14 +92,14 @@ class SharedLanes(Generic[T]):
         return min((one.ends for one in self._running.values()), default=math.inf)
 
     def start(self, lane: str, task: T, seconds: float, *, now: float) -> None:
-        """`seconds` is what the job takes alone."""
+        """Start a job that takes `seconds` when it runs alone."""
         if lane in self._running:
             raise ContractError("the lane runs a job")
         self._running[lane] = _Running(task, seconds, now + seconds)
         self._share(now)
 
     def ended(self, now: float) -> list[T]:
-        """The tasks that have ended by `now`, in the order in which they started."""
+        """Return the tasks that have ended by `now`, in the order in which they started."""
         until = now + _SAME * abs(now)
         lanes = [lane for lane, one in self._running.items() if one.ends <= until]
         done = [self._running.pop(lane).task for lane in lanes]
@@ -109,7 +108,7 @@ class SharedLanes(Generic[T]):
         return done
 
     def stopped(self) -> list[T]:
-        """What still ran, in the order in which it started; nothing runs any more."""
+        """Stop everything; return the tasks that still ran, in the order in which they started."""
         left = [one.task for one in self._running.values()]
         self._running.clear()
         return left
@@ -125,7 +124,7 @@ class SharedLanes(Generic[T]):
 
 @dataclass(slots=True)
 class Records:
-    """What happened, in the order in which it ended; of all engines."""
+    """Records of all engines, in the order in which jobs and rounds ended."""
 
     jobs: list[JobTrace] = field(default_factory=list[JobTrace])
     rounds: list[RoundTrace] = field(default_factory=list[RoundTrace])
@@ -133,7 +132,7 @@ class Records:
 
 
 class SimulatedEngine:
-    """`label` stands before the names of its lanes in the records. Moments never go back."""
+    """A simulated engine; `label` precedes its lanes' names in records. Moments never go back."""
 
     def __init__(
         self,
@@ -151,7 +150,7 @@ class SimulatedEngine:
         self._begin()
 
     def _begin(self) -> None:
-        """With nothing to do, and nothing read."""
+        """Reset the engine: it has nothing to do, and has read nothing."""
         config = self._config
         self._lanes = SharedLanes[SimulatedJob](self._contention)
         self._schedule = schedule_for(config)
@@ -164,7 +163,7 @@ class SimulatedEngine:
         self._limits = Limits(config.most_batch, sys.maxsize)
         self._waiting: deque[Running] = deque()
         self._live: dict[int, Running] = {}
-        # Tokens that were read of the beginning that a family of prompts has in common.
+        # Tokens that were read of the common beginning of a family of prompts.
         self._shared: dict[int, int] = {}
         self.known.forget()
 
@@ -182,7 +181,7 @@ class SimulatedEngine:
         self._waiting.append(seq)
 
     def lose(self, now: float) -> list[Running]:
-        """All that it had; it forgets everything."""
+        """Return all requests that it had, and forget everything."""
         self.stop(now)
         had = [*self._live.values(), *self._waiting]
         for seq in had:
@@ -192,14 +191,14 @@ class SimulatedEngine:
         return had
 
     def stop(self, now: float) -> None:
-        """Nobody waits any more for what runs."""
+        """Stop the running jobs, whose results are not needed any more."""
         self._records.jobs += [task.trace(now) for task in self._lanes.stopped()]
 
     def _admit(self) -> None:
         if not self._waiting:
             return
         waiting, running = (
-            [self._limits.expected(seq.length, seq.room) for seq in group]
+            [self._limits.expected(seq.length, seq.num_left) for seq in group]
             for group in (self._waiting, self._live.values())
         )
         for _ in range(num_admissible(waiting, running, self._limits)):
@@ -218,12 +217,12 @@ class SimulatedEngine:
         self._start_jobs(now)
 
     def finish(self, now: float) -> list[Running]:
-        """End the jobs that are done by `now`; whose last token has come."""
+        """End the jobs that are done by `now`; return the requests whose last token has come."""
         return [seq for task in self._lanes.ended(now) for seq in self._finish(task, now)]
 
     def _start_jobs(self, now: float) -> None:
-        """Poll idle lanes until none starts: a verify that starts may make work ahead of it. Lanes
-        may wait for each other only while something runs."""
+        """Poll idle lanes until none starts: a verification that starts may make work ahead of it.
+        Lanes may wait for each other only while something runs."""
         lanes, busy = self._schedule.lanes, self._lanes.busy
         started = patient = True
         while (started or (patient and not busy)) and len(busy) < len(lanes):
@@ -258,11 +257,11 @@ class SimulatedEngine:
         return True
 
     def _draft(self, job: Job) -> float:
-        """Decide what each sequence's draft is, and the seconds that making it takes."""
+        """Set the draft of each sequence; return the seconds that making the drafts takes."""
         batch = [self._live[work.seq_id] for work in job.of(Stage.DRAFT)]
         missed: list[Drafted] = []
         for seq in batch:
-            seq.depth = min(self._config.most_k, seq.room - 1)
+            seq.depth = min(self._config.most_k, seq.num_left - 1)
             seq.hit = self._is_hit(seq) if self._ahead and seq.depth else None
             seq.is_ready = False
             if not seq.hit:
@@ -300,14 +299,14 @@ class SimulatedEngine:
         for work in task.job.of(Stage.AHEAD):
             if work.seq_id in self._live:
                 self._live[work.seq_id].is_ready = True
-        self._ledger.finish(task.job, lambda seq_id: self._live[seq_id].room == 0)
+        self._ledger.finish(task.job, lambda seq_id: self._live[seq_id].num_left == 0)
         for work in task.job.of(Stage.PREFILL):
             seq = self._live[work.seq_id]
             self._note_read(seq, self._num_committed(seq))
         for work in task.job.of(Stage.VERIFY):
             seq = self._live[work.seq_id]
             self._note_read(seq, seq.length - 1)
-            if seq.room == 0:
+            if seq.num_left == 0:
                 yield self._live.pop(seq.seq_id)
 
     def _note_read(self, seq: Running, num_read: int) -> None:
@@ -316,7 +315,7 @@ class SimulatedEngine:
             self._shared[seq.request.family] = known
 
     def _note_passes(self, task: SimulatedJob, now: float) -> None:
-        """Tell what the pass of a job did for each of its sequences, if it had one."""
+        """Record what the pass of a job did for each of its sequences, if it had one."""
         reads, judged = task.job.of(Stage.PREFILL), task.job.of(Stage.VERIFY)
         if not reads and not judged:
             return

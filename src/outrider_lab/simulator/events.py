@@ -1,9 +1,9 @@
 """Chance, costs and records of a simulation: verdicts, seconds, results.
 
-A verification keeps n tokens by one uniform number u: the number of places j with u < a_1 a_2 ...
-a_j, where a_j is the probability that the j-th token is kept given that all before it were. So a
-longer draft keeps what a shorter one would have. Numbers are keyed by (seed, sequence, tokens that
-it has, what is decided), so every engine of a comparison meets the same verdicts.
+A verification accepts n tokens by one uniform number u: the number of positions j with u < a_1 a_2
+... a_j, where a_j is the probability that the j-th token is accepted given that all before it were.
+So a longer draft keeps what a shorter one would. Numbers are keyed by (seed, sequence, its tokens,
+what is decided), so all engines of a comparison get the same verdicts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from outrider_lab.simulator.load import Decides, SimulatedRequest, uniform
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """`rates` is a_1, a_2, ...; what lies beyond the last of them is kept as often as that one.
-    `p_hit` is how often a verdict is among those that were drafted for. Raises ConfigError for
-    what is no probability."""
+    """The verdicts of a simulation. `rates` is a_1, a_2, ...; positions beyond the last have the
+    rate of the last. `p_hit` is how often a verdict is among those that were drafted for. Raises
+    ConfigError for a value that is no probability."""
 
     rates: tuple[float, ...]
     p_hit: float = 0.0
@@ -37,26 +37,26 @@ class Chance:
                 )
         if not self.rates:
             raise ConfigError(
-                "nothing says how often drafts are kept.", hint="--alpha .8, or --places .8,.7"
+                "no acceptance rate of drafts is given.", hint="--alpha .8, or --places .8,.7"
             )
 
     def rates_of(self, depth: int) -> tuple[float, ...]:
-        """a_1 to a_depth."""
+        """Return a_1 to a_depth."""
         return (*self.rates, *[self.rates[-1]] * depth)[:depth]
 
     def tokens_per_round(self, depth: int) -> float:
-        """E of a draft of `depth` tokens, the target's own included."""
+        """Return E of a draft of `depth` tokens, the target's own included."""
         return expected_by_place(self.rates_of(depth))
 
     def num_kept(self, seq_id: int, start: int, depth: int) -> int:
-        """Of a draft of `depth` tokens for a sequence that has `start` tokens; at most `depth`."""
+        """Return the accepted tokens of a draft of `depth` for a sequence of `start` tokens."""
         if depth == 0:
             return 0
         drawn = uniform(self.seed, Decides.VERDICT, seq_id, start)
         return sum(drawn < chance for chance in prefix_products(self.rates_of(depth)))
 
     def is_hit(self, seq_id: int, start: int) -> bool:
-        """Whether the verdict that left a sequence with `start` tokens was drafted for."""
+        """Return whether the verdict that left a sequence with `start` tokens was drafted for."""
         return uniform(self.seed, Decides.HIT, seq_id, start) < self.p_hit
 
 
@@ -65,9 +65,9 @@ DRAFTER = "simulated"
 
 @dataclass(frozen=True, slots=True)
 class SimulatedResult:
-    """What became of a request. `arrivals` has a moment for each token, in seconds since the
-    request came, at `arrived`. `replica` wrote its last token; `num_moves` is how often it had to
-    go on elsewhere, `num_cached` how many tokens need not be read, because they were before."""
+    """The result of a request. `arrivals` has a moment for each token, in seconds since the request
+    came, at `arrived`. `replica` wrote its last token; `num_moves` is how often it moved to another
+    replica, `num_cached` how many of its tokens had been read before."""
 
     seq_id: int
     arrived: float
@@ -83,7 +83,7 @@ class SimulatedResult:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """`seconds` is from the beginning, at 0, to the last token."""
+    """A simulated run. `seconds` is from the beginning, at 0, to the last token."""
 
     seconds: float
     jobs: tuple[JobTrace, ...]
@@ -93,8 +93,8 @@ class Simulated:
 
 @dataclass(slots=True)
 class Running:
-    """A request that came. `depth`, `draft_seconds` and `hit` are of the draft in hand; `is_ready`
-    says that drafts for its next verdict were made ahead. `moments` has one for each token."""
+    """A request that came. `depth`, `draft_seconds` and `hit` belong to the current draft;
+    `is_ready` says that drafts were made ahead. `moments` has one for each token."""
 
     seq_id: int
     arrived: float
@@ -109,11 +109,11 @@ class Running:
 
     @property
     def length(self) -> int:
-        """Tokens that it has, its pending one included."""
+        """The tokens that it has, its pending one included."""
         return self.request.num_prompt + len(self.moments)
 
     @property
-    def room(self) -> int:
+    def num_left(self) -> int:
         """Tokens that it may still write."""
         return self.request.num_output - len(self.moments)
 
@@ -125,7 +125,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedJob:
-    """A job under way: what its parts take alone, and what was around when it began."""
+    """A running job: the seconds that its parts take alone, and the engine's state at its start."""
 
     lane: str
     job: Job
@@ -165,9 +165,9 @@ def round_trace(
     slowdown: float,
     kept: int,
 ) -> RoundTrace:
-    """What the target pass of a job did for one sequence: a round that kept so many tokens, or,
-    without `seq`, a prompt chunk, which emits nothing. The pass took `slowdown` times what `task`
-    takes alone."""
+    """Return what the target pass of a job did for one sequence: a round that accepted so many
+    tokens, or, without `seq`, a prompt chunk, which emits nothing. The pass took `slowdown` times
+    the seconds that `task` takes alone."""
     stages = (Stage.PREFILL, Stage.VERIFY)
     fused = slowdown * task.draft_seconds
     apart = seq.draft_seconds if seq else 0.0
@@ -195,7 +195,7 @@ def round_trace(
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """A sequence for which `depth` tokens are drafted, and the tokens that it had committed."""
+    """A sequence for which `depth` tokens are drafted, and its number of committed tokens."""
 
     depth: int
     context: int
@@ -204,7 +204,7 @@ class Drafted:
 @dataclass(frozen=True, slots=True)
 class Fed:
     """A sequence's part of a target pass: `rows` new tokens above `context` committed ones, of
-    which `judged` are decided about and `emitted` go out; 0 for a prompt chunk."""
+    which `judged` are judged and `emitted` are emitted; 0 for a prompt chunk."""
 
     rows: int
     context: int
@@ -222,7 +222,7 @@ class JobCosts:
         ahead      K + 1 steps for F times as many sequences: one over the draft that is being
                    verified, then K of all branches at once (F verdicts a sequence)
         the pass   overhead + host b + rule R + target(rows, sum of S_i, sum of R_i S_i)
-        hand-over  `sync`, where a job only drafts: what the two lanes say to each other
+        hand-over  `sync`, if a job only drafts: the two lanes have to synchronise
 
     The target's part is that of `estimate/calibration.py`. The draft model's prefill is left out.
     """
@@ -233,7 +233,7 @@ class JobCosts:
     sync: float = 0.0
 
     def draft_seconds(self, drafted: Sequence[Drafted]) -> float:
-        """One after another in depth, all sequences at once; nothing where nothing is drafted."""
+        """Return the seconds of drafting: one step per depth for all; 0 without drafts."""
         return self._draft(drafted, steps=0, branches=1)
 
     def ahead_seconds(self, drafted: Sequence[Drafted]) -> float:
@@ -263,8 +263,8 @@ class JobCosts:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTimes:
-    """Seconds of the parts of a round of `batch` sequences with a context each. `ahead` is T_p,
-    what is drafted beside a verification; `step` a draft step of one branch a sequence."""
+    """Seconds of the parts of a round of `batch` sequences with the same context. `ahead` is T_p,
+    the drafting during a verification; `step` a draft step of one branch a sequence."""
 
     plain: float
     draft: float
@@ -279,12 +279,12 @@ class SimulatedTimes:
 
     @property
     def window_steps(self) -> float | None:
-        """Draft steps in the time of a verification; None where they take no time."""
+        """Draft steps in the time of a verification; None if they take no time."""
         return self.verify / self.step if self.step > 0 else None
 
 
 def round_times(costs: JobCosts, *, batch: int, context: int, k: int) -> SimulatedTimes:
-    """Of full drafts of `k` tokens for everybody, each lane alone."""
+    """Return the times of full drafts of `k` tokens for all sequences, each lane alone."""
     deep = [Drafted(k, context)] * batch
     return SimulatedTimes(
         plain=costs.pass_seconds([Fed(1, context, 1)] * batch),
@@ -296,8 +296,8 @@ def round_times(costs: JobCosts, *, batch: int, context: int, k: int) -> Simulat
 
 
 def widest_fan_out(costs: JobCosts, *, batch: int, context: int, k: int, most: int) -> int:
-    """The most verdicts a sequence, up to `most`, that can be drafted for within a verification;
-    0 if not even one can. Costs never fall as branches grow, up to noise of their measurement."""
+    """Return the most verdicts a sequence, up to `most`, that can be drafted for within a
+    verification, 0 if none. Costs never fall as branches grow, up to measurement noise."""
     window = round_times(costs, batch=batch, context=context, k=k).verify
     deep = [Drafted(k, context)] * batch
     fits = [

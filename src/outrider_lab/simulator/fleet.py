@@ -1,7 +1,7 @@
 """Fleets of the simulator: replicas of an engine, how requests are routed to them, and failures.
 
-A failed replica forgets all that it has read. What it had goes on at another one, which reads
-prompt and text so far again; where there is none it waits for the first that is back.
+A failed replica forgets all that it has read. Its requests continue on another one, which reads
+prompt and text so far again; without another one they wait for the first that is back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_REPLICAS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """From the second `at` on a replica is gone for so many seconds."""
+    """A failure of a replica, from the second `at` on and for so many seconds."""
 
     replica: int
     at: float
@@ -35,8 +35,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """`routing` is one of ROUTINGS: "beginning" is the server's own policy, "queue" the least busy
-    replica, "turns" one after the other. Raises ConfigError for what there is not."""
+    """A fleet of replicas. `routing` is "beginning" (the server's policy), "queue" (least busy) or
+    "turns". Raises ConfigError for an unknown routing or an impossible failure."""
 
     replicas: int = 1
     routing: str = BY_BEGINNING
@@ -66,15 +66,15 @@ class Fleet:
 
 
 class Router:
-    """Says which of the replicas that are there gets a request."""
+    """A policy that chooses one of the replicas that are up for a request."""
 
     def __init__(self, routing: str) -> None:
         self._routing = routing
         self._turns = count()
 
     def choose(self, engines: Sequence[R], ids: Sequence[int], *, is_moved: bool) -> R:
-        """There is an engine at least; `ids` is the prompt. What has to go on elsewhere goes to the
-        one with the least to do, as the server has it."""
+        """Return the engine for a prompt `ids`; there is at least one. A moved request goes to the
+        least busy engine, as in the server."""
         if self._routing == "turns":
             return engines[next(self._turns) % len(engines)]
         blocks = list(blocks_of(ids)) if self._routing == BY_BEGINNING else []

@@ -1,4 +1,4 @@
-"""Load of a simulation: how long prompts and outputs are, what prompts share, when requests come.
+"""Load of a simulation: lengths of prompts and outputs, common beginnings, arrival times.
 
 Numbers are keyed by (seed, request, what is decided), so every engine and every fleet of a
 comparison meets the same requests.
@@ -17,7 +17,7 @@ from outrider.core.philox import philox_uniform
 
 
 class Decides(IntEnum):
-    """What a number is for; part of its key, so that none serves twice."""
+    """The purpose of a random number; part of its key, so that no number serves twice."""
 
     VERDICT = 0
     HIT = 1
@@ -28,15 +28,15 @@ class Decides(IntEnum):
 
 
 def uniform(seed: int, decides: Decides, seq_id: int, start: int = 0) -> float:
-    """In [0, 1)."""
+    """Return a number in [0, 1)."""
     return philox_uniform(seed, (0, start, seq_id, int(decides)))
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
-    """Tokens to read and to write, both at least one. `arrives` is in seconds since the beginning;
-    a closed loop does not read it. All prompts of a `family` have their first `num_shared` tokens
-    in common."""
+    """A request with tokens to read and to write, both at least one. `arrives` is in seconds since
+    the beginning; a closed loop does not read it. All prompts of a `family` have their first
+    `num_shared` tokens in common."""
 
     num_prompt: int
     num_output: int
@@ -45,18 +45,18 @@ class SimulatedRequest:
     num_shared: int = 0
 
     def prompt_ids(self, seq_id: int) -> list[int]:
-        """As a router would see them: equal where prompts are."""
+        """Return ids as a router would see them: equal where prompts are equal."""
         return [~self.family] * self.num_shared + [seq_id] * (self.num_prompt - self.num_shared)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLoad:
-    """`in_flight` is the number of users of a closed loop, None where requests come by the clock;
-    then they are in the order of their arrival.
+    """The requests of a simulation. `in_flight` is the number of users of a closed loop, None if
+    requests come by the clock; then they are in the order of their arrival.
 
-    Requests come in one of three ways: all together; in a closed loop, where each of n users asks
-    again when answered; or as a Poisson process, whose gaps are exponential with mean 1 / rate.
-    Lengths are spread evenly between (1 - s) and (1 + s) times their mean.
+    Requests come in one of three ways: all together; in a closed loop, where each of n users sends
+    the next request when answered; or as a Poisson process, whose gaps are exponential with mean 1
+    / rate. Lengths are spread evenly between (1 - s) and (1 + s) times their mean.
     """
 
     requests: tuple[SimulatedRequest, ...]
@@ -64,15 +64,15 @@ class SimulatedLoad:
 
     @property
     def num_tokens(self) -> int:
-        """To be written in all."""
+        """The tokens to be written in all."""
         return sum(request.num_output for request in self.requests)
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
     """Mean tokens of prompts and outputs, and the spread s of both, from 0 to below 1. A prompt
-    begins with the `shared` tokens of one of so many families, each as likely; some of its tokens
-    are its own."""
+    begins with the `shared` tokens of one of so many families, equally likely; one token or more is
+    its own."""
 
     prompt: int
     output: int
@@ -94,12 +94,12 @@ class Lengths:
 
 
 def requests_of(lengths: Lengths, num: int, *, seed: int) -> tuple[SimulatedRequest, ...]:
-    """The same whatever engine they are for."""
+    """Return requests that do not depend on the engine."""
     return tuple(lengths.request(seq_id, seed) for seq_id in range(num))
 
 
 def poisson(requests: Iterable[SimulatedRequest], rate: float, *, seed: int) -> SimulatedLoad:
-    """`rate` is requests a second."""
+    """Return a load that comes at a mean `rate` of requests a second."""
     if not rate > 0:
         raise ContractError("a rate is above 0")
     found = tuple(requests)

@@ -1,7 +1,7 @@
 """Plans of several replicas: the same texts at once, shared out evenly, on 1, 2, 4, ... devices.
 
-Each replica is planned for as one engine with its share of the texts, and lies on a device of its
-own, so rates add up. Queues, prompts in common and failures are for the simulator.
+Each replica is planned like one engine with its share of the texts, on a device of its own, so
+rates add up. Queues, common prompts and failures are for the simulator.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from outrider.planner.advise import AdvisedPlan, Question, advise
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """`batch` texts on each of so many replicas write `tokens_per_second` in all, by `words`;
-    `price` is of a million tokens. None where a replica has no room for its texts."""
+    """A plan for replicas with `batch` texts each, together `tokens_per_second`, drafted by
+    `words`; `price` is that of a million tokens. None without memory for the texts."""
 
     replicas: int
     batch: int
@@ -40,8 +40,8 @@ class ReplicaPlan:
 def replica_plans(
     calibration: Calibration, question: Question, *, texts: int, most: int, price: float | None
 ) -> tuple[ReplicaPlan, ...]:
-    """Of 1, 2, 4, ... and `most` replicas for so many `texts` at once; `price` is what an hour of
-    one replica costs. `question` is that of one replica."""
+    """Return plans of 1, 2, 4, ... and `most` replicas for so many `texts` at once; `price` is that
+    of an hour of one replica. `question` is that of one replica."""
     counts = [1 << n for n in range(most.bit_length()) if 1 << n < most]
     return tuple(_plan(calibration, question, count, texts, price) for count in (*counts, most))
 
@@ -62,7 +62,7 @@ def _plan(
 
 
 def tokens_per_second(plan: AdvisedPlan) -> float:
-    """Of what a plan advises."""
+    """Return the rate of what a plan advises."""
     if plan.best is None or not plan.speculate:
         return plan.plain_tokens_per_second
     return plan.best.tokens_per_second

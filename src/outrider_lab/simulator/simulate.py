@@ -1,7 +1,7 @@
-"""Discrete-event simulator: engines and a router, the policies of `sched/`, on an invented clock.
+"""Discrete-event simulator: engines, a router, policies of `sched/`, and a simulated clock.
 
-Invented are the seconds of jobs and chance (events.py), how jobs hold each other up, and
-when a replica fails. Records are those of a real run (JobTrace, RoundTrace).
+The seconds of jobs, chance (events.py), contention between jobs and failures of replicas
+are simulated. Records are those of a real run (JobTrace, RoundTrace).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def simulate(
     fleet: Fleet | None = None,
 ) -> Simulated:
     """Run `load` to its end. Of `config` it reads schedule, which must be resolved, k, batch sizes,
-    chunk, threshold and lane order. `contention` is among the lanes of an engine; replicas share
-    nothing. The same arguments give the same result."""
+    chunk, threshold and lane order. `contention` is that among the lanes of an engine; replicas
+    share nothing. The same arguments give the same result."""
     fleet = fleet or Fleet()
     records = Records()
     engines = [
@@ -56,7 +56,7 @@ class _Simulation:
         self._is_up = [True] * len(engines)
         self._now = 0.0
         self._coming = deque(enumerate(load.requests))
-        # They came, or were lost, while no replica was there.
+        # Requests that came, or were lost, while no replica was up.
         self._homeless: list[Running] = []
         self._served: list[SimulatedResult] = []
 
@@ -91,15 +91,15 @@ class _Simulation:
         return self._coming[0][1].arrives if by_clock else math.inf
 
     def _arrive(self) -> None:
-        """Who comes now: by the clock, or because somebody was answered."""
+        """Add the requests that come now: by the clock, or because a user was answered."""
         users = self._load.in_flight
         while self._coming and (
             self._next_arrival <= self._now if users is None else self._num_in_flight < users
         ):
             seq_id, one = self._coming.popleft()
-            self._place(Running(seq_id, self._now if users is not None else one.arrives, one))
+            self._assign(Running(seq_id, self._now if users is not None else one.arrives, one))
 
-    def _place(self, seq: Running) -> None:
+    def _assign(self, seq: Running) -> None:
         if not self._up:
             self._homeless.append(seq)
             return
@@ -117,7 +117,7 @@ class _Simulation:
         return self._changes[0] if self._changes else math.inf
 
     def _change(self) -> None:
-        """Replicas that fail or are back now."""
+        """Apply the failures and returns of replicas that are due now."""
         if self._next_change > self._now:
             return
         self._changes.popleft()
@@ -130,4 +130,4 @@ class _Simulation:
                 lost += engine.lose(self._now)
         waited, self._homeless = self._homeless, []
         for seq in sorted((*waited, *lost), key=lambda seq: seq.seq_id):
-            self._place(seq)
+            self._assign(seq)

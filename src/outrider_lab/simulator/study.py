@@ -1,15 +1,14 @@
-"""Engines side by side in simulation: the same requests, costs and verdicts for each.
+"""A comparison of engines in simulation: the same requests, costs and verdicts for each.
 
 The speed-up of an engine is the time that plain decoding (the single lane with K = 0) takes for all
-requests over its own. Beside it stands the formula for rounds of a full batch with full drafts, at
-the context in the middle of an output; the formula knows nothing of prompts, queues and last
-rounds:
+requests over its own. It is shown with the formula for rounds of a full batch with full drafts, at
+the context in the middle of an output; the formula ignores prompts, queues and last rounds:
 
     single    E T_plain / (T_draft + T_verify)                      estimate/theory.py
     ssd       Theorem 7, with hand-over and contention              estimate/theory.py
 
-An unknown hit rate is that of the best fan-out with the curve that an engine believes in at first.
-Figures derive from the records, by the code that real runs are counted with (metrics/).
+An unknown hit rate is computed for the best fan-out with the curve that an engine assumes at first.
+Figures derive from the records, by the code that also counts real runs (metrics/).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from outrider_lab.simulator.simulate import simulate
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of seconds."""
+    """Percentiles of seconds."""
 
     p50: float
     p95: float
@@ -58,10 +57,9 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class FleetNumbers:
-    """`served` counts requests by the replica that ended them, `moved` those that went on
-    elsewhere. `cached` is the share of the prompts' tokens that need not be read, because they were
-    before; `price` is what a million written tokens cost, None where nobody says what replicas do.
-    """
+    """Numbers of a fleet. `served` counts requests by the replica that ended them, `moved` those
+    that moved to another one. `cached` is the share of the prompts' tokens that had been read
+    before; `price` is that of a million written tokens, if replicas have one."""
 
     replicas: int
     served: tuple[int, ...]
@@ -72,9 +70,9 @@ class FleetNumbers:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedNumbers:
-    """`first_token`, `between_tokens` and `latency` are seconds of a request: to its first token,
-    of each later one (its share of its round's), and to its last. `p_hit` is None where nothing
-    was drafted ahead, `rounds_per_pass` how many sequences a verifying pass judged."""
+    """Numbers of a simulated run. `first_token`, `between_tokens` and `latency` are seconds of a
+    request: to its first token, of each later one (its share of its round's), and to its last.
+    `p_hit` is None if nothing was drafted ahead, `rounds_per_pass` counts sequences."""
 
     engine: str
     k: int
@@ -126,8 +124,8 @@ class SimulatedNumbers:
 def numbers(
     engine: str, k: int, run: Simulated, *, replicas: int = 1, price: float | None = None
 ) -> SimulatedNumbers:
-    """`engine` is what the run is called, `price` that of a replica's hour. There is at least one
-    request."""
+    """Return the numbers of a run that is called `engine`; `price` is that of a replica's hour.
+    There is at least one request."""
     drafter = DRAFTER if k else "none"
     judged = [trace.pass_index for trace in run.rounds if trace.num_emitted]
     return SimulatedNumbers(
@@ -168,20 +166,20 @@ def _percentiles(values: Sequence[float]) -> Percentiles:
 PLAIN, SINGLE, AHEAD = "plain", "single", "ssd"
 ENGINES = (SINGLE, "pd", "pdv", AHEAD)
 CLOSED, TOGETHER = "closed", "together"
-# Tokens that all requests may write in all: beyond that a simulation is no matter of seconds.
+# The most tokens of all requests together: more would take minutes to simulate.
 MOST_TOKENS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedStudy:
-    """One comparison. `rates` are those of `Chance`; `p_hit` None is what `fan_out` reaches.
+    """One comparison. `rates` are those of `Chance`; with `p_hit` None it follows from `fan_out`.
 
     `arrivals` is "closed" (`batch` users), "together", or requests a second. `batch` is the most
-    that run at once, `prompt` and `output` are mean tokens. `sync` is seconds of a hand-over
+    that run at once, `prompt` and `output` are mean tokens. `sync` is the seconds of a hand-over
     between lanes, `contention` that of `SharedLanes`. A batch of 0 for a lane is `batch`. All of it
-    is of each replica but `requests` and the rate. A prompt has its first `shared` tokens in common
-    with those of its family; `price` is what an hour of a replica costs.
-    Raises ConfigError for an engine that there is not, or that cannot do anything.
+    applies to each replica, except `requests` and the rate. A prompt has its first `shared` tokens
+    in common with those of its family; `price` is that of an hour of a replica. Raises ConfigError
+    for an engine that does not exist or cannot do anything.
     """
 
     calibration: Calibration
@@ -227,7 +225,7 @@ class SimulatedStudy:
                 f"prompts of {self.prompt} tokens cannot have {self.shared} in common.",
                 hint="raise --context or lower --shared",
             )
-        # Says what is wrong with it.
+        # Raises the error of an invalid fleet.
         _ = self.fleet
         if self.requests * self.output > MOST_TOKENS:
             raise ConfigError(
@@ -238,7 +236,7 @@ class SimulatedStudy:
 
     @property
     def is_fleet(self) -> bool:
-        """Whether anything is asked of more than one engine, or of what it costs."""
+        """True if the study is of more than one engine, or of their price."""
         return bool(self.replicas > 1 or self.shared or self.failures or self.price is not None)
 
     @property
@@ -251,7 +249,7 @@ class SimulatedStudy:
 
     @property
     def hit_chance(self) -> float:
-        """How often a verdict is foreseen, for those who draft ahead."""
+        """The probability that a verdict is among the predicted ones."""
         if self.p_hit is not None:
             return self.p_hit
         if not self.k:
@@ -265,7 +263,7 @@ class SimulatedStudy:
 
     @property
     def times(self) -> SimulatedTimes:
-        """Of rounds of a full batch, in the middle of an output."""
+        """The times of rounds of a full batch, in the middle of an output."""
         return round_times(self.costs, batch=self.most_live, context=self.mid_context, k=self.k)
 
     @property
@@ -287,7 +285,7 @@ class SimulatedStudy:
         return SimulatedLoad(found, in_flight=users if self.arrivals == CLOSED else None)
 
     def config(self, engine: str) -> EngineConfig:
-        """That of one of ENGINES, or of PLAIN."""
+        """Return the configuration of one of ENGINES, or of PLAIN."""
         return EngineConfig(
             schedule=SINGLE if engine == PLAIN else engine,
             k=0 if engine == PLAIN else self.k,
@@ -299,7 +297,7 @@ class SimulatedStudy:
         )
 
     def formula(self, engine: str) -> float | None:
-        """The speed-up in closed form; None for an engine that has none."""
+        """Return the speed-up in closed form; None for an engine without one."""
         times, tokens = self.times, self.chance.tokens_per_round(self.k)
         if times.verify <= 0 or times.draft + times.verify <= 0:
             return None
@@ -322,35 +320,35 @@ class SimulatedStudy:
         return ahead.speed * times.plain / times.verify
 
     def _outcomes(self) -> Sequence[float]:
-        """P(n) for n = 0..K kept tokens."""
+        """Return P(n) for n = 0..K accepted tokens."""
         reached = [1.0, *prefix_products(Chance(self.rates).rates_of(self.k))]
         return [*(here - further for here, further in pairwise(reached)), reached[-1]]
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedComparison:
-    """`numbers` and `runs` have PLAIN and then each engine of the study, by name."""
+    """The result of a study. `numbers` and `runs` have PLAIN and then each engine, by name."""
 
     study: SimulatedStudy
     numbers: Mapping[str, SimulatedNumbers]
     runs: Mapping[str, Simulated]
 
     def speedup(self, engine: str) -> float | None:
-        """Over plain decoding; None where nothing takes any time."""
+        """Return the speed-up over plain decoding; None if nothing takes any time."""
         own = self.numbers[engine].seconds
         return self.numbers[PLAIN].seconds / own if own > 0 else None
 
 
 def compare(study: SimulatedStudy) -> SimulatedComparison:
-    """Plain decoding first, then every engine, on the same requests."""
+    """Run plain decoding first, then every engine, on the same requests."""
     load, costs, chance = study.load, study.costs, study.chance
     runs: dict[str, Simulated] = {}
-    told: dict[str, SimulatedNumbers] = {}
+    by_engine: dict[str, SimulatedNumbers] = {}
     for engine in dict.fromkeys((PLAIN, *study.engines)):
         config = study.config(engine)
         run = simulate(config, load, costs, chance, contention=study.contention, fleet=study.fleet)
         runs[engine] = run
-        told[engine] = numbers(
+        by_engine[engine] = numbers(
             engine, config.most_k, run, replicas=study.replicas, price=study.price
         )
-    return SimulatedComparison(study, told, runs)
+    return SimulatedComparison(study, by_engine, runs)

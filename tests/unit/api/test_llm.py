@@ -132,7 +132,7 @@ def test_a_window_caps_and_says_so() -> None:
 
 
 def test_k_larger_than_the_window_is_refused_before_loading() -> None:
-    with pytest.raises(ConfigError, match="leaves no room in a window of 20"):
+    with pytest.raises(ConfigError, match="leaves no space in a window of 20"):
         LLM(config=EngineConfig(k=20, context=20))
 
 

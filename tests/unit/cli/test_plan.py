@@ -178,7 +178,7 @@ def test_a_draft_model_may_have_a_device_of_its_own(outrider: Command) -> None:
     # What work ahead spends is not reckoned.
     assert two["best"]["joules"] is None
     page = outrider(*words[:-1], "--draft-device", "m2-max").out
-    assert "Drafting ahead foresees" in page
+    assert "Drafting ahead predicts" in page
 
 
 def test_experts_of_a_config_are_planned_with(outrider: Command) -> None:

@@ -183,10 +183,10 @@ def test_numbers_without_a_key_are_refused() -> None:
 @pytest.mark.parametrize(
     ("sent", "match"),
     [
-        (b"GET / HTTP/1.1\r\n", "no message"),
+        (b"GET / HTTP/1.1\r\n", "an invalid message"),
         (Frame(Kind.EXIT).packed()[:5], "middle"),
         (about(Kind.CLOSE, 1).packed()[:-1], "middle"),
-        (b"\x4f\x72\x07\x00\xff\xff\xff\xff", "no message"),
+        (b"\x4f\x72\x07\x00\xff\xff\xff\xff", "an invalid message"),
     ],
 )
 def test_what_is_no_frame_is_refused(sent: bytes, match: str) -> None:
@@ -263,7 +263,7 @@ def test_a_server_is_told_only_what_is_new() -> None:
         wanted = fresh.propose([row(0, text, depth=3)])[0]
         assert Answer.read(frame.body).proposals[0].draft.tokens == wanted.tokens
     assert served.answer(about(Kind.CLOSE, 0)) is None
-    with pytest.raises(DrafterError, match="never told"):
+    with pytest.raises(DrafterError, match="does not know"):
         served.answer(question(text, num_known=0))
 
 

@@ -22,7 +22,7 @@ from outrider.planner.advise import AdvisedPlan, Question, advise
 from outrider.planner.candidates import DraftOption, Engines, PlannedJob, gain
 from outrider.planner.devices import Power
 from outrider.planner.overlap import AheadWays
-from outrider.planner.places import Rates, round_stats
+from outrider.planner.posteriors import Rates, round_stats
 from outrider.planner.roofline import Energy, PassWork
 
 FAR = 100_000
@@ -254,9 +254,8 @@ def test_engines_on_one_device_and_on_two() -> None:
     assert two.best.speed_up / one.best.speed_up == pytest.approx(1.8 / 1.08, rel=1e-3)
     assert two.reasons[-2].startswith("By engine: ssd ")
     assert two.reasons[-1] == (
-        "Drafting ahead foresees 90 % of verdicts and goes on with a new draft after the others; a "
-        "new draft is the better way up to a batch of 1; drafts of up to K = 4 fit beside a "
-        "verification."
+        "Drafting ahead predicts 90 % of verdicts and goes on with a new draft after the others; a "
+        "new draft is better up to a batch of 1; drafts of up to K = 4 fit into a verification."
     )
     assert [option.engine for option in one.options] == ["single"]
     many = {option.engine: option.speed_up for option in everything(0.0, 8).engines}
@@ -310,7 +309,7 @@ def test_a_drafter_that_does_not_fit_beside_it() -> None:
 def test_drafters_of_whom_nothing_is_known() -> None:
     calibration = flat(DrafterCosts("model", ((1, Curve(((1.0, 0.1),))),)), costs(0.1, [0.9] * 4))
     plan = advise(flat(calibration.drafters[0]), Question())
-    assert plan.left_out == ("model: nobody counted what is accepted of its drafts",)
+    assert plan.left_out == ("model: the acceptance of its drafts was never counted",)
     assert not plan.speculate
     silent = DrafterCosts("ngram", calibration.drafters[0].draft, num_rounds=40)
     assert advise(flat(silent), Question()).left_out == ("ngram: it drafted nothing in 40 rounds",)

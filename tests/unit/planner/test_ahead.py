@@ -15,12 +15,12 @@ from outrider.planner.overlap import (
     AheadWays,
     ahead,
     crossover_batch,
-    foreseen,
     hide_limit,
     lanes,
     outcome_chances,
+    predicted_share,
 )
-from outrider.planner.places import Rates, round_stats
+from outrider.planner.posteriors import Rates, round_stats
 from outrider.planner.rounds import DecodeLoad, RoundForecast, forecast
 
 shares = st.floats(0, 1)
@@ -44,9 +44,9 @@ def test_outcomes_are_a_stats(beta: float, k: int) -> None:
 def test_hits_are_those_of_the_best_fan_out() -> None:
     """algorithms: B = 24, K = 5, acceptance 0.8 and misses 0.4 / F give 0.9048."""
     stats = round_stats(Rates((0.8,)), 5)
-    assert foreseen(stats, AheadWays(fan_out=24)) == pytest.approx(0.9048, abs=5e-5)
-    assert foreseen(stats, AheadWays(p_hit=0.3)) == 0.3
-    assert foreseen(PLAIN, AheadWays(fan_out=4)) == pytest.approx(0.9)
+    assert predicted_share(stats, AheadWays(fan_out=24)) == pytest.approx(0.9048, abs=5e-5)
+    assert predicted_share(stats, AheadWays(p_hit=0.3)) == 0.3
+    assert predicted_share(PLAIN, AheadWays(fan_out=4)) == pytest.approx(0.9)
 
 
 @examples(20)
@@ -91,7 +91,7 @@ def test_with_no_fallback_hits_come_in_runs() -> None:
     turns = found(0.9, 4, 0.25, batch=8)
     ways = AheadWays(fan_out=8, contention=0.0)
     got = ahead(costs(0.25), DecodeLoad(8), turns, ways)
-    hit, after_miss = foreseen(turns.stats, ways), foreseen(PLAIN, ways)
+    hit, after_miss = predicted_share(turns.stats, ways), predicted_share(PLAIN, ways)
     assert got.fallback == "none"
     assert got.times.p_hit == pytest.approx(after_miss / (1 - hit + after_miss))
     assert got.times.tokens_miss == 1

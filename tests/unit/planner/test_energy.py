@@ -13,7 +13,7 @@ from outrider.core.spec import ModelSpec
 from outrider.estimate.theory import PLAIN, RoundStats
 from outrider.planner.advise import RatePoint, frontier
 from outrider.planner.devices import Power, device_sheet
-from outrider.planner.places import Rates, round_stats
+from outrider.planner.posteriors import Rates, round_stats
 from outrider.planner.roofline import Energy, PassWork, calibrate, joules_a_token, round_joules
 from outrider.planner.rounds import DecodeLoad, plain_times, round_times
 

@@ -12,7 +12,7 @@ from outrider.estimate.calibration import DrafterCosts
 from outrider.estimate.cost import Curve
 from outrider.estimate.theory import chances, geometric
 from outrider.planner.overlap import AheadWays, ahead
-from outrider.planner.places import Rates, round_stats
+from outrider.planner.posteriors import Rates, round_stats
 from outrider.planner.rounds import DecodeLoad, RoundForecast, forecast
 
 KS = (2, 4, 6, 8, 10, 12)

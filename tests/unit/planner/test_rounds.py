@@ -15,7 +15,7 @@ from doubles.planned import costs, flat, sloped
 from outrider.estimate.calibration import Calibration, PassCosts
 from outrider.estimate.cost import Curve
 from outrider.estimate.theory import PLAIN, RoundStats, expected_tokens
-from outrider.planner.places import Rates, round_stats
+from outrider.planner.posteriors import Rates, round_stats
 from outrider.planner.rounds import (
     DecodeLoad,
     binomial,

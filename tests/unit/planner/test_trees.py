@@ -14,7 +14,7 @@ from outrider.core.tree import best_shape, chain_shape
 from outrider.estimate.calibration import PassCosts
 from outrider.estimate.cost import Curve
 from outrider.planner.overlap import MOST_NODES, best_tree, chances_of, sizes_to_try, tree_stats
-from outrider.planner.places import Rates, round_stats
+from outrider.planner.posteriors import Rates, round_stats
 from outrider.planner.rounds import DecodeLoad, forecast
 
 falling = st.lists(st.floats(0, 0.4), min_size=1, max_size=3).map(

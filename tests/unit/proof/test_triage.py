@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.core.protocols import CacheStore, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
-from outrider.plugins.proof.parity_part import Place, look_into, replay
+from outrider.plugins.proof.parity_part import Divergence, look_into, replay
 from outrider.plugins.proof.scripted import Script, ScriptedLM
 
 # Its two best tokens after CONTEXT are 0.01 apart, its best and worst 3.7.
@@ -47,10 +47,10 @@ def best(logits_V: Tensor) -> int:
     return int(logits_V.argmax())
 
 
-def place() -> Place:
+def divergence() -> Divergence:
     """The two best tokens of the context, and shapes of two rows and of four sequences."""
     order = torch.argsort(SCRIPT.logits(CONTEXT[-3:]), descending=True)
-    return Place(CONTEXT, 4, int(order[0]), int(order[1]), shapes=((2, 1), (2, 4)))
+    return Divergence(CONTEXT, 4, int(order[0]), int(order[1]), shapes=((2, 1), (2, 4)))
 
 
 def margin() -> float:
@@ -64,7 +64,7 @@ def margin() -> float:
 def test_replays_read_the_whole_context(width: int, copies: int, prompt_length: int) -> None:
     model = ScriptedLM(SCRIPT)
     free = model.state.num_free_tokens
-    where = replace(place(), prompt_length=prompt_length)
+    where = replace(divergence(), prompt_length=prompt_length)
     logits_V = replay(model, where, width=width, copies=copies)
     assert torch.equal(logits_V, SCRIPT.logits(CONTEXT[-3:]))
     assert model.num_rows == copies * len(CONTEXT)
@@ -72,7 +72,7 @@ def test_replays_read_the_whole_context(width: int, copies: int, prompt_length: 
 
 
 def test_an_error_as_large_as_half_the_margin_makes_a_near_tie() -> None:
-    found = look_into(Shaky(ScriptedLM(SCRIPT), 0.51 * margin()), place(), best)
+    found = look_into(Shaky(ScriptedLM(SCRIPT), 0.51 * margin()), divergence(), best)
     assert found.near_tie
     assert found.margin == pytest.approx(margin())
     assert found.error == pytest.approx(0.51 * margin(), rel=1e-3)
@@ -80,25 +80,25 @@ def test_an_error_as_large_as_half_the_margin_makes_a_near_tie() -> None:
 
 
 def test_a_smaller_error_does_not_explain_it() -> None:
-    found = look_into(Shaky(ScriptedLM(SCRIPT), 0.49 * margin()), place(), best)
+    found = look_into(Shaky(ScriptedLM(SCRIPT), 0.49 * margin()), divergence(), best)
     assert not found.near_tie
     assert "too small" in found.reason
 
 
 def test_no_error_at_all_is_a_bug() -> None:
-    found = look_into(ScriptedLM(SCRIPT), place(), best)
+    found = look_into(ScriptedLM(SCRIPT), divergence(), best)
     assert (found.near_tie, found.error) == (False, 0.0)
     assert str(found).startswith("BUG: ")
 
 
 def test_an_error_beyond_rounding_is_a_bug() -> None:
-    found = look_into(Shaky(ScriptedLM(SCRIPT), 0.2), place(), best)
+    found = look_into(Shaky(ScriptedLM(SCRIPT), 0.2), divergence(), best)
     assert not found.near_tie
     assert "more than rounding" in found.reason
 
 
 def test_plain_decoding_must_be_repeatable() -> None:
-    where = place()
+    where = divergence()
     found = look_into(ScriptedLM(SCRIPT), replace(where, plain=where.speculative), best)
     assert not found.near_tie
     assert "cannot be repeated" in found.reason
@@ -112,6 +112,6 @@ def test_a_draw_at_the_edge_of_a_running_sum_is_a_near_tie() -> None:
     def drawn(logits_V: Tensor) -> int:
         return int((logits_V.softmax(-1).cumsum(0) <= edge).sum())
 
-    where = replace(place(), plain=4, speculative=5)
+    where = replace(divergence(), plain=4, speculative=5)
     assert look_into(Shaky(ScriptedLM(SCRIPT), 1e-3), where, drawn).near_tie
     assert not look_into(Shaky(ScriptedLM(SCRIPT), 1e-5), where, drawn).near_tie

@@ -23,7 +23,7 @@ class Rounds:
     def run(self, num: int) -> list[int]:
         """The way of each of the next rounds."""
         for _ in range(num):
-            way = self.contest.way(self.live)
+            way = self.contest.mode(self.live)
             self.ways.append(way)
             self.now += self.seconds(way)
             seqs = range(self.live)
@@ -67,13 +67,13 @@ def test_each_load_has_a_contest_of_its_own() -> None:
     contest = ModeTrial((1, 1), doubtful=1.3)
     few = Rounds(contest, lambda way: 1.0 - 0.5 * way, live=2)
     few.run(2 * FIRST)
-    assert (contest.way(2), contest.way(3), contest.way(4)) == (1, 1, 0)
+    assert (contest.mode(2), contest.mode(3), contest.mode(4)) == (1, 1, 0)
     many = Rounds(contest, lambda way: 1.0 + 0.1 * way, live=4, now=few.now)
     assert many.run(FIRST + 2)[-1] == 1
     # The load falls in the middle of a trial, whose end is never seen.
     few.now = many.now
     few.run(3)
-    assert contest.way(4) == 0
+    assert contest.mode(4) == 0
 
 
 def test_one_slow_turn_does_not_make_a_way_hopeless() -> None:
@@ -115,4 +115,4 @@ def test_only_verdicts_count_and_only_of_those_that_had_one_before() -> None:
         contest.observe(job_trace("verify", [index], 1.0, ended=float(index)), None)
         failed = job_trace("verify", [0], 1.0, ended=float(index), num_failed=1)
         contest.observe(failed, None)
-    assert contest.way(1) == 0
+    assert contest.mode(1) == 0

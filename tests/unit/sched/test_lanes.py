@@ -179,9 +179,9 @@ def test_who_waited_before_lanes_were_joined_waits_for_nobody_after(
     # By now it would not pay.
     for size in (1, 2) * NEWEST:
         schedule.observe(job_trace("draft", size, 9.0))
-    schedule._contest.way = lambda num_live: 1  # pyright: ignore[reportPrivateUsage]
+    schedule._trial.mode = lambda num_live: 1  # pyright: ignore[reportPrivateUsage]
     assert schedule.next_job("verify", waiting, 5) == Job(VERIFIES)
-    schedule._contest.way = lambda num_live: 0  # pyright: ignore[reportPrivateUsage]
+    schedule._trial.mode = lambda num_live: 0  # pyright: ignore[reportPrivateUsage]
     assert schedule.next_job("verify", waiting, 5) == Job(VERIFIES)
 
 
@@ -189,7 +189,7 @@ def test_ssd_in_turns_drafts_where_it_verifies_and_never_beside_another_draft() 
     """One job at a time uses the drafter."""
     schedule = DraftAheadLanes(SIZES)
     waiting = ReadyQueues((), DRAFTS, (), 99)
-    schedule._contest.way = lambda num_live: 1  # pyright: ignore[reportPrivateUsage]
+    schedule._trial.mode = lambda num_live: 1  # pyright: ignore[reportPrivateUsage]
     round_of_all = schedule.next_job("verify", waiting, 2)
     assert round_of_all is not None
     assert round_of_all.kind is JobKind.ROUND
@@ -197,7 +197,7 @@ def test_ssd_in_turns_drafts_where_it_verifies_and_never_beside_another_draft() 
     assert schedule.next_job("verify", replace(waiting, num_ahead=1), 2) is None
     assert schedule.next_job("verify", replace(waiting, drafting=(7,)), 2) is None
     assert schedule.next_job("verify", replace(waiting, verify=VERIFIES), 2) == Job(VERIFIES)
-    schedule._contest.way = lambda num_live: 0  # pyright: ignore[reportPrivateUsage]
+    schedule._trial.mode = lambda num_live: 0  # pyright: ignore[reportPrivateUsage]
     assert schedule.next_job("decode", replace(waiting, drafting=(7,)), 2) is None
     assert schedule.next_job("decode", waiting, 2) == Job(DRAFTS)
 

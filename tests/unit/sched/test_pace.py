@@ -12,12 +12,12 @@ import pytest
 from outrider.sched import pace as module
 from outrider.sched.jobs import Job, ReadyQueues, Stage, StageItem
 from outrider.sched.pace import (
-    LEAST_BESIDE,
     LEAST_CHUNK,
+    LEAST_WITH_ROUNDS,
     LONG_ROUNDS,
     NUM_ROUNDS,
     PASSES_A_TRIAL,
-    SHARE_BESIDE,
+    SHARE_WITH_ROUNDS,
     PromptPace,
 )
 from outrider.sched.single import SingleLane
@@ -108,7 +108,7 @@ def passes(
     found: list[int] = []
     while unread > 2 * CHUNK_SECONDS / READ:
         pool = pool_of(unread, num_rounds)
-        pool = replace(pool, most_prompt_tokens=pace.limit_beside(pool))
+        pool = replace(pool, most_prompt_tokens=pace.limit_with_rounds(pool))
         job = SingleLane(256).next_job("main", pool, 9)
         assert job is not None
         verified = job.of(Stage.VERIFY)
@@ -136,7 +136,7 @@ def paced(num_rounds: int = 4) -> PromptPace:
 
 def test_a_long_prompt_takes_no_more_of_a_pass_than_the_rounds_beside_it() -> None:
     found = passes(paced(), unread=3_000, num_rounds=4, round_seconds=lambda: ROUND)
-    most = SHARE_BESIDE * ROUND / READ
+    most = SHARE_WITH_ROUNDS * ROUND / READ
     # The passes that time a round read one token.
     assert max(found) <= most + 1
     assert min(chunks_of(found)) >= 0.9 * most
@@ -145,7 +145,7 @@ def test_a_long_prompt_takes_no_more_of_a_pass_than_the_rounds_beside_it() -> No
 @pytest.mark.parametrize("now", [0.25, 0.5, 2.0, 4.0])
 def test_rounds_that_take_another_time_than_they_did_are_found_out(now: float) -> None:
     found = passes(paced(), unread=8_000, num_rounds=4, round_seconds=lambda: now * ROUND)
-    most = now * SHARE_BESIDE * ROUND / READ
+    most = now * SHARE_WITH_ROUNDS * ROUND / READ
     settled = chunks_of(found)[4 * PASSES_A_TRIAL :]
     assert max(settled) <= 1.1 * most + 1
     assert min(settled) >= 0.8 * most
@@ -160,7 +160,7 @@ def test_rounds_that_differ_leave_the_prompt_its_share() -> None:
         num_rounds=4,
         round_seconds=lambda: ROUND * rng.choice((0.6, 1.0, 1.4)),
     )
-    most = SHARE_BESIDE * ROUND / READ
+    most = SHARE_WITH_ROUNDS * ROUND / READ
     assert 0.5 * most <= mean(chunks_of(found)) <= 1.5 * most
 
 
@@ -172,23 +172,23 @@ def test_a_prompt_that_is_slow_to_read_goes_in_steps_of_a_few_tokens() -> None:
         round_seconds=lambda: ROUND,
         seconds_a_token=5 * READ,
     )
-    assert max(chunks_of(found)[PASSES_A_TRIAL:]) <= LEAST_BESIDE + 1
+    assert max(chunks_of(found)[PASSES_A_TRIAL:]) <= LEAST_WITH_ROUNDS + 1
 
 
 def test_short_prompts_and_prompts_alone_are_read_at_once() -> None:
     most = int(CHUNK_SECONDS / READ)
-    assert paced().limit_beside(pool_of(most, 4)) == most
-    assert paced().limit_beside(pool_of(int(LONG_ROUNDS * ROUND / READ), 4)) == most
-    assert PromptPace(READ).limit_beside(pool_of(2_000, 4)) == most
+    assert paced().limit_with_rounds(pool_of(most, 4)) == most
+    assert paced().limit_with_rounds(pool_of(int(LONG_ROUNDS * ROUND / READ), 4)) == most
+    assert PromptPace(READ).limit_with_rounds(pool_of(2_000, 4)) == most
     assert paced().limit == most
 
 
 def test_the_end_of_a_long_prompt_is_read_as_its_beginning_was() -> None:
     pace, most = paced(), int(CHUNK_SECONDS / READ)
-    beside = pace.limit_beside(pool_of(3 * most, 4))
+    beside = pace.limit_with_rounds(pool_of(3 * most, 4))
     assert beside is not None
     assert beside < most
-    assert pace.limit_beside(pool_of(most // 2, 4)) == beside
+    assert pace.limit_with_rounds(pool_of(most // 2, 4)) == beside
     # When it is read, those that are short are read at once again.
-    assert pace.limit_beside(pool_of(0, 4)) == most
-    assert pace.limit_beside(pool_of(most // 2, 4)) == most
+    assert pace.limit_with_rounds(pool_of(0, 4)) == most
+    assert pace.limit_with_rounds(pool_of(most // 2, 4)) == most

@@ -1,4 +1,4 @@
-"""Builds the executor for a schedule's lanes: inline, or a thread and a stream a lane."""
+"""Builder of the executor for a schedule's lanes: inline, or a thread and a stream each."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from outrider.verify.batched import exact_rules, rule_for
 
 _log = logging.getLogger(__name__)
 
-# The lane that may use the buffers of the target that was loaded; others have their own.
+# The lane that may use the loaded target's buffers; other lanes have their own.
 MAIN_LANE = DECODE
 
 
 @dataclass(slots=True)
 class _Shared:
-    """A controller that lanes ask and tell at any time."""
+    """A controller that several lanes may call at any time."""
 
     controller: Controller
     lock: Lock = field(default_factory=Lock)
@@ -127,10 +127,10 @@ def _runner(
 
 
 def _num_threads(config: EngineConfig, lane: str, cores: int) -> int:
-    """Prompts are read beside rounds, and verdicts drafted ahead of beside verifications: they get
-    half of the cores. Who is waited for gets all; a thread of a team that another lane displaces
-    only does less of the team's work."""
+    """Return a lane's number of threads. A lane that runs in parallel with others, for prompts or
+    for drafts ahead of verdicts, gets half of the cores. A lane that others wait for gets all of
+    them; a thread of its team that another lane displaces only does less of the team's work."""
     if config.lane_threads:
         return config.lane_threads
-    beside = lane == PREFILL or (config.schedule == "ssd" and lane == DECODE)
-    return max(cores // 2, 1) if beside else cores
+    is_parallel = lane == PREFILL or (config.schedule == "ssd" and lane == DECODE)
+    return max(cores // 2, 1) if is_parallel else cores

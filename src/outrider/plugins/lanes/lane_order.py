@@ -1,9 +1,9 @@
-"""Lane orders: which idle lane is asked first for its next job; the prompt lane always comes last.
+"""Lane orders: which idle lane gets its next job first. The prompt lane usually comes last.
 
-The first lane takes first of what lanes share: memory, and the machine when lanes take turns.
-Between drafting and verifying an order decides by queues (`DepthOrder`), by latencies (`SloOrder`),
-by what paid off (`LearnedOrder`), or not at all (`FixedOrder`). Lanes that an order does not know
-come last.
+The first lane has the first choice of what lanes share: memory, and the machine when lanes take
+turns. Between drafting and verifying an order decides by queues (`DepthOrder`), by latencies
+(`SloOrder`), by measured gain (`LearnedOrder`), or not at all (`FixedOrder`). Lanes that an order
+does not know come last.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ VERDICTS_FIRST = (VERIFY, DECODE)
 
 
 def arranged(lanes: Sequence[str], first: Sequence[str]) -> tuple[str, ...]:
-    """`lanes` in the order of `first`, then the others, then the one that reads prompts."""
+    """Return `lanes` in the order of `first`, then the other lanes, then the prompt lane."""
     known = [lane for lane in first if lane in lanes and lane != PREFILL]
     others = [lane for lane in lanes if lane not in known and lane != PREFILL]
     return (*known, *others, *(lane for lane in lanes if lane == PREFILL))
 
 
 class FixedOrder:
-    """Always in the order of `first`."""
+    """A lane order that is always `first`."""
 
     def __init__(self, first: Sequence[str] = DRAFTS_FIRST) -> None:
         self._first = tuple(first)
@@ -41,8 +41,8 @@ class FixedOrder:
 
 
 class DepthOrder:
-    """Verifying first when more than `margin` drafts more wait for it than sequences for a draft,
-    drafting first otherwise."""
+    """A lane order by queue depth: verifying comes first when the drafts that wait for it outnumber
+    the sequences that wait for a draft by more than `margin`; otherwise drafting does."""
 
     def __init__(self, margin: int = 2) -> None:
         if not margin >= 0:
@@ -55,13 +55,13 @@ class DepthOrder:
 
 
 class SloOrder:
-    """The lane that is furthest behind its share of `target_ms` goes first.
+    """A lane order by latency: the lane furthest behind its share of `target_ms` goes first.
 
-    A sequence's latency in a lane is from the end of its job before to the end of its job there, so
-    the wait is in it. A round passes every lane but that of prompts once, so each of them has an
-    equal share of the target; the 95th percentile of the newest `RECENT` latencies over the share
-    is compared, and equal ones stay in the order in which they are given. Prompts go first when
-    they starve: one waits, and for `STARVING` targets no prompt was read.
+    A sequence's latency in a lane is the time from the end of its previous job to the end of its
+    job there, so it includes the wait. A round passes every lane but the prompt lane once, so each
+    of them has an equal share of the target. The order compares the 95th percentile of the newest
+    `RECENT` latencies, divided by the share; equal lanes stay in the given order. Prompts go first
+    when they starve: one waits, and no prompt was read for `STARVING` targets.
     """
 
     RECENT = 64
@@ -94,7 +94,7 @@ class SloOrder:
             self._left.note(seq_id, trace.ended)
 
     def lateness(self, lane: str, num_lanes: int) -> float:
-        """The lane's p95 latency as a multiple of its share; 0 before anything ran there."""
+        """Return the lane's p95 latency as a multiple of its share; 0 before anything ran there."""
         latencies = self._latencies.get(lane)
         if not latencies:
             return 0.0
@@ -108,12 +108,12 @@ class SloOrder:
 
 
 class LearnedOrder:
-    """A bandit over `orders`: does what brought most rounds a second lately, and tries the others.
+    """A bandit over `orders`: use the one with the most rounds a second lately, and try the others.
 
-    Each order is in force for `JOBS` jobs, then scored by sequences verified a second; how many
-    tokens a round emits does not depend on the order. Scores are means in which each new one
-    counts a quarter. At the decisions whose number is a square the order that was tried longest
-    ago is tried, so after n decisions sqrt(n) were trials. No chance is in it.
+    Each order is in force for `JOBS` jobs and is then scored by sequences verified a second; the
+    number of tokens that a round emits does not depend on the order. Scores are means in which each
+    new score counts a quarter. At the decisions whose number is a square, the order whose last
+    trial is longest ago is tried, so n decisions contain sqrt(n) trials. Nothing is random.
     """
 
     JOBS = 32
@@ -132,7 +132,7 @@ class LearnedOrder:
 
     @property
     def current(self) -> int:
-        """Which of the orders is in force."""
+        """The index of the order in force."""
         return self._current
 
     def arrange(self, lanes: tuple[str, ...], pool: ReadyQueues) -> tuple[str, ...]:
@@ -169,7 +169,7 @@ class LearnedOrder:
 
 
 def order_named(name: str, *, margin: int = 2, target_ms: float = 50.0) -> LaneOrder:
-    """The order that a setting names. Raises ConfigError for a name that there is not."""
+    """Return the lane order of a setting's value. Raises ConfigError for an unknown name."""
     match name:
         case "depth":
             return DepthOrder(margin)

@@ -13,27 +13,28 @@ from outrider.sched.jobs import (
     LaneSizes,
     ReadyQueues,
     Schedule,
-    beside,
     chunks,
     job_of,
+    lane_job,
     rounds,
 )
 from outrider.sched.single import single_lane
 
-# Hits and misses take turns, and a draft that nobody foresaw always takes the same.
+# Hits and misses alternate in the first mode, while rounds of the second all take the same time.
 AHEAD_TRIAL_TURNS = (8, 1)
-# What is guessed from slows itself down: drafting ahead and verifying may share a memory.
+# The guess adds times that slow each other down: drafting ahead and verifying may share a memory.
 AHEAD_DOUBTFUL = 1.3
 
 
 class DraftAheadLanes:
-    """`always` drafts ahead, however long that takes.
+    """A schedule that drafts for the likely verdicts while the target verifies (ssd).
 
-    The true verdict is looked up among those predicted (plugins/lanes/ahead/); after a hit the next
-    draft is ready. New drafts go first on the decode lane, since the target waits for them. Where
-    drafting ahead takes longer than a verification, or slows the target down, a round in turns may
-    end sooner; then nothing is drafted ahead (`ModeTrial`), and the lane that verifies, which has
-    all cores, drafts as well. Groups that were split meet again (`BatchMerger`).
+    The true verdict is looked up among the predicted ones (plugins/lanes/ahead/); after a cache hit
+    the next draft is ready. Drafts of misses go first on the decode lane, since the target waits
+    for them. Where drafting ahead takes longer than a verification, or slows the target down, a
+    round in turns may be shorter. Then nothing is drafted ahead (`ModeTrial`), and the lane that
+    verifies, which has all cores, drafts as well. `always` drafts ahead at any cost. Split groups
+    are merged again (`BatchMerger`).
     """
 
     lanes = (DECODE, VERIFY, PREFILL)
@@ -41,11 +42,11 @@ class DraftAheadLanes:
     def __init__(self, sizes: LaneSizes, *, always: bool = False) -> None:
         self._sizes, self._always = sizes, always
         self._groups = BatchMerger(sizes)
-        self._contest = ModeTrial(AHEAD_TRIAL_TURNS, doubtful=AHEAD_DOUBTFUL)
+        self._trial = ModeTrial(AHEAD_TRIAL_TURNS, doubtful=AHEAD_DOUBTFUL)
 
     def next_job(self, lane: str, pool: ReadyQueues, num_live: int) -> Job | None:
         if lane == PREFILL:
-            return beside(lane, pool, self._sizes)
+            return lane_job(lane, pool, self._sizes)
         if lane == DECODE and pool.drafting:
             return None  # in a round of the other lane
         if not self._is_ahead(num_live):
@@ -54,13 +55,13 @@ class DraftAheadLanes:
         if self._groups.holds(lane, pool):
             return job_of(pool.ahead) if lane == DECODE else None
         if lane != DECODE:
-            return beside(lane, pool, self._sizes)
+            return lane_job(lane, pool, self._sizes)
         return job_of(pool.draft[: self._sizes.decode] or pool.ahead)
 
     def _round(self, pool: ReadyQueues) -> Job | None:
-        """Of all in one job, once nobody has a draft that was made for a job of its own."""
+        """Return a job for all sequences, once none has a separately made draft."""
         if pool.verify:
-            return beside(VERIFY, pool, self._sizes)
+            return lane_job(VERIFY, pool, self._sizes)
         if pool.drafting or pool.num_ahead:
             return None
         most = min(self._sizes.decode, self._sizes.verify)
@@ -68,17 +69,17 @@ class DraftAheadLanes:
 
     def observe(self, trace: JobTrace) -> None:
         self._groups.observe(trace)
-        self._contest.observe(trace, self._groups.in_turns(trace.num_live))
+        self._trial.observe(trace, self._groups.in_turns(trace.num_live))
 
     def _is_ahead(self, num_live: int) -> bool:
-        return self._always or self._contest.way(num_live) == 0
+        return self._always or self._trial.mode(num_live) == 0
 
 
 class PrefillDecode:
-    """`chunk` prompt tokens at most, of `prefill_batch` prompts, in one pass of the prefill lane;
-    rounds of `batch` sequences on the other.
+    """A schedule of two lanes (pd): one pass of the prefill lane reads at most `chunk` prompt
+    tokens of `prefill_batch` prompts; the other lane runs rounds of `batch` sequences.
 
-    A long prompt holds nobody up, and the two lanes share the machine instead of a pass.
+    A long prompt delays no other request, and the two lanes share the machine instead of a pass.
     """
 
     lanes = (DECODE, PREFILL)
@@ -93,24 +94,25 @@ class PrefillDecode:
         return job_of(rounds(pool.draft[: self._batch]))
 
 
-# Requests fewer than the threshold at which the lanes are joined again.
+# Lanes are joined again at so many requests below the threshold.
 HYSTERESIS = 1
-# Groups are of unequal sizes, and a round in one job always takes the same.
+# The groups of the first mode have unequal sizes; rounds in one job all take the same time.
 PDV_TRIAL_TURNS = (2, 1)
-# After a trial groups have to find themselves again, so there must be some hope.
+# After a trial groups have to form again, so a trial needs some prospect.
 PDV_DOUBTFUL = 1.05
 
 
 class PrefillDraftVerify:
-    """Up to `threshold` live requests draft and verify in one job; one more separates the lanes,
-    unless that does not pay, until there are fewer than `threshold`. 0 keeps them separate.
+    """A schedule of three lanes (pdv). Up to `threshold` running requests draft and verify in one
+    job; one more separates the lanes, unless that does not pay, until fewer than `threshold` run. A
+    threshold of 0 keeps them separate.
 
-    With few requests there is nothing to do side by side, and a second job a round only costs: then
-    the decode lane drafts and verifies in one job, as with two lanes. The number of live requests
-    decides, with some hysteresis, at every job. With more requests it depends on the machine: two
-    groups side by side read the weights twice, and may share one memory. So lanes are joined where
-    that makes rounds shorter (`ModeTrial`), and groups go on together where that saves more than it
-    hides (`BatchMerger`).
+    With few requests there is nothing to run in parallel, and a second job a round only costs time:
+    then the decode lane drafts and verifies in one job, as with two lanes. At every job the number
+    of running requests decides, with some hysteresis. With more requests the machine decides: two
+    groups in parallel read the weights twice, and may share one memory. So lanes are joined where
+    that shortens rounds (`ModeTrial`), and split groups are merged where one pass saves more than
+    overlap hides (`BatchMerger`).
     """
 
     lanes = (DECODE, VERIFY, PREFILL)
@@ -119,17 +121,17 @@ class PrefillDraftVerify:
         self._sizes, self._threshold = sizes, threshold
         self._separate = threshold == 0
         self._groups = BatchMerger(sizes)
-        self._contest = ModeTrial(PDV_TRIAL_TURNS, doubtful=PDV_DOUBTFUL)
+        self._trial = ModeTrial(PDV_TRIAL_TURNS, doubtful=PDV_DOUBTFUL)
 
     def next_job(self, lane: str, pool: ReadyQueues, num_live: int) -> Job | None:
         self._separate = self._is_separate(num_live)
-        separate = self._separate and (not self._threshold or self._contest.way(num_live) == 0)
+        separate = self._separate and (not self._threshold or self._trial.mode(num_live) == 0)
         if not separate:
             self._groups.forget_waits()
         elif lane != PREFILL and self._groups.holds(lane, pool):
             return None
         if lane != DECODE:
-            return beside(lane, pool, self._sizes)
+            return lane_job(lane, pool, self._sizes)
         waiting = pool.draft[: self._sizes.decode]
         if not separate:
             return job_of(rounds(waiting))
@@ -139,7 +141,7 @@ class PrefillDraftVerify:
     def observe(self, trace: JobTrace) -> None:
         self._groups.observe(trace)
         if self._separate:
-            self._contest.observe(trace, self._groups.in_turns(trace.num_live))
+            self._trial.observe(trace, self._groups.in_turns(trace.num_live))
 
     def _is_separate(self, num_live: int) -> bool:
         if num_live > self._threshold:
@@ -148,7 +150,7 @@ class PrefillDraftVerify:
 
 
 def schedule_for(config: EngineConfig) -> Schedule:
-    """That of a configuration whose schedule is resolved."""
+    """Return the schedule of a configuration in which it is resolved."""
     batch = config.most_batch
     sizes = LaneSizes(
         chunk=config.prefill_chunk,
@@ -168,6 +170,6 @@ def schedule_for(config: EngineConfig) -> Schedule:
 
 
 def _always_ahead(config: EngineConfig) -> bool:
-    """Who forces hits studies drafting ahead. Seconds a turn tell which way is better only if both
-    bring the same: with another fallback than jit a miss is not drafted for by the draft model."""
+    """Return whether to draft ahead without a trial: when forced hits study it, or when turns
+    cannot be compared, since without jit the draft model does not draft after a miss."""
     return config.force_hits >= 0 or config.fallback != "jit" or config.hybrid_threshold == 0

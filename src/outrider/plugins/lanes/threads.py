@@ -1,8 +1,8 @@
 """Lanes as threads, each with a CUDA stream: jobs run at once and meet in the engine's thread.
 
 Each lane's native calls have a team of threads of their own, so no two lanes wait for each other.
-Nothing is locked while a model runs. Nobody waits for a lane whose engine is gone, except the end
-of the process: a thread that returns from PyTorch after the interpreter is gone would abort it.
+Nothing is locked while a model runs. No thread waits for a lane whose engine is gone, except at the
+end of the process: a thread that returns from PyTorch after the interpreter is gone would abort it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outrider.engine.lanes import Call, LaneResult, LaneTask, LaneWork
 
 
 class Marks:
-    """Where on its stream the last task of each sequence ended."""
+    """The stream events that ended the last task of each sequence."""
 
     def __init__(self) -> None:
         self._events: dict[int, torch.cuda.Event] = {}
@@ -39,14 +39,14 @@ class Marks:
             for seq_id in seq_ids:
                 self._events.pop(seq_id, None)
                 self._events[seq_id] = event
-            # Whoever was marked longest ago is not live any more.
+            # The sequence that was marked longest ago is not running any more.
             while len(self._events) > 2 * live + len(seq_ids):
                 del self._events[next(iter(self._events))]
 
 
 class LaneStream:
-    """Runs a lane's tasks on `stream`, behind the tasks that their sequences were in before: it
-    waits for their events, or with `barrier` for the whole device.
+    """A stream that runs a lane's tasks after the previous tasks of their sequences: it waits for
+    their events, or with `barrier` for the whole device.
 
     With events a stream waits for the events that its sequences left on other streams, and the host
     waits for nothing. With a barrier the host waits, before a task begins, until the device has
@@ -68,8 +68,8 @@ class LaneStream:
             event = torch.cuda.Event()
             event.record(self._stream)
         if task.chunks:
-            # Nobody reads what a chunk gave; were its request cancelled now, another lane might get
-            # pages that are still written.
+            # The results of a chunk are never read; if its request were cancelled now, another lane
+            # might get pages that are still being written.
             event.synchronize()
         self._marks.put(seq_ids, event, task.num_live)
         return work
@@ -78,8 +78,8 @@ class LaneStream:
 def lane_streams(
     lanes: Sequence[str], device: torch.device, count: int, *, sync: str = "event"
 ) -> dict[str, LaneStream]:
-    """A stream for each lane, of at most `count` in all, which wait by `sync`: event or barrier.
-    None where the device has no streams."""
+    """Return a stream for each lane, of at most `count` in all, which wait by `sync`: event or
+    barrier. Empty if the device has no streams."""
     if device.type != "cuda":
         return {}
     marks = Marks()
@@ -90,16 +90,16 @@ def lane_streams(
     }
 
 
-# (lane's number) -> what that thread does before its first task.
+# (lane's number) -> the work of that thread before its first task.
 Setup = Callable[[int], None]
 
-# How long the end of the process waits for threads that hang.
+# Seconds that the end of the process waits for threads that hang.
 _PATIENCE_SECONDS = 5.0
 
 
 class ThreadLanes:
-    """`setup` is called once in each lane's thread. `streams` are the lanes', where the device has
-    such."""
+    """An executor with a thread for each lane. `setup` is called once in each lane's thread.
+    `streams` are the lanes' streams, if the device has any."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class ThreadLanes:
         self._lanes[lane].tasks.put(task)
 
     def wait(self, seconds: float | None = None) -> list[LaneResult]:
-        # An interrupt may lose a signal, but not what it was about.
+        # An interrupt may lose a signal, but not the result that it announced.
         while not (found := self._collected()):
             try:
                 with breakable():
@@ -147,8 +147,8 @@ class ThreadLanes:
         del self._busy[lane]
 
     def close(self) -> None:
-        """End the threads when their tasks do. Those that run are waited for, and kept for `wait`;
-        the next task starts new threads."""
+        """End the threads when their tasks end. Running tasks are awaited, and their results
+        retained for `wait`; the next task starts new threads."""
         while any(self._lanes[name].done is None for name in self._busy):
             with breakable():
                 self._signals.get()
@@ -167,7 +167,8 @@ class ThreadLanes:
         return found
 
     def _new(self, name: str) -> _Lane:
-        # Nothing here refers to the engine: a thread must not keep alive whoever would end it.
+        # Nothing here refers to the engine: a thread must not keep the object alive that would end
+        # it.
         call, number, stream = self._calls[name], self._numbers[name], self._streams.get(name)
         lane = _Lane(
             name, number, call, self._setup, stream, self._signals, self._threads, self._clock
@@ -183,7 +184,7 @@ class ThreadLanes:
 
 @dataclass(eq=False, slots=True)
 class _Lane:
-    """What its thread knows."""
+    """The state of a lane's thread."""
 
     name: str
     number: int
@@ -204,7 +205,7 @@ class _Lane:
             self.signals.put(None)
             # While it waits for the next one it must not keep these sequences alive.
             del task
-        # The number may be another thread's soon.
+        # The identifier may soon be another thread's.
         self.threads.discard(get_ident())
 
     def _run(self, task: LaneTask) -> LaneResult:
@@ -216,12 +217,12 @@ class _Lane:
                 self.is_ready = True
             work = self.call(task) if self.stream is None else self.stream.run(self.call, task)
         except BaseException as caught:  # noqa: BLE001
-            # The lane goes on; the engine decides what this ends. Ctrl-C never comes here.
+            # The lane goes on; the engine decides what the error ends. Ctrl-C never comes here.
             error = ordinary(caught)
         return LaneResult(self.name, task, work, error, began, self.clock())
 
 
-# Of every thread that may still run, what it takes tasks from.
+# The task queue of every thread that may still run.
 _serving: weakref.WeakKeyDictionary[Thread, SimpleQueue[LaneTask | None]] = (
     weakref.WeakKeyDictionary()
 )

@@ -1,9 +1,9 @@
-"""Part one: what a round emits follows the target's distribution, shown without sampling.
+"""Part one: a round's output follows the target's distribution, shown without sampling.
 
-A round is run once for every way its random choices can fall, through the shipped rule, and each
-outcome is carried on by the target to a fixed length. The joint distribution of those texts must be
-the target's own. Leviathan, Kalman, Matias 2023 (arXiv 2211.17192), appendix A.1, says so of the
-token rule on paper; here it is checked of the code.
+A round is run once for every combination of its random choices, through the shipped rule, and the
+target continues each outcome to a fixed length. The joint distribution of those texts must be the
+target's own. Leviathan, Kalman, Matias 2023 (arXiv 2211.17192), appendix A.1, proves this for the
+token rule on paper; here the code is checked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from outrider.plugins.proof.distributions import (
 
 # Sums of a few thousand products of float64 shares are off by far less.
 TOLERANCE = 1e-9
-# How a broken rule may fail besides emitting a wrong distribution.
+# Errors by which a broken rule may fail, besides emitting a wrong distribution.
 DEFECTS = (
     ArithmeticError,
     AssertionError,
@@ -44,9 +44,9 @@ _PORTION = 170
 
 @dataclass(frozen=True, slots=True)
 class RuleProof:
-    """What enumeration found of one rule: the largest total variation, and where.
+    """The result of enumerating one rule: the largest total variation, and its case.
 
-    `defect` is how the rule fell over, None if it did not.
+    `defect` is the error that stopped the rule, None if there was none.
     """
 
     rule: str
@@ -62,14 +62,14 @@ class RuleProof:
 
     @property
     def finding(self) -> str:
-        """The worst of it, in words."""
+        """The worst result, in words."""
         if self.defect is not None:
             return f"{self.worst_case}: {self.defect}"
         return f"{self.worst_case}: total variation {self.worst:.1e}"
 
 
 def algebra(effort: Effort, *, seed: int, own: str) -> Part:
-    """Every exact rule, and the user's `own`, on the fixed cases and on generated ones."""
+    """Run every exact rule, and the user's `own`, on the fixed cases and on generated ones."""
     proofs: list[RuleProof] = []
     for sampler in exact_samplers(own):
         yield f"{sampler.name}: {len(FIXED)} fixed cases"
@@ -119,8 +119,8 @@ def prove_rule(sampler: Sampler, cases: Iterable[RuleCase]) -> RuleProof:
 
 
 def total_variation(sampler: Sampler, case: RuleCase) -> tuple[float, int]:
-    """Between what a round of `case` emits and the target's distribution; and the branches
-    walked."""
+    """Return the total variation between what a round of `case` emits and the target's
+    distribution, and the number of branches walked."""
     rows: dict[Text, VerifyRow] = {}
     known: dict[Text, Tensor] = {}
 
@@ -136,15 +136,15 @@ def total_variation(sampler: Sampler, case: RuleCase) -> tuple[float, int]:
     for text, weight in runs(one_round):
         found[text] = found.get(text, 0.0) + weight
         num_branches += 1
-    wanted = carried_on({(): 1.0}, case)
-    got = carried_on(found, case)
+    wanted = continued({(): 1.0}, case)
+    got = continued(found, case)
     texts = got.keys() | wanted.keys()
     distance = sum(abs(got.get(text, 0.0) - wanted.get(text, 0.0)) for text in texts) / 2
     return distance, num_branches
 
 
-def carried_on(found: Distribution, case: RuleCase) -> Distribution:
-    """The distribution of texts of `found`, each carried on by the target to the case's length."""
+def continued(found: Distribution, case: RuleCase) -> Distribution:
+    """Return the distribution of texts of `found`, continued to the case's length."""
     result: Distribution = {}
     for text, weight in found.items():
         for whole, share in _endings(text, case):

@@ -1,9 +1,9 @@
 """Targets and drafts in small integers: every distribution of a round is known, and rounds are few.
 
 A case has whole-number weights for the target's next token at each depth and for each draft node.
-Both are turned round by the tokens before, so every path has distributions of its own. Logits are
-the logarithms of the weights; from there on only shipped code runs (`engine/stages.py`), while what
-has to come out is computed by `plain_distribution`.
+Both are rotated by the tokens before, so every path has distributions of its own. Logits are the
+logarithms of the weights; from there on only shipped code runs (`engine/stages.py`), while the
+expected result is computed by `plain_distribution`.
 
 Shapes:  N = draft nodes, M = distributions of a round, V = vocabulary.
 """
@@ -41,7 +41,7 @@ _NO_LIMIT = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleCase:
-    """`target` has weights per depth, `proposal` per node.
+    """One case. `target` has weights per depth, `proposal` per node.
 
     Nodes in `certain` are not drawn: they are their distribution's likeliest token, and the
     reported distribution is a point mass. With `distinct`, siblings are drawn without replacement.
@@ -58,7 +58,7 @@ class RuleCase:
 
     @property
     def length(self) -> int:
-        """Tokens that the longest path and the token after it have."""
+        """Tokens of the longest path and the token after it."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
@@ -69,16 +69,16 @@ class RuleCase:
         return self.parents == tuple(range(ROOT, len(self.parents) - 1))
 
     def conditional(self, text: Text) -> list[float]:
-        """The distribution that has to come out after `text`."""
-        logits = _logits(_turned(self.target[len(text)], text))
+        """Return the expected distribution after `text`."""
+        logits = _logits(_rotated(self.target[len(text)], text))
         bad_words = self.bad_words
         return plain_distribution(
             logits, self.params, prompt=PROMPT, text=text, bad_words=bad_words
         )
 
     def proposal_distribution(self, node: int, tokens: Sequence[int]) -> Tensor:
-        """The distribution of `node`, given the tokens of all nodes before it; shape V."""
-        weights = _turned(self.proposal[node], self.text(self.parents[node], tokens))
+        """Return the distribution of `node`, given the tokens of all nodes before it; shape V."""
+        weights = _rotated(self.proposal[node], self.text(self.parents[node], tokens))
         logits_V = torch.tensor(_logits(weights), dtype=torch.float64)
         if node in self.certain or self.params.greedy:
             return torch.zeros_like(logits_V).index_fill(0, logits_V.argmax(), 1.0)
@@ -89,7 +89,7 @@ class RuleCase:
         return left_V / left_V.sum() if self.distinct and left_V.sum() > 0 else probs_V
 
     def text(self, node: int, tokens: Sequence[int]) -> Text:
-        """The drafted tokens from the root to `node`, itself included."""
+        """Return the drafted tokens from the root to `node`, itself included."""
         text: list[int] = []
         while node != ROOT:
             text.append(tokens[node])
@@ -99,9 +99,9 @@ class RuleCase:
     def drawn(
         self, rng: Rng, draw: DrawNode = pick_node, known: dict[Text, Tensor] | None = None
     ) -> Draft:
-        """A draft; `draw` is for chains, whose nodes know their place. Trees are always picked.
+        """Return a draft. `draw` is for chains, whose nodes know their position, not for trees.
 
-        `known` keeps the distribution after each beginning, for callers who draw many.
+        `known` caches the distribution after each beginning, for callers that draw many drafts.
         """
         draw = draw if self.is_chain else pick_node
         known = {} if known is None else known
@@ -117,10 +117,9 @@ class RuleCase:
         return Draft(tuple(tokens), self.parents, torch.stack(distributions) if sampled else None)
 
     def row(self, draft: Draft, *, exact: bool) -> VerifyRow:
-        """What the engine would give the rule for `draft`: the shipped path from logits to
-        distributions."""
+        """Return the rule's input for `draft`: the shipped path from logits on."""
         paths = [self.text(node, draft.tokens) for node in range(ROOT, len(draft))]
-        logits = [_logits(_turned(self.target[len(path)], path)) for path in paths]
+        logits = [_logits(_rotated(self.target[len(path)], path)) for path in paths]
         logits_MV = torch.tensor(logits, dtype=torch.float64)
         return read_pass([self._sequence(draft)], logits_MV, argmax, exact=exact)[0].row
 
@@ -141,8 +140,8 @@ def _logits(weights: Weights) -> list[float]:
     return [math.log(weight) if weight else -math.inf for weight in weights]
 
 
-def _turned(weights: Weights, text: Text) -> Weights:
-    by = sum((place + 1) * (token + 1) for place, token in enumerate(text)) % len(weights)
+def _rotated(weights: Weights, text: Text) -> Weights:
+    by = sum((index + 1) * (token + 1) for index, token in enumerate(text)) % len(weights)
     return weights[by:] + weights[:by]
 
 
@@ -152,7 +151,7 @@ def chain(
     proposals: Sequence[Weights],
     params: SamplingParams = PLAIN,
 ) -> RuleCase:
-    """One more target distribution than proposals: the bonus token's."""
+    """Return a chain. It has one more target distribution than proposals: the bonus token's."""
     parents = tuple(range(ROOT, len(proposals) - 1))
     return RuleCase(
         name=name, parents=parents, target=tuple(targets), proposal=tuple(proposals), params=params
@@ -162,7 +161,7 @@ def chain(
 def siblings(
     name: str, target: Weights, proposals: Sequence[Weights], *, distinct: bool = False
 ) -> RuleCase:
-    """Candidates for one token; the second target distribution is for what follows."""
+    """Return candidates for one token; the second target distribution is for the token after it."""
     return RuleCase(
         name=name,
         parents=(ROOT,) * len(proposals),
@@ -183,7 +182,7 @@ def _tree(name: str, parents: tuple[int, ...], certain: frozenset[int] = frozens
 
 
 def _shaped(name: str, params: SamplingParams, *, bad_words: tuple[Text, ...] = ()) -> RuleCase:
-    """A chain of two under `params`; no mass of its distributions lies at a filter's edge."""
+    """Return a chain of two under `params`; no mass lies at a filter's edge."""
     return RuleCase(
         name=name,
         parents=(ROOT, 0),
@@ -195,8 +194,8 @@ def _shaped(name: str, params: SamplingParams, *, bad_words: tuple[Text, ...] = 
 
 
 _SPARSE = ((1, 1, 2), (1, 3, 1), (4, 1, 1))
-# Between them they break every wrong rule that we know of: near-uniform and spiky distributions,
-# zeros on either side, disjoint supports, point masses, ties, trees, and everything that shapes a
+# Together they break every wrong rule that we know of: near-uniform and spiky distributions, zeros
+# on either side, disjoint supports, point masses, ties, trees, and everything that shapes a
 # distribution.
 FIXED = (
     chain("one draft", [(5, 3, 2), (2, 2, 1)], [(2, 3, 5)]),
@@ -248,7 +247,7 @@ _PARAMS = (
 
 
 def generated(seed: int) -> Iterator[RuleCase]:
-    """Cases without end: mostly single drafts and short chains, now and then a tree."""
+    """Yield endless cases: mostly single drafts and short chains, now and then a tree."""
     rng = Random(seed)
     while True:
         for _ in range(12):
@@ -279,7 +278,7 @@ def _generated_tree(rng: Random) -> RuleCase:
 
 
 def _weights(rng: Random, vocab_size: int) -> Weights:
-    """Small numbers, so that zeros, ties and point masses are common."""
+    """Return small numbers, so that zeros, ties and point masses are common."""
     while True:
         weights = tuple(rng.choice((0, 0, 1, 1, 2, 3, 5, 8)) for _ in range(vocab_size))
         if any(weights):
@@ -295,23 +294,23 @@ TEXTS: tuple[Text, ...] = tuple(product(range(VOCAB), repeat=LENGTH))
 @dataclass(frozen=True, slots=True)
 class WeightPair:
     """Whole-number weights of the next token after token 0: the target's and the drafter's. Both
-    are turned round by the last token, so that a text's distribution is that of a Markov chain."""
+    are rotated by the last token, so that a text's distribution is that of a Markov chain."""
 
     name: str
     target: Weights
     proposal: Weights
 
     def tables(self) -> tuple[Tensor, Tensor]:
-        """(p_VV, q_VV): the distributions after each token, through the shipped processing."""
+        """Return (p_VV, q_VV), distributions after each token by the shipped processing."""
         return _table(self.target), _table(self.proposal)
 
     def text_distribution(self) -> list[float]:
-        """The probability of each of TEXTS after START, in plain floats."""
+        """Return the probability of each of TEXTS after START, in plain floats."""
         return [_chance(self.target, text) for text in TEXTS]
 
 
-# One random pair misses bugs that these do not: between them they are near-uniform, spiky, almost
-# equal, disjoint, and certain on either side.
+# One random pair misses bugs that these find: they are near-uniform, spiky, almost equal, disjoint,
+# and certain on either side.
 PAIRS = (
     WeightPair("spiky", (90, 4, 2, 2, 1, 1), (50, 20, 10, 10, 5, 5)),
     WeightPair("near-uniform", (17, 16, 18, 15, 16, 18), (16, 18, 15, 17, 18, 16)),
@@ -322,12 +321,12 @@ PAIRS = (
 )
 
 
-def turned(weights: Sequence[int], last: int) -> list[int]:
+def rotated(weights: Sequence[int], last: int) -> list[int]:
     return [*weights[last:], *weights[:last]]
 
 
 def _table(weights: Weights) -> Tensor:
-    rows = [turned(weights, last) for last in range(VOCAB)]
+    rows = [rotated(weights, last) for last in range(VOCAB)]
     logits_VV = torch.tensor(rows, dtype=torch.float64).log()
     return processed_probs(logits_VV, SamplingParams(temperature=1.0))
 
@@ -335,6 +334,6 @@ def _table(weights: Weights) -> Tensor:
 def _chance(weights: Weights, text: Text) -> float:
     chance, last = 1.0, START
     for token in text:
-        chance *= turned(weights, last)[token] / sum(weights)
+        chance *= rotated(weights, last)[token] / sum(weights)
         last = token
     return chance

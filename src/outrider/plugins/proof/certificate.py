@@ -1,8 +1,8 @@
-"""The certificate: four parts one after the other, and a verdict; and the reports of drafters.
+"""The certificate: four parts one after the other, and a verdict; and checks of drafters' reports.
 
-A drafter's reported distribution is all of it that could change a text and that no rule can check.
-So a drafter of another package is run once for every outcome of its draws, over scripted models of
-four tokens; tests enumerate the package's own.
+A drafter's reported distribution is the only part of it that could change a text and that no rule
+can check. So a drafter of another package is run once for every outcome of its draws, over scripted
+models of four tokens; tests enumerate the package's own drafters.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from outrider.plugins.proof.parity_part import parity
 from outrider.plugins.proof.scripted import ScriptedLM
 
 MakeDrafter = Callable[[], Drafter]
-# Temperature and filters, so that a drafter which shapes its distribution does.
+# Temperature and filters, for drafters that shape their distribution.
 SAMPLED = SamplingParams(temperature=1.3, top_k=4, seed=2)
 _DEPTH = 2
 # Distributions are float32.
 _ROUNDING = 1e-5
 _OWN_ROLES = frozenset({Role.DRAFT, Role.RACE})
-# In the last one more than one token follows the token at the end.
+# In the last text, different tokens have followed its last token.
 TEXTS: tuple[Tokens, ...] = ((1, 2, 1), (0,), (0, 1, 0, 2, 0, 1, 0))
 _MAX_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Drafted tokens, how likely their draws made them, and how likely the report says that they
-    are; None if nothing was reported."""
+    """Drafted tokens, the probability of their draws, and the probability that the drafter reports;
+    None if it reports nothing."""
 
     tokens: Tokens
     weight: float
@@ -64,8 +64,8 @@ class Drawing:
 
 
 def drawings(make: MakeDrafter, text: Tokens) -> list[Drawing]:
-    """Every draft of two tokens after `text`. Raises AssertionError for a draw with a number that
-    is not a drafter's."""
+    """Return every draft of two tokens after `text`. Raises AssertionError for a draw with a number
+    that is not a drafter's."""
     weights: dict[Tokens, float] = {}
     reports: dict[Tokens, float | None] = {}
 
@@ -95,19 +95,19 @@ def _reported(draft: Draft) -> float | None:
 
 
 def misreports(text: Tokens, found: Sequence[Drawing], *, secret: bool) -> Iterator[str]:
-    """What is not drawn as it is reported, a sentence each. With `secret` draws that are not
-    reported at all count: they bias nothing, but tell a rule less than is known."""
+    """Yield a sentence for each draft that is not drawn as reported. With `secret`, draws that are
+    not reported at all count too: they bias nothing, but give a rule less than is known."""
     for one in found:
         if one.reported is None and not secret:
             continue
         reported = 1.0 if one.reported is None else one.reported
         if abs(one.weight - reported) >= _ROUNDING:
-            told = f"after {text} it drafts {one.tokens} with {one.weight:.4f}, and reports"
-            yield f"{told} {reported:.4f}"
+            drawn = f"after {text} it drafts {one.tokens} with {one.weight:.4f}"
+            yield f"{drawn}, and reports {reported:.4f}"
 
 
 def own_reports(config: EngineConfig) -> tuple[Check, ...]:
-    """Of the drafter that `config` names, if another package brings it."""
+    """Return the check of the drafter that `config` names, if another package provides it."""
     name = config.drafter
     if name == AUTO or name in KINDS:
         return ()
@@ -115,8 +115,8 @@ def own_reports(config: EngineConfig) -> tuple[Check, ...]:
 
 
 def report_check(name: str, make: MakeDrafter) -> Check:
-    """Where no draft reports anything, all pass, however they were drawn: no rule is misled. Where
-    some do, one that reports nothing may be a drawn token that was dropped for what it is."""
+    """Return a check of reports. If no draft reports anything, all pass: no rule is misled. If some
+    do, a draft without one may be a drawn token that was dropped by its value."""
     found: list[Drawing] = []
     problems: list[str] = []
     try:
@@ -130,8 +130,8 @@ def report_check(name: str, make: MakeDrafter) -> Check:
     except (OutriderError, *DEFECTS) as error:
         fails = f"{name} fails over {TARGET.vocab_size} tokens: {type(error).__name__}: {error}"
         return _check(name, None, fails, found)
-    told = "some not drawn as reported" if problems else "each drawn as it is reported"
-    summary = f"{name}: {len(found)} drafts by enumeration, {told}"
+    result = "some not drawn as reported" if problems else "each drawn as it is reported"
+    summary = f"{name}: {len(found)} drafts by enumeration, {result}"
     return _check(name, not problems, summary, found, tuple(problems[:_MAX_SHOWN]))
 
 
@@ -163,7 +163,7 @@ PARTS = ("exact algebra", "chi-square ensemble", "same text", "planted bugs")
 
 @dataclass(frozen=True, slots=True)
 class ProofStep:
-    """What a part is doing now; `part` counts from 1 to len(PARTS)."""
+    """The current work of a part; `part` counts from 1 to len(PARTS)."""
 
     part: int
     doing: str
@@ -171,7 +171,7 @@ class ProofStep:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """`about` says what was tested, where and when, in the order to print it in."""
+    """The result of all parts. `about` says what was tested, where and when, in printing order."""
 
     about: Mapping[str, Any]
     checks: tuple[Check, ...]
@@ -186,12 +186,12 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
-        """Everything was checked, and nothing failed."""
+        """True if everything was checked, and nothing failed."""
         return not self.failed and not self.unchecked
 
     @property
     def verdict(self) -> str:
-        """One sentence for people."""
+        """The verdict, in one sentence."""
         if self.failed:
             names = " and ".join(check.title for check in self.failed)
             return f"NOT CERTIFIED: {names} failed."
@@ -213,7 +213,7 @@ class Certificate:
 
     @property
     def next_command(self) -> str | None:
-        """What to try after a failure."""
+        """The command to try after a failure."""
         names = {check.name for check in (*self.failed, *self.unchecked)}
         models = [self.about[role] for role in ("target", "draft")]
         named = [str(model["name"]) for model in models if model]
@@ -243,7 +243,7 @@ class Certificate:
 
 
 def _flags(settings: Mapping[str, object]) -> list[str]:
-    """As words of a command line; the models have been named."""
+    """Return the settings as words of a command line; the models have been named."""
     words: list[str] = []
     for name, value in settings.items():
         flag = name.replace("_", "-")
@@ -255,7 +255,7 @@ def _flags(settings: Mapping[str, object]) -> list[str]:
 
 
 def check_certifiable(subject: ParitySubject) -> None:
-    """Raise ConfigError for a sampler that does not claim to change nothing."""
+    """Check the sampler. Raises ConfigError for one that does not claim to change nothing."""
     sampler = subject.config.sampler
     if not subject.config.claims_exact:
         raise ConfigError(
@@ -265,7 +265,7 @@ def check_certifiable(subject: ParitySubject) -> None:
 
 
 def about(subject: ParitySubject, settings: Mapping[str, object]) -> dict[str, Any]:
-    """What is under test. Opens the pair, so that bad files are found before the work begins."""
+    """Return what is under test. Opens the pair, so that bad files are found first."""
     check_certifiable(subject)
     llm = subject.open(replace(subject.config, batch_size=1, arena_tokens=0))
     kernels = sorted({choice.name for choice in llm.kernels.choices})
@@ -297,10 +297,10 @@ def about(subject: ParitySubject, settings: Mapping[str, object]) -> dict[str, A
 
 
 def certify(subject: ParitySubject, effort: Effort) -> Iterator[ProofStep | Check]:
-    """Run the parts; each check comes as soon as it is known, that of a drafter which another
-    package brings before them."""
+    """Run the parts. Each check is yielded as soon as it is known; the check of another package's
+    drafter comes first."""
     seed = subject.params.rng_seed
-    # Made first: prompts that fit no window are an error before the work, not after half of it.
+    # Made first: prompts that fit no window are an error before the work, not in its middle.
     job = task(subject, max_tokens=effort.greedy_tokens)
     parts: Sequence[Part] = (
         algebra(effort, seed=seed, own=subject.config.sampler),

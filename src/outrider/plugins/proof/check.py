@@ -1,4 +1,4 @@
-"""What the parts of a certificate have in common: they report steps, and end in a check."""
+"""Interface of a certificate's parts: they report steps, and end in a check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Check:
     """One part's result. `holds` None says that it could not be checked here.
 
     `summary` is one line for people, `facts` plain values for programs. `problems` say what failed
-    and `warnings` what a reader should know although nothing did.
+    and `warnings` what a reader should know although nothing failed.
     """
 
     name: str
@@ -36,8 +36,8 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much each part does. Counts are per exact sampler and pair of distributions where there
-    are such; the user's own sampler is walked more often than the others."""
+    """Amounts of work of each part. Counts are per exact sampler and pair of distributions, where a
+    part has them; the user's own sampler is walked more often than the others."""
 
     num_generated: int = 340
     num_texts: int = 50_000
@@ -58,5 +58,5 @@ DEEP = Effort(
     greedy_tokens=192,
 )
 
-# A part says what it is doing, now and then, and returns its checks.
+# A part reports what it is doing, now and then, and returns its checks.
 Part: TypeAlias = Generator[str, None, tuple[Check, ...]]

@@ -1,9 +1,9 @@
-"""The chi-square test with a false-alarm rate that is stated and kept.
+"""The chi-square test with a stated false-alarm rate.
 
-Counts of cells are compared with what the distribution gives; cells that expect fewer than five are
-pooled, since the statistic follows its limit distribution only above that. Of all p-values of a
-certificate the smallest is held against FAMILY_LEVEL divided by their number (Bonferroni), so that
-the chance of one false alarm in a whole certificate is below FAMILY_LEVEL.
+Counts of cells are compared with the expected counts; cells that expect fewer than five are pooled,
+since the statistic follows its limit distribution only above that. The smallest of all p-values of
+a certificate is compared with FAMILY_LEVEL divided by their number (Bonferroni), so that the
+probability of one false alarm in a whole certificate is below FAMILY_LEVEL.
 
 Pearson 1900; pooling at five is Cochran 1954.
 
@@ -37,10 +37,10 @@ MIN_EXPECTED = 5.0
 
 
 def p_values(counts_SC: Tensor, probs_C: Tensor) -> Tensor:
-    """One p-value a run, in float64; all runs drew equally often.
+    """Return one p-value a run, in float64; all runs drew equally often.
 
-    A cell of no probability that was hit makes its run's p-value 0, and where all mass lies in one
-    cell there is nothing to test and the p-value is 1.
+    A hit cell of probability 0 makes its run's p-value 0. If all mass lies in one cell there is
+    nothing to test and the p-value is 1.
     """
     counts_SC = counts_SC.double()
     probs_C = probs_C.double()
@@ -60,24 +60,24 @@ def p_values(counts_SC: Tensor, probs_C: Tensor) -> Tensor:
 
 
 def p_value(counts: Sequence[int], probs: Sequence[float]) -> float:
-    """Of a single run."""
+    """Return the p-value of a single run."""
     counts_1C = torch.tensor([counts], dtype=torch.float64)
     return float(p_values(counts_1C, torch.tensor(probs, dtype=torch.float64))[0])
 
 
 def threshold(num_tests: int) -> float:
-    """The p-value below which a certificate of so many tests fails."""
+    """Return the p-value below which a certificate of so many tests fails."""
     return FAMILY_LEVEL / num_tests
 
 
 def _upper_gamma(half_freedom_S: Tensor, half_statistic_S: Tensor) -> Tensor:
-    """The chance of a statistic at least so large."""
+    """Return the probability of a statistic at least so large."""
     special = cast("Any", torch.special)
     return cast("Tensor", special.gammaincc(half_freedom_S, half_statistic_S))
 
 
 def _groups(expected: Sequence[float]) -> list[list[int]]:
-    """Cells that are tested together: each that expects enough alone, and the rest as one."""
+    """Return cells tested together: each that expects enough alone, the rest as one."""
     alone = [[cell] for cell, count in enumerate(expected) if count >= MIN_EXPECTED]
     pooled = [cell for cell, count in enumerate(expected) if 0 < count < MIN_EXPECTED]
     if not pooled:
@@ -96,7 +96,7 @@ K = 2
 
 
 def _rounds(judge: Judge) -> Many:
-    """Texts of LENGTH tokens after START, in rounds of K drafts that `judge` decides."""
+    """Return a maker of texts of LENGTH tokens after START, in rounds that `judge` decides."""
 
     def texts(pair: WeightPair, seed: int, samples: Words) -> Tensor:
         p_VV, q_VV = pair.tables()
@@ -123,7 +123,7 @@ def _rounds(judge: Judge) -> Many:
 def _append(
     text_BT: Tensor, length_B: Tensor, live_B: Tensor, tokens_BK: Tensor, verdict: ChainVerdicts
 ) -> None:
-    """The accepted tokens of each live text, then the target's own."""
+    """Append the accepted tokens of each running text, then the target's own."""
     kept_B, at_B = verdict.num_accepted_B, length_B[live_B]
     for node, token_B in enumerate(tokens_BK.unbind(-1)):
         inside_B = kept_B > node
@@ -133,8 +133,8 @@ def _append(
 
 
 def _plainly(draw: Callable[[Tensor, int, Words, int], Tensor]) -> Many:
-    """Texts of LENGTH tokens after START, each drawn from its distribution with its position's
-    numbers."""
+    """Return a maker of texts of LENGTH tokens after START, each token drawn from its distribution
+    with its position's numbers."""
 
     def texts(pair: WeightPair, seed: int, samples: Words) -> Tensor:
         p_VV, _ = pair.tables()
@@ -160,10 +160,11 @@ def _uniforms(seed: int, counter: tuple[Word, Word, Word, Word]) -> Tensor:
     return torch.as_tensor(philox_uniforms(seed, counter))
 
 
-# By the name of the exact sampler; one that is not here is only walked. The block and token rules
-# have twins for packed chains. Under the other two a text is what plain decoding draws at its
-# positions, whatever was drafted; that is their claim, so here they just draw. All numbers are
-# those of `KeyedRng`: text number i is the text that the walked rule draws for sample i.
+# Makers of texts by the name of the exact sampler; a sampler without one is only walked. The block
+# and token rules have twins for packed chains. Under the other two a text is what plain decoding
+# draws at its positions, whatever was drafted; that is their claim, so here they just draw. All
+# numbers are those of `KeyedRng`: text number i is the text that the walked rule draws for sample
+# i.
 MANY: Mapping[str, Many] = {
     "block": _rounds(judge_blocks),
     "token": _rounds(judge_chains),

@@ -3,8 +3,7 @@
 It shares no code with what it checks (`core/logits.py`, `core/sampling.py`): bias, penalties and
 bans first, then temperature, top-k, top-p and min-p, one after the other.
 
-Exact distributions of experiments are those of `EveryBranch`: a run for every way its choices can
-fall.
+Experiments have exact distributions by `EveryBranch`: a run for every combination of choices.
 
 Shapes:  V = vocabulary.
 """
@@ -35,7 +34,7 @@ def plain_distribution(
     text: Sequence[int] = (),
     bad_words: Sequence[Sequence[int]] = (),
 ) -> list[float]:
-    """Probabilities of what follows `prompt` and `text`; greedy is the first of the largest."""
+    """Return the next token's probabilities; greedy is the first of the largest."""
     shaped = [_penalised(i, value, params, prompt, text) for i, value in enumerate(logits)]
     banned = {word[-1] for word in bad_words if _follows(text, word[:-1])}
     if any(value > -math.inf for i, value in enumerate(shaped) if i not in banned):
@@ -63,7 +62,7 @@ def _follows(text: Sequence[int], head: Sequence[int]) -> bool:
 
 
 def filtered(logits: Sequence[float], params: SamplingParams) -> list[float]:
-    """Temperature, top-k, top-p and min-p, in this order."""
+    """Apply temperature, top-k, top-p and min-p, in this order."""
     scaled = [value / params.temperature for value in logits]
     if params.top_k:
         edge = sorted(scaled, reverse=True)[: params.top_k][-1]
@@ -80,7 +79,7 @@ def filtered(logits: Sequence[float], params: SamplingParams) -> list[float]:
 
 
 def _nucleus(probs: Sequence[float], top_p: float) -> set[int]:
-    """Likeliest first, the lower id first among equals, until their mass reaches `top_p`."""
+    """Return the likeliest tokens, lower ids first among equals, of mass `top_p`."""
     kept: list[int] = []
     for token in sorted(range(len(probs)), key=lambda token: (-probs[token], token)):
         if kept and math.fsum(probs[k] for k in kept) >= top_p:
@@ -95,8 +94,8 @@ def _shares(weights: Sequence[float]) -> list[float]:
 
 
 def joint_winner(p: Sequence[float], q: Sequence[float], i: int, j: int) -> float:
-    """The probability that in two races over the same numbers `i` wins under `p` and `j` under `q`,
-    which sum to anything above 0.
+    """Return the probability that in two races over the same numbers `i` wins under `p` and `j`
+    under `q`, which sum to anything above 0.
 
     Each token k has a number E_k, exponential with mean 1. The winner under weights p is the k with
     the least E_k / p_k. With r = E_j / E_i,
@@ -123,7 +122,7 @@ def joint_winner(p: Sequence[float], q: Sequence[float], i: int, j: int) -> floa
 
 
 def _piece(lines: Sequence[tuple[float, float]], start: float, end: float) -> float:
-    """The integral of 1 / S^2 between two neighbouring kinks."""
+    """Return the integral of 1 / S^2 between two neighbouring kinks."""
     inside = start + 1 if end == math.inf else (start + end) / 2
     flat = math.fsum(a for a, b in lines if a > inside * b)
     slope = math.fsum(b for a, b in lines if a <= inside * b)
@@ -137,16 +136,15 @@ _Key = tuple[int, int, Role]
 
 
 class BadDrawError(AssertionError):
-    """An experiment asked for randomness in a way that no exact one does."""
+    """An experiment requested randomness in a way that no exact rule does."""
 
 
 class EveryBranch:
     """A `Rng` that replays a script of choices and then takes first options. Keys are those of
     production, and no key may be drawn twice: the two draws would be equal.
 
-    A round says where it starts by `at`; the choices of all rounds form one script. What a round
-    raced for at places that it did not come to is forgotten, since nothing has looked at it. Raises
-    BadDrawError.
+    A round gives its start by `at`; the choices of all rounds form one script. Races at positions
+    that a round did not reach are forgotten, since nothing has looked at them. Raises BadDrawError.
     """
 
     def __init__(self, script: Sequence[int] = ()) -> None:
@@ -158,7 +156,7 @@ class EveryBranch:
 
     def at(self, start: int) -> EveryBranch:
         if start != self._start:
-            self._races = {place: race for place, race in self._races.items() if place < start}
+            self._races = {at: race for at, race in self._races.items() if at < start}
             self._keys = {key for key in self._keys if key[2] != Role.RACE or key[0] < start}
         self._start = start
         return self
@@ -177,19 +175,19 @@ class EveryBranch:
         return self._choose(_branch_shares(weights_V), key)
 
     def race_at(self, weights_V: Tensor, depth: int) -> int:
-        """Drafter and rule may race once each at a place in a round."""
-        place = self._start + depth
+        """Return a race's winner. Drafter and rule may race once each at a position a round."""
+        position = self._start + depth
         weights = _branch_shares(weights_V)
-        if place not in self._races:
-            winner = self._choose(weights, (place, 0, Role.RACE))
-            self._races[place] = (winner, weights)
+        if position not in self._races:
+            winner = self._choose(weights, (position, 0, Role.RACE))
+            self._races[position] = (winner, weights)
             return winner
-        before, others = self._races[place]
+        before, others = self._races[position]
         joint = [joint_winner(weights, others, i, before) for i in range(len(weights))]
-        return self._choose(_normal(joint), (place, 1, Role.RACE))
+        return self._choose(_normal(joint), (position, 1, Role.RACE))
 
     def branches(self) -> list[list[int]]:
-        """Scripts that leave this run's path at a choice its own script did not fix."""
+        """Return scripts that leave this run's path at a choice its own script did not fix."""
         found: list[list[int]] = []
         for step in range(len(self._script), len(self.taken)):
             choice, weights = self.taken[step]
@@ -199,7 +197,7 @@ class EveryBranch:
 
     @property
     def roles(self) -> frozenset[Role]:
-        """What its numbers decided."""
+        """The roles of its numbers."""
         return frozenset(role for _, _, role in self._keys)
 
     @property
@@ -218,7 +216,7 @@ class EveryBranch:
 
 
 def distribution(experiment: Callable[[EveryBranch], Tokens]) -> Distribution:
-    """The exact distribution of what `experiment` returns."""
+    """Return the exact distribution of what `experiment` returns."""
     found: Distribution = {}
     for value, weight in runs(experiment):
         found[value] = found.get(value, 0.0) + weight
@@ -226,8 +224,8 @@ def distribution(experiment: Callable[[EveryBranch], Tokens]) -> Distribution:
 
 
 def runs(experiment: Callable[[EveryBranch], Tokens]) -> Iterator[tuple[Tokens, float]]:
-    """What `experiment` returns on each of its branches, and the branch's probability: the product
-    of the weights of its choices. It runs again for each option not yet taken."""
+    """Yield what `experiment` returns on each of its branches, and the branch's probability: the
+    product of the weights of its choices. It runs again for each option not yet taken."""
     scripts: list[list[int]] = [[]]
     while scripts:
         rng = EveryBranch(scripts.pop())
@@ -249,7 +247,7 @@ def _normal(weights: Sequence[float]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """A rule by the name that `--sampler` takes; `draw` draws the nodes of a chain for it."""
+    """A rule by its name in `--sampler`; `draw` draws the nodes of a chain for it."""
 
     name: str
     rule: AcceptanceRule
@@ -257,7 +255,7 @@ class Sampler:
 
 
 def exact_samplers(own: str = EXACT_SAMPLERS[0]) -> list[Sampler]:
-    """Each of EngineConfig's exact samplers, and `own`, which may be another package's, wired as
-    engine/build.py wires it."""
+    """Return each of EngineConfig's exact samplers, and `own`, which may be another package's,
+    wired as engine/build.py wires it."""
     names = dict.fromkeys((*EXACT_SAMPLERS, own))
     return [Sampler(name, rule_for(name), draw_for(name)) for name in names]

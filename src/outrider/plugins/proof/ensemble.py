@@ -2,9 +2,9 @@
 
 Enumeration cannot see how numbers are made and keyed, so here they are drawn. Each of six pairs of
 distributions is drawn from in two ways under each sampler: walked, by the functions and keys that
-the engine uses, and by the hundred thousand on tensors (`MANY`); the walked texts must be the first
-of the many, token for token. The races of the coupled sampler are tried alone, against the joint
-distribution of both winners, and last the whole engine writes texts with scripted models.
+the engine uses, and by the hundred thousand on tensors (`MANY`). The walked texts must be the first
+of the texts on tensors, token for token. The races of the coupled sampler are tested alone, against
+the joint distribution of both winners. Last, the whole engine writes texts with scripted models.
 
 Shapes:  V = vocabulary, B = texts, T = tokens kept.
 """
@@ -41,7 +41,7 @@ from outrider.plugins.proof.cases import (
     VOCAB,
     Text,
     WeightPair,
-    turned,
+    rotated,
 )
 from outrider.plugins.proof.check import Check, Effort, Part
 from outrider.plugins.proof.chisquare import FAMILY_LEVEL, MANY, K, p_value, threshold
@@ -59,9 +59,9 @@ _DRAWS_PORTION = 100_000
 
 @dataclass(frozen=True, slots=True)
 class ChiSquareTrial:
-    """One chi-square test: what was drawn, how often, and its p-value.
+    """One chi-square test: its name, the number of draws, and its p-value.
 
-    `defect` is how the drawing fell over, None if it did not.
+    `defect` is the error that stopped the drawing, None if there was none.
     """
 
     name: str
@@ -72,8 +72,7 @@ class ChiSquareTrial:
 
 @dataclass(slots=True)
 class Desk:
-    """Draws texts of one pair under one sampler. Drafts and distributions are kept, since few
-    differ.
+    """A writer of texts of one pair under one sampler, which caches drafts and distributions.
 
     A text is several rounds long, so that a number used twice, in one round or in the next, shows
     in the joint distribution although every single distribution is right.
@@ -91,7 +90,7 @@ class Desk:
         return cls(sampler, *pair.tables())
 
     def text(self, seed: int, sample: int) -> Text:
-        """The first LENGTH tokens that rounds of K drafts emit after START."""
+        """Return the first LENGTH tokens that rounds of K drafts emit after START."""
         params = SamplingParams(temperature=1.0, seed=seed)
         seq = LiveSequence(0, [START], 1, params, limit=LENGTH, sample=sample)
         while seq.num_emitted < LENGTH:
@@ -114,7 +113,7 @@ class Desk:
 
 @dataclass(frozen=True, slots=True)
 class PairTrials:
-    """One sampler on one pair: its trials, and how many walked texts are those on tensors."""
+    """Trials of one sampler on one pair, and how many walked texts equal those on tensors."""
 
     trials: tuple[ChiSquareTrial, ...]
     num_walked: int
@@ -124,7 +123,7 @@ class PairTrials:
 def pair_trials(
     sampler: Sampler, pair: WeightPair, *, seed: int, num_walked: int, num_texts: int
 ) -> PairTrials:
-    """Walked texts, and `num_texts` on tensors, where the rule is written on tensors as well."""
+    """Test walked texts, and `num_texts` on tensors if the rule is also written on tensors."""
     walked: list[Text] = []
     trial = walked_trial(sampler, pair, seed=seed, num_texts=num_walked, keep=walked)
     if sampler.name not in MANY:
@@ -139,7 +138,7 @@ def pair_trials(
 def walked_trial(
     sampler: Sampler, pair: WeightPair, *, seed: int, num_texts: int, keep: list[Text] | None = None
 ) -> ChiSquareTrial:
-    """Texts drawn one by one; they are appended to `keep`."""
+    """Test texts drawn one by one; they are appended to `keep`."""
     desk = Desk.of(sampler, pair)
     texts = [] if keep is None else keep
 
@@ -155,21 +154,21 @@ def walked_trial(
 def _many(
     name: str, pair: WeightPair, *, seed: int, num_texts: int, keep: int
 ) -> tuple[Sequence[int], list[Text]]:
-    """How often each of TEXTS came, and the first `keep` texts."""
-    place_T = torch.tensor([VOCAB**place for place in reversed(range(LENGTH))])
+    """Return how often each of TEXTS came, and the first `keep` texts."""
+    weight_T = torch.tensor([VOCAB**power for power in reversed(range(LENGTH))])
     counts = torch.zeros(len(TEXTS), dtype=torch.int64)
     first: list[Text] = []
     for start in range(0, num_texts, _DRAWS_PORTION):
         samples = np.arange(start, min(start + _DRAWS_PORTION, num_texts), dtype=np.uint64)
         text_BT = MANY[name](pair, seed, samples)
         first += [tuple(row) for row in host_rows(text_BT[: max(keep - start, 0)])]
-        counts += torch.bincount((text_BT * place_T).sum(-1), minlength=len(TEXTS))
+        counts += torch.bincount((text_BT * weight_T).sum(-1), minlength=len(TEXTS))
     return host_ints(counts), first
 
 
 def race_trial(pair: WeightPair, *, seed: int, num_races: int) -> ChiSquareTrial:
-    """Both winners of races over shared numbers, against their closed joint distribution."""
-    p, q = turned(pair.target, START), turned(pair.proposal, START)
+    """Test both winners of races over shared numbers against their closed joint distribution."""
+    p, q = rotated(pair.target, START), rotated(pair.proposal, START)
     p_V, q_V = torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64)
     joint = {(i, j): joint_winner(p, q, i, j) for i in range(VOCAB) for j in range(VOCAB)}
 
@@ -184,8 +183,7 @@ def race_trial(pair: WeightPair, *, seed: int, num_races: int) -> ChiSquareTrial
 def count_trial(
     name: str, draws: Iterable[Text], distribution: Mapping[Text, float]
 ) -> ChiSquareTrial:
-    """Draws by value against their distribution; a value that `distribution` does not have cannot
-    be."""
+    """Test draws against their distribution; a value outside of it is impossible."""
     try:
         counts = Counter(draws)
     except DEFECTS as error:
@@ -209,23 +207,22 @@ _BATCH = 16
 
 
 def text_distribution() -> dict[Text, float]:
-    """The probability of each text of LENGTH tokens after PROMPT, in plain floats."""
+    """Return the probability of each text of LENGTH tokens after PROMPT, in plain floats."""
     distribution: dict[Text, float] = {}
     for text in product(range(TEXT_VOCAB), repeat=TEXT_LENGTH):
         whole, chance = (*PROMPT, *text), 1.0
-        for place, token in enumerate(text, start=len(PROMPT)):
-            chance *= _next_distribution(whole[place - TARGET.order : place])[token]
+        for at, token in enumerate(text, start=len(PROMPT)):
+            chance *= _next_distribution(whole[at - TARGET.order : at])[token]
         distribution[text] = chance
     return distribution
 
 
 def engine_texts(sampler: str, *, seed: int, num_texts: int) -> Iterator[Text]:
-    """One text a sample number, each written by the engine in a batch of others.
+    """Yield one text for each sample number, written by the engine in a batch of others.
 
-    Nothing of a round is left out: draft model, target pass, processing, rule, clamp, commit and
+    No part of a round is left out: draft model, target pass, processing, rule, clamp, commit and
     the keys of each round are wired by `engine/build.py`. Only the weights are missing: both
-    models' distributions are hashes of the last tokens, so the distribution of a whole text is
-    known.
+    models' distributions are hashes of the last tokens, so that of a whole text is known.
     """
     config = EngineConfig(drafter="model", k=2, sampler=sampler, batch_size=_BATCH)
     parts = LoadedModels(ScriptedLM(TARGET), ScriptedLM(DRAFT), argmax)
@@ -262,7 +259,7 @@ def _next_distribution(context: Text) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """All trials of one certificate, judged together."""
+    """The trials of one certificate, judged together."""
 
     trials: tuple[ChiSquareTrial, ...]
 
@@ -280,7 +277,7 @@ class Family:
 
 
 def ensemble(effort: Effort, *, seed: int, own: str) -> Part:
-    """`own` is the sampler that the user chose; it is walked more often than the others."""
+    """Run part two. `own` is the user's sampler, which is walked more often than others."""
     drawn: list[PairTrials] = []
     trials: list[ChiSquareTrial] = []
     for sampler in exact_samplers(own):

@@ -1,8 +1,8 @@
 """Part four: the certificate can fail. Bugs that others have shipped, one line each, are planted in
-the functions that just passed, and the checks of the parts before must catch every one.
+the functions that just passed, and the checks of the earlier parts must catch every one.
 
-What a round decides goes to the algebra, how its numbers are keyed to the chi-square test of walked
-texts, and what the engine does around it to parity, on the embedded pair.
+Bugs in a round's decisions go to the algebra, bugs in the keys of its numbers to the chi-square
+test of walked texts, and bugs in the engine around it to parity, on the embedded pair.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def planted(mutant: Mutant) -> Generator[None]:
 
 
 def _changes(mutant: Mutant) -> list[tuple[FunctionType, CodeType, CodeType]]:
-    """(function, its code, its code with the bug) for each function that the bug is in."""
+    """Return (function, its code, its code with the bug) for each function that the bug changes."""
     module = import_module(mutant.module)
     try:
         source = inspect.getsource(module)
@@ -81,7 +81,7 @@ def _changes(mutant: Mutant) -> list[tuple[FunctionType, CodeType, CodeType]]:
 
 
 def _code_by_name(source: str, module: ModuleType) -> dict[str, CodeType]:
-    """The code of every function and method that `source` defines, by qualified name."""
+    """Return the code of every function and method that `source` defines, by qualified name."""
     whole = compile(source, str(module.__file__), "exec", dont_inherit=True)
     return {code.co_qualname: code for code in _nested(whole)}
 
@@ -94,7 +94,7 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def functions(module: ModuleType) -> dict[str, FunctionType]:
-    """All functions and methods that `module` defines, by qualified name."""
+    """Return the functions and methods that `module` defines, by qualified name."""
     found: dict[str, FunctionType] = {}
     for value in vars(module).values():
         members = vars(value).values() if inspect.isclass(value) else [value]
@@ -121,7 +121,7 @@ _LOGITS = "outrider.core.logits"
 _ROUND = "outrider.engine.round"
 _DRAFT = "outrider.core.draft"
 
-# What a round decides, and the distributions that it decides by.
+# Bugs in the decisions of a round, and in the distributions of these decisions.
 DECISIONS = (
     Mutant(
         "token: residual is p",
@@ -185,7 +185,7 @@ DECISIONS = (
         "if row.draft.tokens[c] >= 0)",
     ),
     Mutant(
-        "coupled: one race for all places",
+        "coupled: one race for all positions",
         _MATCH,
         "rng.race_at(distribution, depth)",
         "rng.race_at(distribution, 0)",
@@ -204,7 +204,7 @@ DECISIONS = (
     ),
 )
 
-# How numbers are keyed, which enumeration does not see.
+# Bugs in the keys of numbers, which enumeration does not see.
 KEYS = (
     Mutant(
         "keys without the round",
@@ -220,7 +220,7 @@ KEYS = (
     ),
 )
 
-# What the engine does around it.
+# Bugs in the engine around a round.
 ROUNDS = (
     Mutant(
         "a refused draft kept in memory",
@@ -247,8 +247,8 @@ _NUM_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class MutantResult:
-    """One planted bug: which part caught it and how, `caught_by` None if none did. `obstacle` is
-    why it could not be planted."""
+    """One planted bug: the part that caught it and its finding, `caught_by` None if none did.
+    `obstacle` is the reason if it could not be planted."""
 
     mutant: Mutant
     caught_by: str | None
@@ -276,7 +276,7 @@ def _tried(
 
 
 def attempt(mutant: Mutant, catch: Callable[[], Caught]) -> MutantResult:
-    """What `catch` (part and finding) says with the bug in."""
+    """Run `catch`, which returns a part and a finding, with the bug in."""
     try:
         with planted(mutant):
             return MutantResult(mutant, *catch())
@@ -304,7 +304,7 @@ def catch_by_chi_square(seed: int) -> Caught:
 
 
 def catch_by_parity(wanted: list[tuple[int, ...]]) -> Caught:
-    """On the embedded pair, on a CPU, whose kernels are row-invariant."""
+    """Compare the embedded pair's texts on a CPU, whose kernels are row-invariant."""
     try:
         texts = embedded_texts("model")
     except (OutriderError, *DEFECTS) as error:

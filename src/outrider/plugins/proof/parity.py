@@ -1,4 +1,4 @@
-"""The user's own pair writes the same text with speculation and without it.
+"""Part three's runs: the user's own pair writes the same text with speculation and without it.
 
 Plain decoding of each prompt, one at a time, is the reference. Then each drafter, draft length,
 batch size and prompt chunk size writes the same prompts greedily, and once more with a temperature
@@ -71,13 +71,13 @@ class ParitySubject:
 
     @property
     def drafter(self) -> str:
-        """What proposes under these settings; "none" is no speculation at all."""
+        """The drafter under these settings; "none" is no speculation at all."""
         return resolve_pair(resolve(self.target), self.draft, self.config)[0].drafter.name
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """What parity is checked for: the user's drafter, look-ups for they need no model, and the
-        copy that drafts where nobody says."""
+        """The drafters to check: the user's own, look-ups, since they need no model, and the copy
+        that drafts by default."""
         folder = resolve(self.target)
         target = read_config(folder)
         copies = self.draft is None and not why_no_copy(folder, target, self.config)
@@ -93,7 +93,7 @@ class ParitySubject:
 def subject_of(
     target: str, draft: str, config: EngineConfig, params: SamplingParams
 ) -> ParitySubject:
-    """`draft` may be auto or none. Raises ConfigError for what there is nothing to certify of."""
+    """Return a subject; `draft` may be auto or none. Raises ConfigError if nothing drafts."""
     if draft == "none" and config.drafter == "auto":
         config = replace(config, drafter="ngram")
     named = {"auto": draft_of(target, config.drafter), "none": None}.get(draft, draft)
@@ -113,9 +113,9 @@ def subject_of(
 
 
 def fingerprint(name: str) -> str:
-    """Twelve hex digits of a model's config.json and the headers of its files.
+    """Return twelve hex digits of a model's config.json and the headers of its files.
 
-    The headers name every tensor, its type, its shape and its place in the file; the weights
+    The headers name every tensor, its type, its shape and its offset in the file; the weights
     themselves are not read, so two trainings of one architecture look alike.
     """
     folder = resolve(name)
@@ -128,11 +128,11 @@ def fingerprint(name: str) -> str:
 
 
 def _headers(folder: Path) -> Iterator[bytes]:
-    """Of safetensors, or of a GGUF file and those that belong to it."""
+    """Yield headers of safetensors, or of a GGUF file and those that belong to it."""
     if folder.is_file():
         for entry in header_of(folder).entries.values():
-            place = f"{entry.path.name} {entry.offset}"
-            yield f"{entry.name} {entry.kind.name} {entry.shape} {place}\n".encode()
+            location = f"{entry.path.name} {entry.offset}"
+            yield f"{entry.name} {entry.kind.name} {entry.shape} {location}\n".encode()
         return
     for path in sorted(folder.glob("*.safetensors")):
         with open_regular(path) as file:
@@ -153,7 +153,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParityCell:
-    """One way of writing all prompts; `together` of them are in flight at once."""
+    """One configuration that writes all prompts; `together` of them are in flight at once."""
 
     drafter: str
     k: int
@@ -172,7 +172,7 @@ class ParityCell:
 
     @property
     def same_drafts(self) -> tuple[str, int, str, bool, str]:
-        """Cells that agree here must draft and accept alike."""
+        """The key of cells that must draft and accept alike."""
         return self.drafter, self.k, self.sampler, self.params.greedy, self.controller
 
 
@@ -188,7 +188,7 @@ class CellTexts:
 
 @dataclass(frozen=True, slots=True)
 class ParityTask:
-    """Prompts as ids, and what all cells share."""
+    """Prompts as ids, and the settings that all cells share."""
 
     subject: ParitySubject
     prompts: tuple[Ids, ...]
@@ -205,11 +205,11 @@ class ParityTask:
         return max(*KS, self.subject.config.most_k)
 
     def plain(self, params: SamplingParams, sampler: str) -> CellTexts:
-        """The reference, without a drafter."""
+        """Return the reference texts, without a drafter."""
         return self.write([self._cell("none", 0, params, sampler)])[0]
 
     def groups(self) -> Iterator[list[ParityCell]]:
-        """Cells by the engine that runs them; opening one may take a while."""
+        """Yield cells by the engine that runs them; opening one may take a while."""
         config = self.subject.config
         for drafter in self.subject.drafters:
             for k in sorted({*KS, config.most_k}):
@@ -269,19 +269,20 @@ def _generate(llm: LLM, prompts: Sequence[Ids], cell: ParityCell) -> list[Genera
 
 
 def task(subject: ParitySubject, *, max_tokens: int) -> ParityTask:
-    """The prompts that fit the pair's window, and at most `max_tokens` for each.
+    """Return the prompts that fit the pair's window, with at most `max_tokens` for each.
 
-    Opens the pair to ask. Raises ConfigError if no prompt fits.
+    Opens the pair to find out. Raises ConfigError if no prompt fits.
     """
     largest_k = max(*KS, subject.config.most_k)
     llm = subject.open(replace(subject.config, k=largest_k, batch_size=1, controller="fixed"))
     wanted = replace(subject.params, max_tokens=max_tokens, min_tokens=0)
-    rooms: dict[Ids, int] = {}
+    num_fitting: dict[Ids, int] = {}
     for prompt in PROMPTS:
         ids = tuple(llm.tokenizer.encode(prompt))
         with suppress(ConfigError):  # this one does not fit
-            rooms[ids] = llm.fitting_tokens(ids, wanted)
-    fitting = {ids: room for ids, room in rooms.items() if room >= min(_LEAST_TOKENS, max_tokens)}
+            num_fitting[ids] = llm.fitting_tokens(ids, wanted)
+    least = min(_LEAST_TOKENS, max_tokens)
+    fitting = {ids: num for ids, num in num_fitting.items() if num >= least}
     if not fitting:
         raise ConfigError(
             "no prompt of the certificate fits the window.",
@@ -306,8 +307,8 @@ def task(subject: ParitySubject, *, max_tokens: int) -> ParityTask:
 
 @dataclass(frozen=True, slots=True)
 class TokenDifference:
-    """Where a text leaves the plain one: token number `position` of the prompt's text. A token is
-    None where a text had ended."""
+    """The first difference of a text from the plain one: token number `position` of the prompt's
+    text. A token is None if its text had ended."""
 
     cell: ParityCell
     prompt: int
@@ -317,7 +318,7 @@ class TokenDifference:
 
 
 def differences(written: CellTexts, plain: CellTexts) -> list[TokenDifference]:
-    """The first difference of each prompt that has one."""
+    """Return the first difference of each prompt that has one."""
     found: list[TokenDifference] = []
     for prompt, (text, wanted) in enumerate(zip(written.texts, plain.texts, strict=True)):
         if text != wanted:

@@ -1,8 +1,8 @@
 """Part three: write with and without speculation, compare, and look into every difference.
 
 On kernels that are not row-invariant a verify pass of several rows can differ from passes of one
-row in the last bits, and a choice between two tokens that are all but equal can turn. Whether it
-did is measured (`look_into`); a difference that rounding cannot explain is a bug.
+row in the last bits, and a choice between two nearly equal tokens can change. Whether it did is
+measured (`look_into`); a difference that rounding cannot explain is a bug.
 
 Shapes:  V = vocabulary.
 """
@@ -44,9 +44,9 @@ Decide = Callable[[Tensor], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A difference to look into: what the target had read, the tokens that plain and speculative
-    decoding then chose, and the shapes (rows, sequences) that the speculative passes had."""
+class Divergence:
+    """The context of a difference: the tokens that the target had read, the tokens that plain and
+    speculative decoding then chose, and the shapes (rows, sequences) of the speculative passes."""
 
     context: tuple[int, ...]
     prompt_length: int
@@ -57,7 +57,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class NearTie:
-    """`margin` is the gap of the two best logits of plain decoding, `error` the kernels' own."""
+    """A finding: `margin` is the gap of plain decoding's best logits, `error` the kernels' own."""
 
     near_tie: bool
     margin: float
@@ -69,58 +69,58 @@ class NearTie:
         return f"{kind}: margin {self.margin:.2e}, logit error {self.error:.2e}; {self.reason}"
 
 
-def look_into(model: CausalLM, place: Place, decide: Decide) -> NearTie:
-    """Whether rounding at a near-tie, or a bug, made two texts differ. `decide` is plain decoding's
-    choice from a row of logits. `model` must hold no sequences.
+def look_into(model: CausalLM, point: Divergence, decide: Decide) -> NearTie:
+    """Find out whether rounding at a near-tie, or a bug, made two texts differ. `decide` is plain
+    decoding's choice from a row of logits. `model` must hold no sequences.
 
     The text up to the difference is fed to a fresh sequence token by token, and again several
     tokens and several sequences at a time. No draft, rule or commit of a round takes part in that,
     so the largest difference of the two last rows of logits is the kernels' own error. The
-    difference is a near-tie if an error of that size can turn plain decoding's choice; anything
+    difference is a near-tie if an error of that size can change plain decoding's choice; anything
     else is a bug, and so is an error that is too large to be rounding.
     """
-    plain_V = replay(model, place, width=1, copies=1)
+    plain_V = replay(model, point, width=1, copies=1)
     best = torch.topk(plain_V, 2).values
     margin = float(best[0] - best[1])
     error = max(
-        float((replay(model, place, width=width, copies=copies) - plain_V).abs().max())
-        for width, copies in place.shapes
+        float((replay(model, point, width=width, copies=copies) - plain_V).abs().max())
+        for width, copies in point.shapes
     )
-    if decide(plain_V) != place.plain:
+    if decide(plain_V) != point.plain:
         return NearTie(False, margin, error, "plain decoding cannot be repeated")
     finite_V = plain_V[plain_V.isfinite()]
     if error > MAX_ROUNDING * float(finite_V.max() - finite_V.min()):
         return NearTie(False, margin, error, "packed passes are off by more than rounding")
-    turned = any(decide(nudged_V) != place.plain for nudged_V in _nudged(plain_V, place, error))
-    if turned:
+    changes = any(decide(nudged_V) != point.plain for nudged_V in _nudged(plain_V, point, error))
+    if changes:
         return NearTie(True, margin, error, "kernels are not row-invariant here")
     return NearTie(False, margin, error, "the kernels' error is too small to turn this choice")
 
 
-def _nudged(plain_V: Tensor, place: Place, error: float) -> Iterator[Tensor]:
-    """The logits as an error of that size could have them, turned most against the choice: the
-    other token up and this one down, or all mass shifted towards lower or higher ids."""
+def _nudged(plain_V: Tensor, point: Divergence, error: float) -> Iterator[Tensor]:
+    """Yield the logits changed by errors of that size, most against the choice: the other token up
+    and this one down, or all mass shifted towards lower or higher ids."""
     towards_V = torch.zeros_like(plain_V)
-    towards_V[place.plain] = -error
-    towards_V[place.speculative] = error
+    towards_V[point.plain] = -error
+    towards_V[point.speculative] = error
     yield plain_V + towards_V
-    split = min(place.plain, place.speculative) + 1
+    split = min(point.plain, point.speculative) + 1
     shift_V = torch.full_like(plain_V, -error)
     shift_V[:split] = error
     yield plain_V + shift_V
     yield plain_V - shift_V
 
 
-def replay(model: CausalLM, place: Place, *, width: int, copies: int) -> Tensor:
-    """Logits after the context: the prompt in one go, the rest `width` tokens a pass in each of
-    `copies` sequences. Of the first of them, as a copy of shape V."""
+def replay(model: CausalLM, point: Divergence, *, width: int, copies: int) -> Tensor:
+    """Return logits after the context: the prompt in one pass, the rest `width` tokens a pass in
+    each of `copies` sequences. The logits are those of the first, as a copy of shape V."""
     ids = range(copies)
     for seq_id in ids:
         model.state.open(seq_id, ())
     try:
-        for start, end in _passes(len(place.context), place.prompt_length, width):
-            last = end == len(place.context)
-            tokens = place.context[start:end]
+        for start, end in _passes(len(point.context), point.prompt_length, width):
+            last = end == len(point.context)
+            tokens = point.context[start:end]
             logits_from = len(tokens) - 1 if last else len(tokens)
             rows = [StepRow.chain(seq_id, tokens, logits_from=logits_from) for seq_id in ids]
             out = model.step(rows, DraftNeeds())
@@ -134,7 +134,7 @@ def replay(model: CausalLM, place: Place, *, width: int, copies: int) -> Tensor:
 
 
 def _passes(num_tokens: int, prompt_length: int, width: int) -> Iterator[tuple[int, int]]:
-    """Ends of the passes; the last one is `width` tokens wide if there are so many."""
+    """Yield the ends of the passes; the last one is `width` tokens wide if there are so many."""
     start = min(prompt_length - 1, max(num_tokens - width, 0))
     if start:
         yield 0, start
@@ -149,14 +149,14 @@ def _passes(num_tokens: int, prompt_length: int, width: int) -> Iterator[tuple[i
         yield begin, begin + width
 
 
-# Each costs a few replays of its text; where kernels are not row-invariant there may be many.
+# Each costs a few replays of its text; with kernels that are not row-invariant there may be many.
 _MAX_LOOKED_INTO = 24
 _MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class _SeenDifference:
-    """A difference, and what was found of it if it was looked into."""
+    """A difference, and the finding if it was looked into."""
 
     difference: TokenDifference
     finding: NearTie | None
@@ -168,9 +168,9 @@ class _SeenDifference:
 
 
 def parity(job: ParityTask) -> Part:
-    """Two checks: texts, and acceptance."""
+    """Run part three; return two checks: of texts, and of acceptance."""
     yield "plain decoding, the reference"
-    # By whether it is greedy: parameters may hold a mapping, so they are no keys.
+    # Keyed by whether it is greedy: parameters may hold a mapping, so they cannot be keys.
     plain = {
         True: job.plain(job.greedy, job.subject.config.sampler),
         False: job.plain(job.seeded, job.seeded_sampler),
@@ -235,7 +235,7 @@ def _shown(notes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _acceptance(written: Sequence[CellTexts], drafters: Sequence[str]) -> Check:
-    """Cells that must draft alike did so, prompt by prompt, and each drafter drafted."""
+    """Check that cells that must draft alike did, by prompt, and each drafter drafted."""
     groups: dict[object, list[CellTexts]] = {}
     for one in written:
         groups.setdefault(one.cell.same_drafts, []).append(one)
@@ -317,30 +317,30 @@ def _found(model: CausalLM, job: ParityTask, difference: TokenDifference, text: 
     if difference.plain is None or difference.speculative is None:
         return NearTie(False, 0.0, 0.0, "one text ended here and the other did not")
     prompt = job.prompts[difference.prompt]
-    place = Place(
+    point = Divergence(
         context=(*prompt, *text[: difference.position]),
         prompt_length=len(prompt),
         plain=difference.plain,
         speculative=difference.speculative,
         shapes=tuple((width, copies) for width in (2, job.largest_k + 1) for copies in (1, BATCH)),
     )
-    return look_into(model, place, _decision(job, place, difference))
+    return look_into(model, point, _decision(job, point, difference))
 
 
-def _decision(job: ParityTask, place: Place, difference: TokenDifference) -> Decide:
-    """What a round without a draft decides from a row of logits, with the keys of that place."""
+def _decision(job: ParityTask, point: Divergence, difference: TokenDifference) -> Decide:
+    """Return a draftless round's decision from a row of logits, with that position's keys."""
     params, rule = difference.cell.params, rule_for(difference.cell.sampler)
     shaper = LogitsProcessor(
         params,
-        place.prompt_length,
+        point.prompt_length,
         bad_words=spellings(job.subject.tokenizer(), params.bad_words),
     )
 
     def decide(logits_V: Tensor) -> int:
         seq = LiveSequence(
             seq_id=0,
-            tokens=list(place.context),
-            prompt_length=place.prompt_length,
+            tokens=list(point.context),
+            prompt_length=point.prompt_length,
             params=params,
             limit=params.max_tokens,
             shaper=shaper if shaper.active else None,

@@ -1,8 +1,8 @@
 """Scripted language model without weights, for tests and demos: logits hash the last tokens.
 
 `ScriptedLM(Script(seed=7))` prefers one token after every context. Another model of the same seed
-and `agreement` a prefers the same token in a share a of all contexts and a certain other token
-elsewhere, so as a draft of the first it is accepted at rate a under greedy decoding. Logits are
+and `agreement` a prefers the same token in a share a of all contexts and a certain other token in
+the others, so as a draft of the first it is accepted at rate a under greedy decoding. Logits are
 `spread` times a uniform number each, with the preferred token `gap` above: spread 0 is a sharp
 distribution, a gap near 0 with a larger spread a soft one.
 
@@ -32,9 +32,9 @@ class _ScriptedMemory:
 
 
 class TokenMemory:
-    """StateStore that remembers token ids alone. Misuse fails an assertion.
+    """A StateStore that stores token ids only. Misuse fails an assertion.
 
-    The assertions say what any caller of a StateStore must keep to.
+    The assertions say what any caller of a StateStore must do.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -88,7 +88,7 @@ class TokenMemory:
         return self._num_slots - sum(held)
 
     def stage(self, rows: Sequence[StepRow]) -> None:
-        """Raises CapacityError, with nothing staged, if the tokens do not fit."""
+        """Stage tokens. Raises CapacityError, with nothing staged, if they do not fit."""
         if sum(len(row.tokens) for row in rows) > self.num_free_tokens:
             raise CapacityError("the scripted model's memory is full.", hint="raise num_slots")
         for row in rows:
@@ -100,7 +100,7 @@ class TokenMemory:
             memory.parents += row.parents
 
     def context(self, seq_id: int, node: int, order: int) -> tuple[int, ...]:
-        """The last `order` tokens that a staged node sees, its own the last."""
+        """Return the last `order` tokens that a staged node sees, its own the last."""
         memory = self._sequences[seq_id]
         path: list[int] = []
         while node != ROOT and len(path) < order:
@@ -112,7 +112,7 @@ class TokenMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What a ScriptedLM says: its distribution depends on the last `order` tokens."""
+    """The behaviour of a ScriptedLM: its distribution depends on the last `order` tokens."""
 
     vocab_size: int = 64
     seed: int = 0
@@ -125,7 +125,7 @@ class Script:
     num_slots: int = 1 << 20
 
     def logits(self, context: tuple[int, ...]) -> Tensor:
-        """Float32, of shape V."""
+        """Return float32 logits of shape V."""
         logits_V = torch.zeros(self.vocab_size)
         if self.spread:
             rng = torch.Generator().manual_seed(self._hash(context, 0))
@@ -141,13 +141,13 @@ class Script:
         return (token + other) % self.vocab_size
 
     def _hash(self, context: tuple[int, ...], purpose: int) -> int:
-        """64 bits."""
+        """Return a hash of 64 bits."""
         text = f"{self.seed} {purpose} {context}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 class ScriptedLM:
-    """CausalLM by hash. `num_steps` and `num_rows` count passes and packed tokens."""
+    """A CausalLM by hash. `num_steps` and `num_rows` count passes and packed tokens."""
 
     def __init__(self, script: Script) -> None:
         self.script = script

@@ -14,10 +14,10 @@ def rounds(
 ) -> None:
     """Drafts of four tokens, and passes that take as long as their rows make them."""
     for _ in range(count):
-        pace.asked()
+        pace.begin_round()
         clock.advance(4 * token)
         pace.drafted(4 * token, 4)
-        pace.answered(4)
+        pace.end_drafting(4)
         clock.advance(plain * (1 + 4 * ROW_COST))
 
 
@@ -36,8 +36,8 @@ def test_rounds_without_a_draft_say_nothing_of_it() -> None:
     pace = DraftCostMeter(clock=clock)
     rounds(pace, clock, 20, token=0.2, plain=1.0)
     for _ in range(100):
-        pace.asked()
-        pace.answered(0)
+        pace.begin_round()
+        pace.end_drafting(0)
         clock.advance(1 / 3)
     assert pace.share == pytest.approx(0.2)
 

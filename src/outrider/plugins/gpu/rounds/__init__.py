@@ -1,6 +1,6 @@
 """Captured rounds: a whole speculative round as one CUDA graph.
 
 Open program.py first: the round as a straight line of tensor operators. round.py launches rounds
-and reads them one round late, memory.py is what lives on the device, sampling.py draws and judges
-(triton.py with fused kernels), and build.py says what can be captured.
+and reads them one round late, memory.py holds the tensors on the device, sampling.py draws and
+judges (triton.py with fused kernels), and build.py decides whether rounds can be captured.
 """

@@ -1,4 +1,4 @@
-"""Whether an engine's rounds can be captured as CUDA graphs, and building them."""
+"""Builder of captured rounds; it decides whether an engine's rounds can be CUDA graphs."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def captured_round(
     window: Callable[[], int],
     launcher: Launcher | None = None,
 ) -> GraphRound | HostRound | str:
-    """Rounds over the models of `stages`, or why there are none, in a sentence.
+    """Return rounds over the models of `stages`, or a sentence that says why there are none.
 
-    A draft model that drafts chains does so within the graph; all else is drafted by the host, and
-    verified by one. `draft` is the model of a model drafter; `window` says how many tokens a
-    sequence may hold. `launcher` None captures on CUDA and refuses other devices; tests run the
+    A draft model that drafts chains does so within the graph; all other drafts are made by the host
+    and verified by a graph. `draft` is the model of a model drafter; `window` says how many tokens
+    a sequence may hold. `launcher` None captures on CUDA and refuses other devices; tests run the
     same rounds eagerly.
     """
     target, drafting = _stack(stages.target), _drafting(stages.drafter, draft)
     if target is None:
-        return "the target's layers are not ours to run one by one"
+        return "the layers of this target cannot be run one by one"
     refused = _policy_refusal(config) or _model_refusal(target, drafting)
     if refused is None and launcher is None:
         refused = _device_refusal(target, drafting)
@@ -82,7 +82,7 @@ def captured_round(
     memory = RoundMemory(target, drafting, k)
     made = GraphRound(stages, table, memory, others, others.refusals)
     if config.schedule != "single":
-        # Another lane's stream could be given the pages of a text that ended in a launched round.
+        # Another lane's stream could get the pages of a text that ended in a launched round.
         target.state.before_close = made.settle
     return made
 
@@ -96,9 +96,9 @@ def _host_round(
 ) -> HostRound | str:
     needs = stages.drafter.needs
     if needs.num_likely:
-        return f"drafter {stages.drafter.name!r} reads what the target finds likely"
+        return f"drafter {stages.drafter.name!r} reads the target's likely next tokens"
     if len(needs.hidden_layers) != target.state.hidden_SKD.shape[1]:
-        return f"drafter {stages.drafter.name!r} reads states that the target does not keep"
+        return f"drafter {stages.drafter.name!r} reads states that the target does not store"
     table = VerifyCache(
         target=target,
         hidden_layers=needs.hidden_layers,
@@ -122,7 +122,7 @@ def _policy_refusal(config: EngineConfig) -> str | None:
 
 def _model_refusal(target: StackModel, drafting: DraftModel | None) -> str | None:
     if any(_chooses(model) for model in (target, drafting and drafting.model)):
-        return "which experts a token goes through is read by the host"
+        return "the host chooses the experts of each token"
     if target.state.frames is not None:
         return "local layers have memory of their own"
     return None
@@ -160,12 +160,12 @@ def _chooses(model: StackModel | None) -> bool:
 
 
 def _attention(model: StackModel) -> str:
-    """The name of the implementation that its attention has."""
+    """Return the name of the model's attention implementation."""
     return next(choice.name for choice in model.kernels.choices if choice.op == "attention")
 
 
 def torch_distributions(sampler: str, k: int, probs_BKV: Tensor | None) -> RoundProbs:
-    """The definition, on any device."""
+    """Return the definition of a round's decisions, in tensor operators of any device."""
     if probs_BKV is None:
         return GreedyProbs()
     decisions = Decisions.of_round(k, probs_BKV.device)
@@ -173,8 +173,8 @@ def torch_distributions(sampler: str, k: int, probs_BKV: Tensor | None) -> Round
 
 
 def _makers(target: StackModel, sampler: str, k: int) -> tuple[MakeProbs, MakeTrees]:
-    """What draws and judges: fused kernels over scratch memory of the graphs' stream, which are
-    compiled here, or the definitions."""
+    """Return makers of draws and judgements: fused kernels over scratch memory of the graphs'
+    stream, which are compiled here, or the definitions."""
     device = target.scratch.x_ND.device
     if _attention(target) != "triton":
         return partial(torch_distributions, sampler, k), partial(TorchTreeProbs, device)

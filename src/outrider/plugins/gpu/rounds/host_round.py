@@ -2,8 +2,7 @@
 
 A drafter that reads the text, or the target's states, must know what a round decided before it
 proposes again, so nothing is in flight when a round returns: pages may be given back at once.
-Prompts have passes of their own. Batches that cannot be captured go to `Stages`, with a sentence in
-the log.
+Prompts have passes of their own. Other batches go to `Stages`, with a sentence in the log.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _WAYS: tuple[Way, ...] = get_args(Way)
 
 @dataclass(slots=True)
 class HostRound:
-    """`Round` over captured verifications of `target`'s. `rule` is the engine's own."""
+    """A `Round` over captured verifications of `target`. `rule` is the engine's own rule."""
 
     stages: Stages
     target: StackModel
@@ -42,7 +41,7 @@ class HostRound:
     def run(self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0) -> list[Outcome]:
         seconds = 0.0
         if batch:
-            self.stages.allot(batch)
+            self.stages.assign_budgets(batch)
             seconds = self.stages.draft(batch)
         return self.verify(batch, chunks, num_waiting=num_waiting, draft_seconds=seconds)
 
@@ -68,31 +67,30 @@ class HostRound:
         )
 
     def refusal(self, batch: Batch, ways: Sequence[Way]) -> str | None:
-        """Why the drafts of a batch that fits these ways are verified by stages; None when they are
-        not."""
+        """Return why stages must verify a batch with these ways; None if they need not."""
         if self.refusals.failed is not None:
             return self.refusals.failed
         stages, most = self.stages, self.table.most
         obstacles = (
             (stages.drops_keys(batch), "keys of a prompt were dropped"),
-            (stages.others.num_likely(batch), "a drafter reads what the target finds likely"),
+            (stages.others.num_likely(batch), "a drafter reads the target's likely next tokens"),
             (any(len(seq.draft) > most for seq in batch), f"a draft has over {most} tokens"),
             (any(map(_is_odd, batch)), "distributions of a draft are not of float32"),
             (any(map(_is_masked, batch)), "a request has bans or a mask"),
             (not ways, "requests of a batch are judged in different ways"),
         )
         reason = next((reason for seq in batch if (reason := request_refusal(seq))), None)
-        return reason or next((reason for stands, reason in obstacles if stands), None)
+        return reason or next((reason for applies, reason in obstacles if applies), None)
 
     def _ways(self, batch: Batch) -> list[Way]:
-        """How the batch may be decided."""
+        """Return the ways in which the batch may be decided."""
         fit = [_ways_of(seq, seq.speculation.sampler or self.rule) for seq in batch]
         return [way for way in _WAYS if all(way in ways for ways in fit)]
 
     def _decided(self, batch: Batch, way: Way) -> Sequence[Verdict] | None:
-        """None where stages have to verify: they find out whose logits are no numbers, and whether
-        there is really no memory. Whatever a compiler or a device cannot do is left to them, from
-        now on."""
+        """Return the verdicts of a captured launch; None if stages have to verify. Stages find the
+        sequence whose logits are no numbers, and whether memory is really short. After a failure of
+        the compiler or the device they take over all later rounds."""
         width, state = self.table.width(batch), self.target.state
         listed = any(not seq.draft.is_chain for seq in batch)
         verdicts: Sequence[Verdict] | None = None
@@ -104,12 +102,12 @@ class HostRound:
             verdicts = self.table.run(batch, staged, width, way)
         except Exception as error:  # noqa: BLE001 - of whatever kind, stages can go on
             self.refusals.fail(error)
-        # Text follows below; what was staged is no more than space that the launch wrote to.
+        # Text is recorded below; the staged rows were only space for the launch to write to.
         state.commit({seq.seq_id: () for seq in batch})
         return verdicts
 
     def _row(self, seq: LiveSequence, verdict: Verdict) -> FinishedRow:
-        """Clamp the outcome, and say which nodes' rows the launch left in the order of a text."""
+        """Clamp the outcome, and record the rows that the launch left in text order."""
         outcome, ending = clamp(Outcome(seq.seq_id, seq.draft, verdict), seq)
         self.target.state.note_chain(seq.seq_id, (seq.tokens[-1], *outcome.tokens[:-1]))
         return FinishedRow(seq, 1, outcome, ending, in_order=True)
@@ -125,8 +123,9 @@ def _is_masked(seq: LiveSequence) -> bool:
 
 
 def _ways_of(seq: LiveSequence, rule: str) -> Sequence[Way]:
-    """Greedy rows have point masses, which every rule judges alike, and so has the token rule of a
-    draft without a distribution; the block rule is for chains that were drawn."""
+    """Return the ways in which a draft may be judged. Greedy rows have point masses, which every
+    rule judges alike, as the token rule does a draft without a distribution. The block rule is for
+    sampled chains."""
     draft = seq.draft
     if seq.params.greedy:
         return _WAYS if draft.is_chain else ("greedy", "match", "token")

@@ -1,13 +1,13 @@
 """Static device memory of captured rounds: rows, page tables, reports, and a pass over them.
 
 The host writes a row when a sequence enters; from then on the round itself moves lengths, pending
-tokens and room, and leaves a report of its decisions. A row whose room is 0 has ended and stands
-still. Idle rows of a bucket repeat row 0: they write the same keys and values to the same places.
+tokens and remaining counts, and leaves a report of its decisions. A row without remaining tokens
+does not change. Idle rows of a bucket repeat row 0: they write the same to the same slots.
 
 Shapes:  B = rows or sequences, S = stop tokens or slots of a page, P = page-table columns,
          T = positions (P times S), K = drafted tokens, R = K + 4 = a row's report: drafts, depth,
-         kept, the own token, whether logits broke, X = rows of each, N = B times X, M = rows whose
-         logits are wanted, V = vocabulary, D = hidden size.
+         accepted, the target's token, whether logits broke. X = rows of each, N = B times X,
+         M = rows whose logits are wanted, V = vocabulary, D = hidden size.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from outrider.models.decoder import Scratch, Stack, residuals
 
 
 class StackModel(Stack, Protocol):
-    """A decoder whose layers can be run one by one over memory that is handed in."""
+    """A decoder whose layers can be run one by one over given memory."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -49,7 +49,7 @@ class StackModel(Stack, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PageTables:
-    """Pages of each sequence and, of each position, the slot that follows. Both int32."""
+    """Pages of each sequence, and the slot of each position that follows from them. Both int32."""
 
     pages_BP: Tensor
     slots_BT: Tensor
@@ -63,11 +63,11 @@ class PageTables:
 
 @dataclass(frozen=True, slots=True)
 class StaticPass:
-    """`logits_MV` and `scratch` have room for every pass; each call overwrites both.
+    """A pass over positions that are tensors on the device.
 
-    Where `PagedKV.plan` walks lists on the host, here positions are tensors on the device and slots
-    follow from the page table by arithmetic. Rows are chains of equal length. The pass needs no
-    number of the host and never waits. Of every token it keeps the states of `hidden_layers`.
+    `PagedKV.plan` walks lists on the host; here slots follow from the page table by arithmetic.
+    Rows are chains of equal length. The pass never waits for the host. It stores the states of
+    `hidden_layers`. `logits_MV` and `scratch` fit every pass; each call overwrites both.
     """
 
     model: StackModel
@@ -87,7 +87,7 @@ class StaticPass:
         page_size: int,
         hidden_layers: tuple[int, ...] = (),
     ) -> StaticPass:
-        """Memory of its own, so that passes outside the graph may run beside it."""
+        """Allocate a pass with memory of its own, in parallel with others outside the graph."""
         like = model.scratch
         own = [_rows_like(getattr(like, item.name), num_rows) for item in fields(like)]
         vocab_size = model.spec.vocab_size
@@ -97,12 +97,12 @@ class StaticPass:
     def __call__(
         self, tokens_BX: Tensor, positions_BX: Tensor, tables: PageTables, wanted_M: Tensor | None
     ) -> Tensor:
-        """logits_MV of the packed rows `wanted_M` (None: all of them), a view."""
+        """Return logits_MV of the packed rows `wanted_M` (None: all of them), a view."""
         plan = chains_plan(tokens_BX, positions_BX, tables, self.page_size, self.seqs)
         return self.run(plan, wanted_M)
 
     def run(self, plan: PackedPlan, wanted_M: Tensor | None = None) -> Tensor:
-        """The same of a plan whose tensors are there already."""
+        """Return the logits of a plan whose tensors exist already, a view."""
         state, scratch = self.model.state, self.scratch.first(plan.num_tokens)
         self.model.embed(plan, scratch)
         layers = (
@@ -132,10 +132,10 @@ def chains_plan(
     page_size: int,
     seqs: dict[torch.Size, Tensor],
 ) -> PackedPlan:
-    """Where chains at these positions (int64) read and write; a new plan, as kernels may remember
-    what they worked out for one. `seqs` keeps what depends on shapes alone.
+    """Return a plan of the slots that chains at these positions (int64) read and write.
 
-    A plan is made for every pass, so it is few operators: each is a launch within the graph.
+    Every pass gets a new plan, as kernels may cache results in it; it takes few operators, each a
+    launch within the graph. `seqs` caches what depends on shapes alone.
     """
     positions_N = _flat(positions_BX)
     if tokens_BX.shape not in seqs:
@@ -170,8 +170,8 @@ class DraftModel:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the device is told of a sequence when it enters. `lag` is 1 if the draft model has yet
-    to read the token before the pending one, else 0."""
+    """The data of a sequence that enters a round. `lag` is 1 if the draft model has yet to read the
+    token before the pending one, else 0."""
 
     seq: LiveSequence
     budget: int
@@ -182,12 +182,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class RoundMemory:
-    """`k` is how many tokens every round drafts and stages, even where fewer count.
+    """The memory of captured rounds. Every round drafts and stages `k` tokens, even if fewer count.
 
-    A captured round writes keys and values to places that the host set aside when a sequence
-    entered: room for all that it may ever hold, which its admission was charged for. So page tables
-    do not change while it runs. When the host reads a round it counts the tokens as committed;
-    nothing is copied.
+    A captured round writes keys and values to slots that the host reserved when the sequence
+    entered: enough for all that it may ever hold, as its admission assumed. So page tables do not
+    change while it runs. The host commits a round's tokens by counting them.
     """
 
     target: StackModel
@@ -195,11 +194,11 @@ class RoundMemory:
     k: int
 
     def most_tokens(self, seq: LiveSequence) -> int:
-        """Positions that rounds of `seq` may come to write."""
+        """Return the number of positions that rounds of `seq` may write."""
         return seq.prompt_length + seq.limit + self.k
 
     def enter(self, seq: LiveSequence, budget: int) -> Entry:
-        """Let the draft model read up to the pending token, as the target has, and set pages aside.
+        """Let the draft model read up to the pending token, as the target has, and reserve pages.
 
         Raises CapacityError if an arena lacks them.
         """
@@ -211,11 +210,11 @@ class RoundMemory:
         return Entry(seq, budget, len(unread) - 1, target_pages, draft_pages)
 
     def note(self, seq: LiveSequence, outcome: Outcome) -> None:
-        """What a round emitted is staged in the target's memory, all but its last token."""
+        """Record that the emitted tokens, except the last, are staged in the target's memory."""
         self.target.state.note_chain(seq.seq_id, (seq.tokens[-1], *outcome.tokens[:-1]))
 
     def keep_draft(self, seq: LiveSequence, outcome: Outcome) -> None:
-        """Count what a round emitted as text that the draft model has read, if there is one."""
+        """Record the emitted tokens as read by the draft model, if there is one."""
         if self.drafting is None:
             return
         state = self.drafting.model.state
@@ -232,21 +231,22 @@ class RoundMemory:
         return tuple(model.state.pages(seq.seq_id))
 
 
-# No token has this id: an unused place in the table of stop tokens.
+# No token has this id: it fills unused entries of the table of stop tokens.
 _NO_TOKEN = -1
 BROKE_TARGET, BROKE_DRAFT = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class RoundBuffers:
-    """`length_B` counts a row's text, pending token included. `last_B2` is what the draft model
-    reads first: the pending token, and before it the one that it has not read yet (`lag_B` 1) or
-    the pending token again (`lag_B` 0). `mirror_B` is the row that a row does the work of."""
+    """Tensors of a round, a row each. `length_B` counts a row's text, pending token included.
+    `last_B2` is what the draft model reads first: the pending token, and before it the token that
+    it has not read (`lag_B` 1) or the pending token again (`lag_B` 0). `remaining_B` counts tokens
+    that a row may still emit. `mirror_B` is the row whose work a row repeats."""
 
     last_B2: Tensor
     length_B: Tensor
     lag_B: Tensor
-    room_B: Tensor
+    remaining_B: Tensor
     budget_B: Tensor
     temperature_B: Tensor
     top_k_B: Tensor
@@ -280,7 +280,7 @@ class RoundBuffers:
             last_B2=ints(2),
             length_B=ints(),
             lag_B=ints(),
-            room_B=ints(),
+            remaining_B=ints(),
             budget_B=ints(),
             temperature_B=ints(dtype=torch.float32),
             top_k_B=ints(),
@@ -298,8 +298,8 @@ class RoundBuffers:
         )
 
     def first(self, num_rows: int, num_pages: int | None = None) -> RoundBuffers:
-        """The same memory, as much of it as a bucket of `num_rows` with tables of `num_pages` uses;
-        None is all pages. Tables of every size are contiguous."""
+        """Return the part that a bucket of `num_rows` with tables of `num_pages` uses; None is all
+        pages. Tables of every size are contiguous."""
         most = self.target_pages_BP.shape[1]
 
         def part(name: str) -> Tensor:
@@ -312,8 +312,7 @@ class RoundBuffers:
         return RoundBuffers(*(part(item.name) for item in fields(self)))
 
     def write(self, entries: Sequence[Entry]) -> None:
-        """Start rounds of these sequences; idle rows get what row 0 gets. Nothing waits for the
-        device, where a round may be running."""
+        """Start rounds of these sequences; idle rows repeat row 0. Does not wait."""
         num_rows, num_stops = self.mirror_B.shape[0], self.stops_BS.shape[1]
         mirror = [*range(len(entries)), *[0] * (num_rows - len(entries))]
         rows = [entries[index] for index in mirror]
@@ -323,7 +322,7 @@ class RoundBuffers:
         self._fill("lag_B", [entry.lag for entry in rows])
         self._fill("budget_B", [entry.budget for entry in rows])
         self._fill("length_B", [len(seq.tokens) for seq in seqs])
-        self._fill("room_B", [seq.room for seq in seqs])
+        self._fill("remaining_B", [seq.room for seq in seqs])
         filters = [filters_of(seq.params) for seq in seqs]
         self._fill("temperature_B", [seq.params.temperature for seq in seqs])
         self._fill("top_k_B", [top_k for top_k, _, _ in filters])
@@ -354,13 +353,13 @@ class RoundBuffers:
         send(values, getattr(self, name))
 
     def write_budgets(self, budgets: Sequence[int]) -> None:
-        """New budgets of the rows in use; idle rows keep theirs, and draft as row 0 does."""
+        """Write new budgets of the rows in use; idle rows keep theirs."""
         send(budgets, self.budget_B[: len(budgets)])
 
 
 def send(values: Sequence[object], out: Tensor) -> None:
-    """Copy numbers of the host, of the shape of `out`, behind the work of its device. From pageable
-    memory a copy would wait for that."""
+    """Copy numbers of the host, of the shape of `out`, behind the queued work of its device; from
+    pageable memory the copy would wait."""
     pinned = torch.tensor(values, dtype=out.dtype, pin_memory=out.is_cuda)
     out.copy_(pinned, non_blocking=True)
 
@@ -370,10 +369,10 @@ KEEPS_ALL = (0, 1.0, 0.0)
 
 
 def filters_of(params: SamplingParams) -> tuple[int, float, float]:
-    """Those of a request. Greedy rows keep all tokens."""
+    """Return a request's top-k, top-p and min-p. Greedy rows keep all tokens."""
     if params.greedy:
         return KEEPS_ALL
-    # Numbers of a device have 64 bits, and no vocabulary has so many tokens.
+    # Integers of a device have 64 bits, and no vocabulary has so many tokens.
     return min(params.top_k, 2**31), params.top_p, params.min_p
 
 
@@ -383,7 +382,7 @@ def _padded(values: Sequence[int], size: int, filler: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class RowReport:
-    """What a round decided for a row, before anything ended it."""
+    """A round's decision for a row, before stop tokens or limits end it."""
 
     drafted: tuple[int, ...]
     num_kept: int
@@ -392,7 +391,7 @@ class RowReport:
 
 
 def read_reports(report_BR: Tensor, k: int) -> list[RowReport]:
-    """From host memory, to which a report was copied."""
+    """Return the rows of a report that was copied to host memory."""
     return [
         RowReport(tuple(row[: row[k]]), row[k + 1], row[k + 2], row[k + 3])
         for row in host_rows(report_BR)

@@ -4,7 +4,7 @@
         without having fed it (its last draft token) needs no pass of its own
     one target pass over the pending token and K drafts of every row
     the rule, with numbers made on the device
-    lengths, pending tokens and room move; a report is left for the host
+    lengths, pending tokens and remaining counts move; a report is left for the host
 
 Shapes follow from (rows, K) alone and every tensor that outlives the round has a fixed address, so
 the eager run is the definition of the captured one.
@@ -42,8 +42,8 @@ _WARM_UPS = 2
 
 
 class Launcher(Protocol):
-    """Makes launches of programs. `prepare` puts the memory that a program reads and moves on into
-    the state that its next run is to find; it may be called several times."""
+    """A maker of launches of programs. `prepare` puts the memory of a program into the state for
+    its next run; it may be called several times."""
 
     def make(
         self, program: Callable[[], None], prepare: Callable[[], None]
@@ -51,7 +51,7 @@ class Launcher(Protocol):
 
 
 class EagerLauncher:
-    """Runs a program operator by operator, on any device."""
+    """A launcher that runs a program operator by operator, on any device."""
 
     def make(self, program: Callable[[], None], prepare: Callable[[], None]) -> Callable[[], None]:
         prepare()
@@ -59,14 +59,14 @@ class EagerLauncher:
 
 
 class GraphLauncher:
-    """One CUDA graph a program, replayed by one call. All share memory: one runs at a time."""
+    """A launcher that captures one CUDA graph per program. Graphs share memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
 
     def make(self, program: Callable[[], None], prepare: Callable[[], None]) -> Callable[[], None]:
-        """Runs `program` for real some times before it is captured."""
+        """Run `program` a few times, capture it, and return a call that replays it."""
         prepare()
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -81,7 +81,7 @@ class GraphLauncher:
         prepare()
 
         def launch(_program: object = program) -> None:
-            """A graph has addresses alone: its program keeps what lies there."""
+            """Replay the graph; the reference to its program keeps the tensors at its addresses."""
             graph.replay()
 
         return launch
@@ -99,15 +99,15 @@ class Ticket:
     arrived: torch.cuda.Event | None
 
     def read(self) -> Tensor:
-        """The report, in host memory. Waits for it, for nothing behind it."""
+        """Return the report, in host memory. Waits for the report, not for later work."""
         if self.arrived is not None:
             self.arrived.synchronize()
         return self.report_BR
 
 
 class Mailbox:
-    """Two pinned host buffers in turns, each behind an event: a report may be read while the next
-    round runs, until the one after it is posted. Nothing else waits."""
+    """Two pinned host buffers used in turns, each with an event: a report may be read while the
+    next round runs, until the one after it is posted."""
 
     def __init__(self, like_BR: Tensor) -> None:
         self._on_cuda = like_BR.is_cuda
@@ -116,7 +116,7 @@ class Mailbox:
         self._turn = 0
 
     def post(self, report_BR: Tensor) -> Ticket:
-        """Copy `report_BR` once the work asked for so far is done; returns at once."""
+        """Copy `report_BR` once the work queued so far is done; return at once."""
         slot_BR = self._slots[self._turn][: report_BR.shape[0]]
         self._turn = 1 - self._turn
         slot_BR.copy_(report_BR, non_blocking=True)
@@ -129,13 +129,13 @@ class Mailbox:
 
 @dataclass(frozen=True, slots=True)
 class RoundProgram:
-    """One round of the rows in `buffers` each time it is called. `draft` None drafts nothing."""
+    """One round of the rows in `buffers` at each call. With `draft` None nothing is drafted."""
 
     buffers: RoundBuffers
     target: PassFunction
     draft: PassFunction | None
     wanted_M: Tensor
-    places_W: Tensor
+    offsets_W: Tensor
     k: int
     distributions: RoundProbs
     filters: Filters | None = None
@@ -148,7 +148,7 @@ class RoundProgram:
         state = self.buffers
         rows = Rows(
             state.temperature_B,
-            torch.minimum(state.budget_B, state.room_B - 1).clamp_min(0),
+            torch.minimum(state.budget_B, state.remaining_B - 1).clamp_min(0),
             RoundKeys(state.seed_B, state.sample_B, state.length_B),
             self.filters,
         )
@@ -159,7 +159,7 @@ class RoundProgram:
         self._advance(tokens_BK, judged)
 
     def _drafts(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """tokens_BK, and which rows' draft logits were no numbers."""
+        """Return tokens_BK, and the rows whose draft logits were no numbers."""
         state = self.buffers
         if self.draft is None:
             return state.last_B2[:, :0], torch.zeros_like(state.mirror_B, dtype=torch.bool)
@@ -171,18 +171,18 @@ class RoundProgram:
         for node in range(self.k):
             token_B, broken_B = self.distributions.draft(logits_MV, rows, node)
             broken.append(broken_B)
-            # An idle row drafts what the row does whose memory it writes.
+            # An idle row drafts the same tokens as the row whose memory it writes.
             tokens.append(token_B.index_select(0, state.mirror_B))
             if node + 1 < self.k:
                 positions_B1 = (state.length_B + node)[:, None]
                 logits_MV = self.draft(tokens[-1][:, None], positions_B1, tables, None)
-        broken_BK = torch.stack(broken, dim=1) & (self.places_W[:-1] < rows.depth_B[:, None])
+        broken_BK = torch.stack(broken, dim=1) & (self.offsets_W[:-1] < rows.depth_B[:, None])
         return torch.stack(tokens, dim=1), broken_BK.any(-1)
 
     def _verify(self, tokens_BK: Tensor) -> Tensor:
         state = self.buffers
         tokens_BW = torch.cat([state.last_B2[:, 1:], tokens_BK], dim=1)
-        positions_BW = (state.length_B - 1)[:, None] + self.places_W
+        positions_BW = (state.length_B - 1)[:, None] + self.offsets_W
         logits_MV = self.target(tokens_BW, positions_BW, state.target, None)
         return logits_MV.view(tokens_BW.shape[0], tokens_BW.shape[1], -1)
 
@@ -192,39 +192,38 @@ class RoundProgram:
         self.buffers.report_BR.copy_(torch.cat([tokens_BK, numbers_B4], dim=1))
 
     def _advance(self, tokens_BK: Tensor, judged: Judged) -> None:
-        """What engine/round.py will say on the host of stop tokens and room, and then one round
-        further. Rows that ended stay where they are."""
+        """Apply stop tokens and limits as engine/round.py does, and move on by a round."""
         state, kept_B1 = self.buffers, judged.kept_B[:, None]
         next_B1 = judged.next_B[:, None]
         accepted_BW = torch.cat([tokens_BK, next_B1], dim=1)
-        emitted_BW = torch.where(self.places_W < kept_B1, accepted_BW, next_B1)
+        emitted_BW = torch.where(self.offsets_W < kept_B1, accepted_BW, next_B1)
         ends_BW = (emitted_BW[:, :, None] == state.stops_BS[:, None]).any(-1)
-        end_B = torch.where(ends_BW, self.places_W, self.k + 1).amin(-1)
+        end_B = torch.where(ends_BW, self.offsets_W, self.k + 1).amin(-1)
         count_B = torch.minimum(judged.kept_B, end_B) + 1
-        count_B = torch.where(state.room_B > 0, count_B, 0)
+        count_B = torch.where(state.remaining_B > 0, count_B, 0)
         lag_B = (count_B == self.k + 1) & (self.k > 0)
         text_BX = torch.cat([state.last_B2[:, 1:], emitted_BW], dim=1)
         before_B = count_B - lag_B.long()
         last_B2 = text_BX.gather(1, torch.stack([before_B, count_B], dim=1))
-        room_B = torch.where(ends_BW.any(-1), 0, state.room_B - count_B)
-        moved_B = state.room_B > 0
+        remaining_B = torch.where(ends_BW.any(-1), 0, state.remaining_B - count_B)
+        moved_B = state.remaining_B > 0
         state.lag_B.copy_(torch.where(moved_B, lag_B.long(), state.lag_B))
         state.last_B2.copy_(torch.where(moved_B[:, None], last_B2, state.last_B2))
         state.length_B.add_(count_B)
-        state.room_B.copy_(room_B)
-        for buffer in (state.lag_B, state.last_B2, state.length_B, state.room_B):
+        state.remaining_B.copy_(remaining_B)
+        for buffer in (state.lag_B, state.last_B2, state.length_B, state.remaining_B):
             buffer.copy_(buffer.index_select(0, state.mirror_B))
 
 
-# Checkpoints name a handful at most; requests add the tokenizer's own.
+# Checkpoints name a handful at most; requests add the tokenizer's own stop tokens.
 MAX_STOPS = 16
-# Page tables hold so many at least: shorter contexts do not fill a device.
+# Page tables hold at least so many positions: shorter contexts do not fill a device.
 LEAST_POSITIONS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSizes:
-    """`makes_distributions` says that sampled rows can be judged."""
+    """The sizes of captured rounds. `makes_distributions` says that sampled rows can be judged."""
 
     k: int
     batch_size: int
@@ -233,22 +232,23 @@ class RoundSizes:
     makes_distributions: bool
 
 
-# (rooms for probs_BKV) -> what draws and judges; None: of batches without a sampled row.
+# (space for probs_BKV, None if no row is sampled) -> the object that draws and judges.
 MakeProbs: TypeAlias = Callable[[Tensor | None], RoundProbs]
 
-# How many rows, pages of tables, whether rows are sampled, and whether some keep not all tokens.
+# Number of rows, pages of tables, whether rows are sampled, and whether some filter tokens.
 Bucket: TypeAlias = tuple[int, int, bool, bool]
 
 
 @dataclass(slots=True)
 class GraphCache:
-    """Owns the static memory. `enter` writes rows and picks the program that `launch` runs.
+    """A cache of captured rounds, which owns the static memory. `enter` writes rows and picks the
+    program that `launch` runs.
 
     A bucket is the next power of two, so that few graphs serve every batch size; memory is
     allocated once, for the largest. Page tables have buckets too: attention's grid covers all that
     they hold. Batches with a sampled row have programs of their own, since a greedy round makes no
-    distribution, and so have those with a filtered one, since a cut takes passes over every
-    distribution. A program is made when its bucket is first met.
+    distribution, and so have those with a filtered row, since filters cost passes over them. A
+    program is made when its bucket is first met.
     """
 
     sizes: RoundSizes
@@ -269,11 +269,11 @@ class GraphCache:
 
     @property
     def buffers(self) -> RoundBuffers:
-        """Those of the bucket that runs now."""
+        """The buffers of the current bucket."""
         return given(self._buffers, "bucket")
 
     def refusal(self, seq: LiveSequence) -> str | None:
-        """Why rounds of `seq` cannot be captured; None when they can."""
+        """Return why rounds of `seq` cannot be captured; None if they can."""
         params, most = seq.params, self.sizes.num_pages * self.sizes.page_size
         obstacles = (
             (seq.shaper is not None, "a request changes logits"),
@@ -286,7 +286,7 @@ class GraphCache:
                 "at temperature > 0 only the samplers token and block are captured",
             ),
         )
-        own = next((reason for stands, reason in obstacles if stands), None)
+        own = next((reason for applies, reason in obstacles if applies), None)
         return request_refusal(seq) or own
 
     def enter(self, entries: Sequence[Entry]) -> None:
@@ -306,7 +306,7 @@ class GraphCache:
             self._launches[self._current] = launch
 
     def reaches(self, batch: Sequence[LiveSequence]) -> bool:
-        """True if page tables hold what `batch` may write in a round behind an unread one."""
+        """Return whether page tables hold what `batch` writes in a round after an unread one."""
         return self._num_pages(batch) <= self._current[1]
 
     def _num_pages(self, batch: Sequence[LiveSequence]) -> int:
@@ -317,14 +317,14 @@ class GraphCache:
         self.buffers.write_budgets(budgets)
 
     def launch(self) -> Ticket:
-        """One round of the rows that entered; its report is on its way when this returns."""
+        """Launch a round of the entered rows; its report is on its way when this returns."""
         self._launches[self._current]()
         return self._static().mailbox.post(self.buffers.report_BR)
 
     def program(
         self, bucket: int, num_pages: int | None = None, *, sampled: bool, filtered: bool = False
     ) -> RoundProgram:
-        """The straight line for `bucket` rows with tables of `num_pages`, all for None."""
+        """Return the round of `bucket` rows with tables of `num_pages` pages, None for all."""
         memory = self._static()
         rows = memory.buffers.first(bucket, num_pages)
         return RoundProgram(
@@ -332,7 +332,7 @@ class GraphCache:
             target=memory.target,
             draft=memory.draft,
             wanted_M=memory.wanted_M[:bucket],
-            places_W=memory.places_W,
+            offsets_W=memory.offsets_W,
             k=self.k,
             distributions=self.make_distributions(
                 memory.distributions(self.sizes, bucket) if sampled else None
@@ -348,21 +348,20 @@ class GraphCache:
 
 
 def bucket_of(number: int, most: int) -> int:
-    """The next power of two, or `most` if that is less."""
+    """Return the next power of two, or `most` if that is less."""
     return min(1 << (number - 1).bit_length(), most)
 
 
 @dataclass(slots=True)
 class _Memory:
-    """All tensors that outlive a round, for the largest bucket. Distributions are made room for
-    when the first sampled row comes."""
+    """The tensors that outlive a round, for the largest bucket. Distributions come later."""
 
     buffers: RoundBuffers
     mailbox: Mailbox
     target: StaticPass
     draft: StaticPass | None
     wanted_M: Tensor
-    places_W: Tensor
+    offsets_W: Tensor
     probs_BKV: Tensor | None = None
 
     @classmethod
@@ -390,11 +389,11 @@ class _Memory:
             target=passes,
             draft=drafts,
             wanted_M=torch.arange(num_rows, device=device) * 2 + 1,
-            places_W=torch.arange(k + 1, device=device),
+            offsets_W=torch.arange(k + 1, device=device),
         )
 
     def distributions(self, sizes: RoundSizes, bucket: int) -> Tensor:
         if self.probs_BKV is None:
-            vocab_size, device = self.target.logits_MV.shape[1], self.places_W.device
+            vocab_size, device = self.target.logits_MV.shape[1], self.offsets_W.device
             self.probs_BKV = torch.zeros(sizes.batch_size, sizes.k, vocab_size, device=device)
         return self.probs_BKV[:bucket]

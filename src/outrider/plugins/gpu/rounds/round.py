@@ -5,8 +5,8 @@ outcomes of the round before; the first call of a batch returns nothing yet. Whe
 the round in flight is read first, then rows are written anew. A sequence that ended may have one
 round in flight too many, whose report is never read. On one stream its memory is reused behind that
 round; where lanes have streams of their own, `settle` waits for the round before pages are given
-back. Batches that cannot have such rounds, and drafts that are there already, have those of
-host_round.py: `build.py` says what no batch may have, `refusal` what a single one has.
+back. Batches that cannot run so, and drafts that exist already, run in the rounds of host_round.py:
+`build.py` refuses configurations, `refusal` single batches.
 
 Shapes:  R = numbers of a row's report.
 """
@@ -37,8 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Refusals:
-    """Reasons why rounds went by stages, each reported once. One that is `failed` holds from then
-    on."""
+    """Reasons why rounds went by stages, each reported once. One in `failed` is permanent."""
 
     failed: str | None = None
     _reported: set[str] = field(default_factory=set[str])
@@ -49,22 +48,22 @@ class Refusals:
             _log.log(level, "Rounds go stage by stage: %s.", refusal)
 
     def fail(self, error: Exception) -> None:
-        """A first launch raised `error`."""
+        """Record that a first launch raised `error`."""
         lines = str(error).strip().splitlines() or [""]
         self.failed = f"a capture failed ({type(error).__name__}: {lines[0]})"
         self.report(self.failed, logging.WARNING)
 
 
 def unread_prompts(batch: Batch, state: CacheStore) -> list[Chunk]:
-    """What the target has not read of `batch`, but for pending tokens: prompts of new ones."""
+    """Return chunks of the unread prompts in `batch`, without pending tokens."""
     counts = [len(seq.tokens) - 1 - state.length(seq.seq_id) for seq in batch]
     return [Chunk(seq, count) for seq, count in zip(batch, counts, strict=True) if count]
 
 
 @dataclass(eq=False, slots=True)
 class _Flight:
-    """A launched round of `batch`; reports beyond it are those of idle rows. `lengths` are those of
-    the texts that it goes on with, `gone` the ids whose pages were given back."""
+    """A launched round of `batch`; reports beyond the batch are those of idle rows. `lengths` are
+    the lengths of the texts that it continues, `gone` the ids whose pages were given back."""
 
     batch: Batch
     ticket: Ticket
@@ -79,7 +78,7 @@ class _Flight:
         )
 
     def rows(self) -> list[tuple[LiveSequence, bool]]:
-        """Sequences, and whether the text is still what the round goes on with: another lane may
+        """Return each sequence, and whether the round still continues its text: another lane may
         have verified drafts of it, or read it again into other pages."""
         return [
             (seq, seq.seq_id not in self.gone and len(seq.tokens) == length)
@@ -89,8 +88,8 @@ class _Flight:
 
 @dataclass(slots=True)
 class GraphRound:
-    """`Round` over a table of programs, one a bucket. `others` are the rounds of batches that it
-    cannot run, and of drafts that are there already."""
+    """A `Round` over a table of captured programs, one per bucket. `others` runs the batches that
+    it cannot capture, and drafts that exist already."""
 
     stages: Stages
     table: GraphCache
@@ -110,8 +109,8 @@ class GraphRound:
         )
 
     def run(self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0) -> list[Outcome]:
-        # Whatever fails below leaves nothing in flight: rounds that nobody read are run again from
-        # what the host knows, with the same numbers.
+        # Any failure below leaves nothing in flight: rounds whose reports were not read are run
+        # again from the host's state, with the same numbers.
         flight, self._flight = self._flight, None
         refusal = self.refusal(batch)
         if refusal is not None and flight is None:
@@ -123,7 +122,7 @@ class GraphRound:
         outcomes = self._land(flight, batch, num_waiting) if flight is not None else []
         if ahead is None:
             left = [seq for seq in batch if seq.finish is None]
-            ahead = self._entered(left, num_waiting, told=bool(outcomes))
+            ahead = self._entered(left, num_waiting, has_outcomes=bool(outcomes))
         if ahead is not None:
             ahead.lengths = [len(seq.tokens) for seq in ahead.batch]
         self._flight = ahead
@@ -131,7 +130,7 @@ class GraphRound:
 
     def settle(self, seq_id: int) -> None:
         """Wait for the last launched round that writes pages of a sequence, which are about to be
-        given back. No job may be about the sequence."""
+        given back. No running job may contain the sequence."""
         for flight in reversed(self._airborne):
             if any(seq.seq_id == seq_id for seq in flight.batch):
                 flight.gone.add(seq_id)
@@ -139,7 +138,7 @@ class GraphRound:
                 return
 
     def refusal(self, batch: Batch) -> str | None:
-        """Why this batch needs rounds of another kind; None when it does not."""
+        """Return why this batch needs rounds of another kind; None if it does not."""
         if self.refusals.failed is not None:
             return self.refusals.failed
         if self.stages.drops_keys(batch):
@@ -147,25 +146,25 @@ class GraphRound:
         return next((reason for seq in batch if (reason := self.table.refusal(seq))), None)
 
     def _read(self, chunks: Chunks, num_waiting: int) -> None:
-        """Prompt chunks have a pass of their own, behind the round on the device."""
+        """Read prompt chunks in a pass of their own, queued after the round on the device."""
         if chunks:
             self.stages.verify([], chunks, num_waiting=num_waiting)
 
-    def _entered(self, batch: Batch, num_waiting: int, *, told: bool) -> _Flight | None:
-        """A first round of `batch`; None where it needs another kind, or if there is no room yet
-        that outcomes are `told` before."""
+    def _entered(self, batch: Batch, num_waiting: int, *, has_outcomes: bool) -> _Flight | None:
+        """Launch a first round of `batch`. Return None if it needs another kind, or if memory is
+        short and there are outcomes to report first."""
         try:
             self._read(unread_prompts(batch, self.stages.target.state), num_waiting)
             if batch and self.refusal(batch) is None:
                 return self._captured(batch)
         except CapacityError:
-            if not told:
+            if not has_outcomes:
                 raise
         return None
 
     def _captured(self, batch: Batch) -> _Flight | None:
-        """A first round of `batch`, whose text the target has read up to the pending tokens.
-        Whatever a compiler or a device cannot do is left to the stages, from now on."""
+        """Launch a first round of `batch`, whose text the target has read up to the pending tokens.
+        After a failure of the compiler or the device, stages take over all later rounds."""
         entries: list[Entry] | None = None
         try:
             self._budgets = self._wanted(batch)
@@ -175,12 +174,12 @@ class GraphRound:
             return self._launch(batch)
         except Exception as error:
             if entries is None and isinstance(error, (OutriderError, SequenceError)):
-                raise  # of a sequence or its memory: nothing was launched
+                raise  # an error of a sequence or its memory: nothing was launched
             self.refusals.fail(error)
         return None
 
     def _wanted(self, batch: Batch) -> list[int]:
-        self.stages.allot(batch)
+        self.stages.assign_budgets(batch)
         return [seq.budget.depth for seq in batch]
 
     def _launch(self, batch: Batch) -> _Flight:
@@ -193,7 +192,7 @@ class GraphRound:
         return flight
 
     def _land(self, flight: _Flight, batch: Batch, num_waiting: int) -> list[Outcome]:
-        """Read what `flight` decided for those of its sequences that are still in `batch`."""
+        """Read the decisions of `flight` for those of its sequences that are still in `batch`."""
         reports = read_reports(flight.ticket.read(), self.table.k)
         arrived = perf_counter()
         # Rounds end in the order of their launches.
@@ -209,7 +208,8 @@ class GraphRound:
         # Rounds follow each other on the device: one begins where the one before ended.
         began = max(flight.launched, self._landed)
         self._landed = arrived
-        # Acceptance is part of the round on the device; the host's share runs beside the next.
+        # Acceptance is part of the round on the device; the host's share runs during the next
+        # round.
         timing = RoundTiming(began, 0.0, arrived - began, ended=arrived)
         outcomes = self.stages.finish_round(finished, timing=timing, num_waiting=num_waiting)
         for row in finished:
@@ -217,8 +217,8 @@ class GraphRound:
         return outcomes
 
     def _check(self, seq: LiveSequence, report: RowReport) -> None:
-        """Nothing of a flight counts if one of its rows broke: the others run it again, with the
-        same numbers. Raises SequenceError for the target, NumericsError for the draft model."""
+        """Raise if the row broke; its flight then does not count, and other rows run again with the
+        same numbers. SequenceError is for the target, NumericsError for the draft model."""
         if not report.broke:
             return
         if report.broke & BROKE_TARGET:
@@ -228,7 +228,7 @@ class GraphRound:
         raise NumericsError("the draft model")
 
     def _row(self, seq: LiveSequence, report: RowReport) -> FinishedRow:
-        """Clamp the outcome, and tell the target's memory what was staged behind its back."""
+        """Clamp the outcome, and record in the target's memory what the device staged."""
         verdict = Verdict(tuple(range(report.num_kept)), report.next_token)
         outcome, ending = clamp(Outcome(seq.seq_id, Draft.chain(report.drafted), verdict), seq)
         self.memory.note(seq, outcome)

@@ -2,7 +2,7 @@
 
 `RoundProbs` is the interface; `TorchRoundProbs` is the definition, in tensor operators of any
 device, and `TritonRoundProbs` (triton.py) has fused kernels. Decisions are those of verify/exact.py
-with the same numbers, row by row up to its own depth. Greedy rows are judged beside sampled ones.
+with the same numbers, row by row up to its own depth. Greedy and sampled rows are judged together.
 
 Shapes:  B = rows, K = drafted tokens, W = K + 1, V = vocabulary, N = numbers of a round or numbers
          of a row.
@@ -32,19 +32,19 @@ from outrider.verify.batched import (
 
 
 def request_refusal(seq: LiveSequence) -> str | None:
-    """Why no captured round decides for a request; None when one may."""
+    """Return why no captured round can decide for a request; None if one can."""
     params = seq.params
     obstacles = (
         (params.logprobs or seq.is_unscored, "a request asks for log-probabilities"),
         (params.round_events, "a request asks for round events"),
     )
-    return next((reason for stands, reason in obstacles if stands), None)
+    return next((reason for applies, reason in obstacles if applies), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Of each row top-k (int64, 0 keeps all), top-p (float64, 1 does) and min-p (float32, 0
-    does)."""
+    """Filters of each row: top-k (int64, 0 keeps all tokens), top-p (float64, 1 keeps all) and
+    min-p (float32, 0 keeps all)."""
 
     top_k_B: Tensor
     top_p_B: Tensor
@@ -65,8 +65,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """How many tokens each row keeps, the target's own token after them, both int64, and whether
-    its logits were no numbers: then the token is any."""
+    """Decisions of a round: the number of accepted tokens of each row and the target's own token
+    after them, both int64, and whether its logits were no numbers: then the token is arbitrary."""
 
     kept_B: Tensor
     next_B: Tensor
@@ -74,15 +74,14 @@ class Judged:
 
 
 class RoundProbs(Protocol):
-    """Draws drafts, node by node, and judges them. Remembers the distributions of a round's
-    drafts."""
+    """Distributions of a round: draws drafts node by node and judges them."""
 
     def begin(self, rows: Rows) -> None:
-        """A round of `rows` begins."""
+        """Begin a round of `rows`."""
         ...
 
     def draft(self, logits_BV: Tensor, rows: Rows, node: int) -> tuple[Tensor, Tensor]:
-        """A token a row (int64), and whether its logits were no numbers."""
+        """Return a token of each row (int64), and whether its logits were no numbers."""
         ...
 
     def judge(self, logits_BWV: Tensor, tokens_BK: Tensor, rows: Rows) -> Judged: ...
@@ -93,14 +92,14 @@ _MASK = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """Node and role of each number that a row may ask for, int64: made once, read every round."""
+    """Node and role of each random number that a row may need, int64, read every round."""
 
     nodes_N: Tensor
     roles_N: Tensor
 
     @classmethod
     def of_round(cls, k: int, device: torch.device) -> Decisions:
-        """Of k draws, k coins and k + 1 tokens of the target's own, in this order."""
+        """Return the keys of k draws, k coins and k + 1 target tokens, in this order."""
         named = [(node, Role.DRAFT) for node in range(k)]
         named += [(node, Role.ACCEPT) for node in range(k)]
         named += [(node, Role.NEXT) for node in range(ROOT, k)]
@@ -109,11 +108,11 @@ class Decisions:
 
 
 def keyed_uniforms(keys: RoundKeys, decisions: Decisions) -> Tensor:
-    """uniforms_BN in [0, 1), float64, bit for bit those of `KeyedRng`.
+    """Return uniforms_BN in [0, 1), float64, bit for bit those of `KeyedRng`.
 
     A captured round cannot ask the host for a number, so it runs the Philox4x32-10 of core/rng.py
     over the same key (seed, sample, start, node, role): the text of a seed is the same. A product
-    of two words of 32 bits may pass the sign of int64; it wraps, and its halves are right.
+    of two 32-bit words may overflow int64; it wraps, and its halves are right.
     """
     k0_B1, k1_B1 = (keys.seed_B & _MASK)[:, None], ((keys.seed_B >> 32) & _MASK)[:, None]
     c0, c1 = decisions.nodes_N[None], keys.start_B[:, None]
@@ -127,7 +126,7 @@ def keyed_uniforms(keys: RoundKeys, decisions: Decisions) -> Tensor:
 
 
 Rule: TypeAlias = Callable[[Tensor, Tensor, Tensor, ChainNumbers, Tensor], ChainVerdicts]
-# The rules that captured rounds know, by the names of their samplers.
+# Rules of captured rounds, by the names of their samplers.
 RULES: Mapping[str, Rule] = {"token": judge_chains, "block": judge_blocks}
 
 
@@ -141,7 +140,7 @@ def torch_best(logits: Tensor) -> Tensor:
 
 
 class GreedyProbs:
-    """For batches without a sampled row: no distribution is made."""
+    """Decisions of batches without a sampled row: no distribution is made."""
 
     def __init__(self, best: Best = torch_best) -> None:
         self._best = best
@@ -155,7 +154,7 @@ class GreedyProbs:
         return token_B.clamp_min(0), token_B < 0
 
     def judge(self, logits_BWV: Tensor, tokens_BK: Tensor, rows: Rows) -> Judged:
-        """How far each chain follows the first largest logits."""
+        """Return how far each chain follows the first largest logits."""
         best_BW = self._best(logits_BWV)
         kept_B = kept_prefix(best_BW[:, :-1] == tokens_BK, rows.depth_B)
         next_B = best_BW.gather(-1, kept_B[:, None])[:, 0]
@@ -163,7 +162,7 @@ class GreedyProbs:
 
 
 class TorchRoundProbs:
-    """`probs_BKV` is room for the distributions that drafts are drawn from."""
+    """Decisions in tensor operators of any device. `probs_BKV` is space for draft distributions."""
 
     def __init__(self, rule: Rule, decisions: Decisions, probs_BKV: Tensor) -> None:
         self._rule, self._decisions, self._probs_BKV = rule, decisions, probs_BKV
@@ -184,9 +183,9 @@ class TorchRoundProbs:
         drawn_B = pick(probs_BV, self._uniforms_BN[:, node]).clamp_max(logits_BV.shape[1] - 1)
         chosen_B, broken_B = self._greedy.draft(logits_BV, rows, node)
         greedy_B = rows.temperature_B == 0
-        # An infinite logit still has a place in an order, but no distribution.
-        unlawful_B = ~logits_BV.amax(-1).isfinite()
-        return torch.where(greedy_B, chosen_B, drawn_B), torch.where(greedy_B, broken_B, unlawful_B)
+        # An infinite logit can still be the largest, but it makes no distribution.
+        infinite_B = ~logits_BV.amax(-1).isfinite()
+        return torch.where(greedy_B, chosen_B, drawn_B), torch.where(greedy_B, broken_B, infinite_B)
 
     def judge(self, logits_BWV: Tensor, tokens_BK: Tensor, rows: Rows) -> Judged:
         k = tokens_BK.shape[1]
@@ -200,17 +199,17 @@ class TorchRoundProbs:
         )
         next_B = drawn.next_B.clamp_max(logits_BWV.shape[2] - 1)
         greedy = self._greedy.judge(logits_BWV, tokens_BK, rows)
-        unlawful_B = within(~logits_BWV.amax(-1).isfinite(), rows)
+        infinite_B = within(~logits_BWV.amax(-1).isfinite(), rows)
         greedy_B = rows.temperature_B == 0
         return Judged(
             torch.where(greedy_B, greedy.kept_B, drawn.num_accepted_B),
             torch.where(greedy_B, greedy.next_B, next_B),
-            torch.where(greedy_B, greedy.broken_B, unlawful_B),
+            torch.where(greedy_B, greedy.broken_B, infinite_B),
         )
 
 
 def distributions(logits_BXV: Tensor, rows: Rows) -> Tensor:
-    """Probabilities at each row's temperature, filtered; those of greedy rows mean nothing."""
+    """Return filtered probabilities at each row's temperature; greedy rows mean nothing."""
     temperature_B, filters = rows.temperature_B, rows.filters
     safe_B = torch.where(temperature_B > 0, temperature_B.clamp_min(MIN_TEMPERATURE), 1.0)
     if filters is not None:
@@ -220,14 +219,14 @@ def distributions(logits_BXV: Tensor, rows: Rows) -> Tensor:
 
 
 def _top_k(logits_BXV: Tensor, k_B11: Tensor) -> Tensor:
-    """`top_k` of core/sampling.py, with a k for each row."""
-    place_BX1 = (k_B11 - 1).clamp(0, logits_BXV.shape[-1] - 1).expand(*logits_BXV.shape[:2], 1)
-    edge_BX1 = logits_BXV.sort(dim=-1, descending=True).values.gather(-1, place_BX1)
+    """Apply `top_k` of core/sampling.py, with a k for each row."""
+    rank_BX1 = (k_B11 - 1).clamp(0, logits_BXV.shape[-1] - 1).expand(*logits_BXV.shape[:2], 1)
+    edge_BX1 = logits_BXV.sort(dim=-1, descending=True).values.gather(-1, rank_BX1)
     return logits_BXV.masked_fill((logits_BXV < edge_BX1) & (k_B11 > 0), float("-inf"))
 
 
 def _likely(probs_BXV: Tensor, filters: Filters) -> Tensor:
-    """`keep_likely` of core/sampling.py, with limits for each row."""
+    """Apply `keep_likely` of core/sampling.py, with limits for each row."""
     top_p_N1, min_p_N1 = (
         limit_B.repeat_interleave(probs_BXV.shape[1])[:, None]
         for limit_B in (filters.top_p_B, filters.min_p_B)
@@ -240,6 +239,6 @@ def _likely(probs_BXV: Tensor, filters: Filters) -> Tensor:
 
 
 def within(broken_BW: Tensor, rows: Rows) -> Tensor:
-    """Which rows are broken; what is behind a chain's end is nobody's."""
-    place_BW = torch.ones_like(broken_BW, dtype=torch.int64).cumsum(-1) - 1
-    return (broken_BW & (place_BW <= rows.depth_B[:, None])).any(-1)
+    """Return which rows are broken within their chains, up to each chain's end."""
+    position_BW = torch.ones_like(broken_BW, dtype=torch.int64).cumsum(-1) - 1
+    return (broken_BW & (position_BW <= rows.depth_B[:, None])).any(-1)

@@ -1,9 +1,9 @@
 """Bias and penalties within a captured verification: logits of listed ids change in place.
 
 The host lists the ids that a request touches, each once: those with a bias, and those that its
-prompt or text has. Ids on the path to a drafted node are listed once more for that node, with the
-counts that they have there. Both are made of the model's own logits and the second are written
-last, so that lists may overlap. Entries that there are not repeat one that there is.
+prompt or text contains. Ids on the path to a drafted node are listed once more for that node, with
+their counts there. Both lists are computed from the model's own logits, and the second is written
+last, so that the lists may overlap. Unused entries repeat a used one.
 
 Shapes:  B = rows, W = logits rows of each, S = ids of a text, D = ids of a path, V = vocabulary.
 """
@@ -23,21 +23,20 @@ from outrider.core.logits import suffixes_of
 from outrider.core.sequence import LiveSequence
 
 Field: TypeAlias = tuple[tuple[int, ...], torch.dtype]
-# Lists of less are not worth a graph of their own.
+# Shorter lists are not worth a graph of their own.
 _LEAST_IDS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class _Lists:
-    """Ids, each once, and of each its bias, how often the text has it, and 1 if prompt or text has
-    it at all."""
+    """Ids, each once, with bias, count in the text, and 1 if prompt or text contain it."""
 
     ids_S: NDArray[np.int32]
     entries_3S: NDArray[np.float32]
 
     @classmethod
     def of(cls, seq: LiveSequence) -> _Lists:
-        """Of one request; a single id that nothing changes where there are none."""
+        """Return the lists of one request; without any, a single id that nothing changes."""
         lists = None if seq.shaper is None else seq.shaper.sparse(seq.tokens)
         if lists is None:
             return cls(np.zeros(1, np.int32), np.zeros((3, 1), np.float32))
@@ -53,8 +52,8 @@ class _Lists:
         return cls(ids, entries)
 
     def on_path(self, path: Sequence[int]) -> _Lists:
-        """Those of a path's own ids, with what the path adds; the first of these lists where a path
-        has none."""
+        """Return the lists of a path's own ids, with the counts that the path adds; for an empty
+        path, the first entry of these lists."""
         tokens = list(dict.fromkeys(path))
         if not tokens:
             return _Lists(self.ids_S[:1], self.entries_3S[:, :1])
@@ -74,8 +73,7 @@ class _Lists:
 
 
 def num_listed(batch: Sequence[LiveSequence]) -> int:
-    """How many ids graphs for `batch` list of each text: a power of two, 0 where no logits
-    change."""
+    """Return the ids that graphs list of each text: a power of two, 0 for none."""
     shapers = ((seq.shaper, seq.tokens) for seq in batch)
     lists = [shaper.sparse(tokens) for shaper, tokens in shapers if shaper is not None]
     most = max((len(one.seen_ids) + len(one.bias_ids) for one in lists if one), default=0)
@@ -83,7 +81,7 @@ def num_listed(batch: Sequence[LiveSequence]) -> int:
 
 
 def shaping_fields(rows: int, width: int, num_ids: int) -> dict[str, Field]:
-    """What the host writes; a path has at most one id a node."""
+    """Return the fields that the host writes; a path has at most one id per node."""
     text, path = (rows, 1, num_ids), (rows, width, max(width - 1, 1))
     fields: dict[str, Field] = {"penalties": ((3, rows, 1, 1), torch.float32)}
     for name, shape in (("text", text), ("path", path)):
@@ -95,7 +93,7 @@ def shaping_fields(rows: int, width: int, num_ids: int) -> dict[str, Field]:
 
 
 def write_shaping(fields: Mapping[str, NDArray[Any]], row: int, seq: LiveSequence) -> None:
-    """The lists of one row."""
+    """Write the lists of one row."""
     params, lists = seq.params, _Lists.of(seq)
     paths: Sequence[Sequence[int]] = [()]
     penalties = (1.0, 0.0, 0.0)
@@ -110,7 +108,7 @@ def write_shaping(fields: Mapping[str, NDArray[Any]], row: int, seq: LiveSequenc
 
 
 def shape_logits(logits_BWV: Tensor, fields: Mapping[str, Tensor]) -> None:
-    """What `LogitsProcessor` does of bias and penalties, row by row, in place."""
+    """Apply bias and penalties as `LogitsProcessor` does, row by row, in place."""
     text_ids_BWS = fields["text ids"].expand(-1, logits_BWV.shape[1], -1)
     path_ids_BWD = fields["path ids"]
     text_BWS = _shaped(logits_BWV.gather(-1, text_ids_BWS), fields, "text")

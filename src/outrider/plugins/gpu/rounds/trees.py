@@ -1,8 +1,7 @@
 """Verdicts on drafts that the host made, chains and trees, inside a captured round.
 
 `TreeProbs` is the interface; the definitions of this file run on any device, triton.py has fused
-kernels. A batch is decided in one way: its greedy rows have point masses, which every way judges
-alike.
+kernels. A batch is decided in one way: greedy rows have point masses, alike in every way.
 
 Shapes:  B = rows, K = drafted nodes, W = K + 1, V = vocabulary, R = B times W.
 """
@@ -34,16 +33,16 @@ from outrider.verify.batched import (
     pick,
 )
 
-# How a batch is decided: all greedy; by draws of the target's own; by the token rule; by the block
-# rule, for chains that were drawn.
+# How a batch is decided: all greedy; by draws from the target; by the token rule; by the block
+# rule, for sampled chains.
 Way = Literal["greedy", "match", "token", "block"]
-# Those that look at the distributions of drafts.
+# The ways that read the distributions of drafts.
 DRAWN_WAYS: tuple[Way, ...] = ("token", "block")
 
 
 class TreeProbs(Protocol):
-    """Judges the drafts of a round. `depths_BW` says how many tokens lie between the pending one
-    and each row's. The second result says which rows have logits that are no numbers."""
+    """Judge of a round's drafts. `depths_BW` says how many tokens lie between the pending one and
+    each row's token. The second result says which rows have logits that are no numbers."""
 
     def judge(
         self, logits_BWV: Tensor, drafts: TreeDrafts, depths_BW: Tensor, rows: Rows
@@ -51,7 +50,7 @@ class TreeProbs(Protocol):
 
 
 class TorchTreeProbs:
-    """The definition."""
+    """The definition of `TreeProbs`, in tensor operators of any device."""
 
     def __init__(self, device: torch.device, way: Way, k: int) -> None:
         self._way = way
@@ -90,14 +89,14 @@ class TorchTreeProbs:
 
 
 def _at_positions(keys: RoundKeys, depths_BW: Tensor) -> Tensor:
-    """uniforms_BW that the match rule draws with, by absolute position."""
+    """Return the uniforms_BW with which the match rule draws, by absolute position."""
     spread = spread_keys(keys, depths_BW)
     number = Decisions(*(depths_BW.new_full((1,), word) for word in (ROOT + 1, int(Role.POSITION))))
     return keyed_uniforms(spread, number).view(depths_BW.shape)
 
 
 def spread_keys(keys: RoundKeys, depths_BW: Tensor) -> RoundKeys:
-    """Keys of every row of R, of rounds that start at its own position."""
+    """Return keys of every row of R, of rounds that start at the row's own position."""
 
     def spread(number_B: Tensor) -> Tensor:
         return number_B[:, None].expand_as(depths_BW)
@@ -109,6 +108,6 @@ def spread_keys(keys: RoundKeys, depths_BW: Tensor) -> RoundKeys:
 
 
 def chain_path(num_accepted_B: Tensor, next_B: Tensor, k: int) -> TreeVerdicts:
-    """Verdicts on chains, whose nodes are accepted in order."""
+    """Return verdicts on chains, whose nodes are accepted in order."""
     nodes_K = torch.arange(k, device=next_B.device)
     return TreeVerdicts(nodes_K.expand(next_B.shape[0], k), num_accepted_B, next_B)

@@ -38,27 +38,27 @@ class RoundKernels:
     """Kernels of one stream, over scratch memory of their own."""
 
     def __init__(self, device: torch.device) -> None:
-        room, self._device = Workspace(device), device
-        self.probs, self.filters = TritonProbs(room), TritonFilters(room)
-        self.trees = TritonTrees(room)
+        workspace, self._device = Workspace(device), device
+        self.probs, self.filters = TritonProbs(workspace), TritonFilters(workspace)
+        self.trees = TritonTrees(workspace)
 
     def make_probs(self, sampler: str, logits_BKV: Tensor | None) -> RoundProbs:
-        """For device drafts; without space for logits, of greedy rows."""
+        """Return the decisions for device drafts; for greedy ones without space for logits."""
         if logits_BKV is None:
             return GreedyProbs(self.best)
         return TritonRoundProbs(self, logits_BKV, block=sampler == "block")
 
     def make_trees(self, way: Way, k: int) -> TritonTreeProbs:
-        """For drafts of the host."""
+        """Return the decisions for drafts of the host."""
         del k
         return TritonTreeProbs(self, way)
 
     def compile_ahead(self, vocab_size: int) -> None:
-        """Compile all that rounds may launch of these, so that no request waits for it."""
+        """Compile all kernels that rounds may launch, so that no request waits for it."""
         compile_launches(self._device, partial(self._rehearse, vocab_size))
 
     def _rehearse(self, vocab_size: int) -> None:
-        """One row of one drafted token and of none, in every way."""
+        """Run one row with one drafted token and with none, in every way."""
         logits_12V = torch.zeros(1, 2, vocab_size, device=self._device)
         token_11 = torch.zeros(1, 1, dtype=torch.int64, device=self._device)
         q_11V, zero_1 = torch.zeros_like(logits_12V[:, 1:]), token_11[0]
@@ -77,15 +77,15 @@ class RoundKernels:
                 TritonTreeProbs(self, way).judge(logits_12V, drafts, depths_12, rows)
 
     def best(self, logits: Tensor) -> Tensor:
-        """The `torch_best` of sampling.py."""
+        """Return the first largest of each row, as `torch_best` of sampling.py does."""
         best = torch.empty(logits.shape[:-1], dtype=torch.int64, device=logits.device)
         self.probs.argmax(logits.view(-1, logits.shape[-1]), best.view(-1))
         return best
 
     def rows(self, logits: Tensor, rows: Rows, *, ready: bool = False) -> ProbRows:
-        """Of logits of shape BV or BWV. Where rows are filtered, or are to be `ready`,
-        probabilities are written over them: a point mass where a row is greedy, NaN where it has no
-        numbers."""
+        """Return rows of logits of shape BV or BWV for the kernels. For filtered rows, or if they
+        have to be `ready`, probabilities are written over the logits: a point mass for a greedy
+        row, NaN for a row without numbers."""
         filters = rows.filters
         if filters is None and not ready:
             return ProbRows(logits, rows.temperature_B)
@@ -100,7 +100,7 @@ class RoundKernels:
     def judge(
         self, tokens_BK: Tensor, p: ProbRows, q: ProbRows | None, rows: Rows, *, block: bool
     ) -> Judged:
-        """Chains, by one of the two rules."""
+        """Judge chains by one of the two rules."""
         found = Verdicts(torch.empty_like(rows.depth_B), torch.empty_like(rows.depth_B))
         chains = Chains(tokens_BK.contiguous(), rows.depth_B)
         self.probs.judge(chains, p, q, rows.keys, found, block=block)
@@ -108,7 +108,7 @@ class RoundKernels:
 
 
 class TritonRoundProbs:
-    """`logits_BKV` is room for the drafter's logits; `block` chooses between the two rules."""
+    """Decisions by fused kernels. `logits_BKV` holds draft logits; `block` chooses the rule."""
 
     def __init__(self, kernels: RoundKernels, logits_BKV: Tensor, *, block: bool) -> None:
         self._kernels, self._logits_BKV, self._block = kernels, logits_BKV, block
@@ -131,7 +131,7 @@ class TritonRoundProbs:
 
 
 class TritonTreeProbs:
-    """Judges drafts that the host made, in one way (trees.py)."""
+    """Judge of drafts that the host made, in one way (trees.py), by fused kernels."""
 
     def __init__(self, kernels: RoundKernels, way: Way) -> None:
         self._kernels, self._way = kernels, way
@@ -164,7 +164,7 @@ class TritonTreeProbs:
         return self._kernels.best(logits_BWV)
 
     def _own(self, logits_BWV: Tensor, depths_BW: Tensor, rows: Rows) -> Tensor:
-        """The target's own token after each row's, drawn by its position."""
+        """Return the target's own token after each row's token, drawn by its position."""
         p, own_BW = self._kernels.rows(logits_BWV, rows, ready=True), torch.empty_like(depths_BW)
         flat = ProbRows(p.rows_RV.view(-1, logits_BWV.shape[-1]), None)
         keys = spread_keys(rows.keys, depths_BW)

@@ -1,13 +1,12 @@
 """The verification of drafts that the host made, as one launch: a pass, verdicts, a report.
 
-The host says all that a round depends on in one copy: the plan of the pass (the one that the stages
-would make), the trees, and what rows are sampled by. Shapes are rounded up, so that few graphs
-serve all rounds: rows and nodes to powers of two, page tables to powers of two of columns. Rows
-that there are not repeat row 0, and nodes that there are not hang below real ones and are judged
-by nobody.
+The host sends all that a round depends on in one copy: the plan of the pass (the one that the
+stages would make), the trees, and the sampling parameters of the rows. Shapes are rounded up, so
+that few graphs serve all rounds: rows and nodes to powers of two, page tables to powers of two of
+columns. Padding rows repeat row 0; padding nodes hang below real ones and are never judged.
 
-Shapes:  B = rows, K = drafted nodes, W = K + 1, N = B times W, P = page-table columns, E = keys
-         that are listed, V = vocabulary, R = K + 3 = a row's report: path, accepted, the own token,
+Shapes:  B = rows, K = drafted nodes, W = K + 1, N = B times W, P = page-table columns, E = listed
+         keys, V = vocabulary, R = K + 3 = a row's report: path, accepted, the target's token,
          whether logits broke.
 """
 
@@ -44,20 +43,20 @@ from outrider.plugins.gpu.rounds.shaping import (
 from outrider.plugins.gpu.rounds.trees import DRAWN_WAYS, TreeProbs, Way
 from outrider.verify.batched import TreeDrafts, TreeVerdicts
 
-# (way, K) -> what judges.
+# (way, K) -> the judge.
 MakeTrees: TypeAlias = Callable[[Way, int], TreeProbs]
-# The parent of a node that there is not.
+# The parent of a padding node.
 _NOWHERE = ROOT - 1
-# Page tables of less are not worth a graph of their own.
+# Smaller page tables are not worth a graph of their own.
 _LEAST_COLUMNS = 16
 _ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a graph is made for. With `listed`, nodes see keys that are no run; with `drawn`, some
-    drafts have distributions; with `filtered`, some rows keep less than all tokens. Of each text
-    `num_ids` ids are listed whose logits change."""
+    """The shape that a graph is made for. With `listed`, nodes see keys that are not contiguous;
+    with `drawn`, some drafts have distributions; with `filtered`, some rows filter tokens. The
+    logits of `num_ids` listed ids of each text change."""
 
     rows: int
     width: int
@@ -70,8 +69,8 @@ class Shape:
 
 
 class Fields:
-    """Numbers of the host on the device, by name: views of one block that is copied whole. All
-    begin where wide loads may."""
+    """Numbers of the host on the device, by name: views of one block that is copied whole. Each
+    begins at an address that is aligned for wide loads."""
 
     def __init__(self, wanted: Mapping[str, Field], device: torch.device) -> None:
         parts: dict[str, tuple[int, Field]] = {}
@@ -88,7 +87,7 @@ class Fields:
         self.device = {name: _view(self._device, *part) for name, part in parts.items()}
 
     def send(self) -> None:
-        """Behind the work of the stream so far, in front of what follows."""
+        """Copy the block after the queued work of the stream, and before what follows."""
         self._device.copy_(self._host, non_blocking=True)
 
 
@@ -123,7 +122,7 @@ def _fields(shape: Shape) -> dict[str, Field]:
 
 @dataclass(slots=True)
 class VerifyProgram:
-    """A straight line over `fields`, which says what the host wrote last."""
+    """A straight line of operators over `fields`, which hold what the host wrote last."""
 
     shape: Shape
     fields: Mapping[str, Tensor]
@@ -141,7 +140,7 @@ class VerifyProgram:
         fields, shape = self.fields, self.shape
         num_nodes = shape.rows * shape.width
         tokens_N, positions_N, slots_N, seq_N, visible_N = fields["plan"][:, :num_nodes].unbind(0)
-        # A new plan each time, as kernels may remember what they worked out for one.
+        # A new plan each time, as kernels may cache results in it.
         plan = PackedPlan(
             page_size=self.target.page_size,
             tokens_N=tokens_N,
@@ -169,8 +168,8 @@ class VerifyProgram:
         self.report_BR.copy_(torch.cat([found.path_BK, torch.stack(numbers, dim=1)], dim=1))
 
     def _move(self, slots_BW: Tensor, found: TreeVerdicts) -> None:
-        """Put the rows of each accepted path behind the pending token's, in their order. All else
-        is a copy of that one's to itself, since rows that repeat row 0 must not disturb it."""
+        """Move the rows of each accepted path behind the pending token's row, in their order. All
+        other copies are of that row to itself, since rows that repeat row 0 must not disturb it."""
         pending_B1, nodes_K = slots_BW[:, :1], self.nodes_K
         kept_BK = nodes_K < found.num_accepted_B[:, None]
         path_BK = found.path_BK.clamp(0, max(nodes_K.shape[0] - 1, 0))
@@ -181,7 +180,7 @@ class VerifyProgram:
 
 @dataclass(slots=True)
 class VerifyGraph:
-    """A program with its memory, and how it is launched."""
+    """A program's memory, and its launch."""
 
     fields: Fields
     report_BR: Tensor
@@ -192,8 +191,8 @@ class VerifyGraph:
 
 @dataclass(slots=True)
 class VerifyCache:
-    """Owns the graphs and their memory, all made when they are first needed. Drafts have `most`
-    nodes at most. Passes and distributions of one size share memory: one round runs at a time."""
+    """A cache of the graphs and their memory, each made when first needed. Drafts have at most
+    `most` nodes. Passes and distributions of one size share memory."""
 
     target: StackModel
     hidden_layers: tuple[int, ...]
@@ -207,12 +206,12 @@ class VerifyCache:
 
     @property
     def shapes(self) -> Collection[Shape]:
-        """Those that there are graphs for."""
+        """The shapes that have graphs."""
         return self._graphs.keys()
 
     def width(self, batch: Batch) -> int:
-        """Rows that each sequence of `batch` has in a pass: one for its pending token, and as many
-        as the longest draft needs, or as fill a tile of rows, which cost no more."""
+        """Return the rows of each sequence of `batch` in a pass: one for its pending token, and as
+        many as the longest draft needs, or as fill a tile of rows, which cost no more."""
         longest = max(len(seq.draft) for seq in batch)
         if not longest:
             return 1
@@ -222,8 +221,8 @@ class VerifyCache:
     def run(
         self, batch: Batch, staged: tuple[Columns, PageTable], width: int, way: Way
     ) -> list[Verdict] | None:
-        """What is decided on the drafts of `batch`, which were `staged` in the target's memory with
-        `width` nodes each. None if logits are no numbers. Waits for the device."""
+        """Return the verdicts on the drafts of `batch`, which were `staged` in the target's memory
+        with `width` nodes each. None if logits are no numbers. Waits for the device."""
         columns, pages_BP = staged
         shape = Shape(
             rows=bucket_of(len(batch), self.batch_size),
@@ -249,7 +248,7 @@ class VerifyCache:
         return _verdicts(graph.mailbox.post(graph.report_BR).read(), batch)
 
     def program(self, shape: Shape) -> VerifyProgram:
-        """The straight line of this shape, over the memory of its graph."""
+        """Return the program of this shape, over the memory of its graph."""
         graph = self.graph(shape)
         return VerifyProgram(
             shape=shape,
@@ -262,7 +261,7 @@ class VerifyCache:
         )
 
     def graph(self, shape: Shape) -> VerifyGraph:
-        """The memory of this shape, and how it is launched, once it was captured."""
+        """Return the memory and launch of this shape, allocated at its first use."""
         if shape not in self._graphs:
             device = self.target.scratch.x_ND.device
             with torch.inference_mode(False):
@@ -298,12 +297,12 @@ class VerifyCache:
 
 
 def padded_row(seq: LiveSequence, width: int, *, listed: bool) -> StepRow:
-    """The pending token and the draft below it, as a pass of `width` nodes reads them. Nodes that
-    are none go on as a chain would, or are leaves where the pass has trees anyway."""
-    draft, num_none = seq.draft, width - 1 - len(seq.draft)
+    """Return the pending token and the draft below it, padded to a pass of `width` nodes. Padding
+    nodes continue the chain, or are leaves if the pass has trees anyway."""
+    draft, num_padding = seq.draft, width - 1 - len(seq.draft)
     first = len(draft) - 1
-    below = (ROOT,) * num_none if listed else range(first, first + num_none)
-    tokens = (seq.tokens[-1], *draft.tokens, *(0,) * num_none)
+    below = (ROOT,) * num_padding if listed else range(first, first + num_padding)
+    tokens = (seq.tokens[-1], *draft.tokens, *(0,) * num_padding)
     return StepRow(seq.seq_id, tokens, parents_below(0, (*draft.parents, *below)))
 
 
@@ -311,7 +310,7 @@ def _write_plan(
     fields: Mapping[str, NDArray[Any]], columns: Columns, pages_BP: PageTable, shape: Shape
 ) -> None:
     num_nodes = len(columns.tokens)
-    # Which node each one does the work of.
+    # The node whose work each node repeats.
     source_N = np.arange(shape.rows * shape.width)
     source_N[num_nodes:] %= shape.width
     numbers = (columns.tokens, columns.positions, columns.slots, columns.seq, columns.visible)
@@ -327,7 +326,7 @@ def _write_plan(
 def _write_rows(fields: Mapping[str, NDArray[Any]], batch: Batch, shape: Shape) -> None:
     for row in range(shape.rows):
         seq = batch[row if row < len(batch) else 0]
-        # Rows that repeat row 0 keep nothing, so they move nothing.
+        # Rows that repeat row 0 accept nothing, so they move nothing.
         draft = seq.draft if row < len(batch) else Draft.empty()
         params, size = seq.params, len(draft)
         top_k, fields["top_p"][row], fields["min_p"][row] = filters_of(params)
@@ -349,7 +348,7 @@ def _write_rows(fields: Mapping[str, NDArray[Any]], batch: Batch, shape: Shape) 
 
 
 def _write_distributions(q_BKV: Tensor, batch: Batch, way: Way) -> None:
-    """Where the block rule judges, greedy drafts are point masses."""
+    """Write the distributions of drafts; for the block rule, greedy drafts are point masses."""
     for row, seq in enumerate(batch):
         draft, size = seq.draft, len(seq.draft)
         if draft.probs_NV is not None:

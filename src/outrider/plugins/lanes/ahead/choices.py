@@ -1,4 +1,4 @@
-"""Settings of drafting ahead, and the memory that they need.
+"""Settings of drafting ahead, and the memory that a draft model needs for it.
 
 No tensors: a process reads this module before it loads PyTorch.
 """
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AheadChoices:
-    """`fan_out` verdicts are foreseen for drafts of up to `k` tokens, shared out by `policy`; what
-    is not foreseen is drafted by `fallback`. A `saguaro` of 1 leaves distributions as they are, a
-    `force_hits` of -1 hits. `always` drafts ahead also where that takes longer than verifying."""
+    """Settings of drafting ahead. `fan_out` verdicts are predicted for drafts of up to `k` tokens,
+    shared out by `policy`; after a miss `fallback` drafts. A `saguaro` of 1 leaves distributions
+    unchanged; a `force_hits` of -1 forces no hits. `always` drafts ahead at any cost."""
 
     k: int
     fan_out: int = 16
@@ -34,7 +34,7 @@ class AheadChoices:
 
     @classmethod
     def of(cls, config: EngineConfig) -> AheadChoices:
-        """Those that the settings make."""
+        """Return the choices of the settings."""
         return cls(
             k=config.most_k,
             fan_out=config.fan_out,
@@ -49,7 +49,7 @@ class AheadChoices:
 
 
 def capacity_needed(k: int, fan_out: int, batch: int) -> DraftCapacity:
-    """For `batch` sequences that draft `k` tokens after each of `fan_out` foreseen verdicts.
+    """Return the capacity for `batch` sequences, `k` tokens and `fan_out` verdicts each.
 
     A sequence stages a trunk (a token that was not read yet, the pending one and the draft) and `k`
     nodes a branch. A pass reads all trunks, or the newest node of every branch.

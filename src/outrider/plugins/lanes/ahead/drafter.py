@@ -1,13 +1,13 @@
 """Speculative speculation (SSD): draft for the likely verdicts while the target verifies.
 
 A round's draft s1..sK is being verified. Its verdict will be n accepted tokens and one token t of
-the target's own. `propose_after` drafts after the likeliest pairs (n, t); `propose` looks the true
-verdict up, and sequences without a hit get the draft of a fallback. A branch has the distribution
+the target's own. `propose_after` drafts after the likeliest pairs (n, t); `propose` looks up the
+true verdict, and sequences without a hit get the draft of a fallback. A branch has the distribution
 and the random numbers of the draft that would be made later, so the output keeps its distribution;
 with the fallback `jit` the text equals that of drafting in turns, token for token. (Kumar, Dao,
 May, "Speculative speculative decoding".)
 
-Shapes:  N = places of a draft, V = vocabulary.
+Shapes: N = positions of a draft, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from outrider.plugins.lanes.ahead.tree import (
 
 @dataclass(slots=True)
 class Looks:
-    """How often a verdict was looked up, and how often it was found."""
+    """Counts of look-ups of verdicts, and of those that were found."""
 
     asked: int = 0
     found: int = 0
@@ -58,20 +58,20 @@ class Looks:
 
     @property
     def share(self) -> float:
-        """p_hit; 0 if nothing was looked up."""
+        """The share p_hit; 0 if nothing was looked up."""
         return self.found / self.asked if self.asked else 0.0
 
 
 @dataclass(slots=True)
 class AheadStats:
-    """Since the drafter was made. First rounds look nothing up.
+    """Statistics since the drafter was made. First rounds look nothing up.
 
     `looks` are all look-ups; `by_accepted` the same by how many tokens the verdict had accepted;
     `bonus` those after a draft that was accepted whole. `num_made_good` hits were forced and not
-    really found. `num_prepared` is how many rounds something was prepared for, `num_tree_nodes`
-    what the draft model was fed for their trees. `recovered_ranks` and `bonus_ranks` say how often
-    the target's own token was the i-th of the draft model's list; their last entry counts those
-    beyond it.
+    really found. `num_prepared` is how many rounds something was prepared for, `num_tree_nodes` how
+    many nodes the draft model read for their trees. `recovered_ranks` and `bonus_ranks` say how
+    often the target's own token was the i-th of the draft model's list; their last entry counts
+    those beyond it.
     """
 
     looks: Looks = field(default_factory=Looks)
@@ -85,7 +85,7 @@ class AheadStats:
     bonus_ranks: tuple[int, ...] = ()
 
     def add(self, accepted: int, depth: int, *, found: bool) -> None:
-        """A verdict that accepted so many of `depth` drafted tokens was looked up."""
+        """Count the look-up of a verdict that accepted so many of `depth` drafted tokens."""
         self.looks.add(found=found)
         self.by_accepted.setdefault(accepted, Looks()).add(found=found)
         if accepted == depth:
@@ -94,7 +94,7 @@ class AheadStats:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The last draft given for a sequence: its text then, and how the draft was come by."""
+    """The last draft given for a sequence: its text then, and the origin of the draft."""
 
     tokens: Sequence[int]
     start: int
@@ -106,7 +106,7 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the table had for a row, and whether its verdict counts as foreseen."""
+    """A look-up: the table's draft for a row, and whether its verdict counts as a hit."""
 
     found: Draft | None = None
     hit: bool | None = None
@@ -117,16 +117,16 @@ class _Look:
 
 
 class AheadDrafter:
-    """DraftAhead with the model of `jit`, whose memory and way of choosing tokens it shares, or
-    cached drafts would be others; `room` is what that model was given. `free` makes the drafts of
-    forced hits in no time, where there is such a drafter. With `fused` branches grow in one call
-    where that can be.
+    """A drafter that drafts ahead with the model of `jit`.
+
+    It shares the memory and the sampler of `jit`, or cached drafts would differ from later ones;
+    `capacity` is that of the model. If `free` is given, it makes the drafts of forced hits in no
+    time. With `fused` branches grow in one call where possible.
 
     Drafting ahead loses where drafter and target compete for one memory bus: branches of verdicts
-    that do not come are paid for. Requests with logits processors are drafted for in turns only,
-    because nobody knows ahead how these count a text that is not written yet. The next trunk is
-    read again from the text, also after a hit: its last token needs a pass anyhow, at the same
-    cost.
+    that do not come cost time. Requests with logits processors are drafted for in turns only,
+    because their effect on a text that is not written yet is not known. The next trunk is read
+    again from the text, also after a hit: its last token needs a pass anyhow, at the same cost.
     """
 
     name = "model"
@@ -136,7 +136,7 @@ class AheadDrafter:
         self,
         jit: ModelDrafter,
         choices: AheadChoices,
-        room: DraftCapacity,
+        capacity: DraftCapacity,
         *,
         free: ModelDrafter | None = None,
         fused: FusedBranches | None = None,
@@ -147,7 +147,7 @@ class AheadDrafter:
         self._fallback = Fallback(jit, self._fast, choices.fallback, clock)
         self._forced = ForcedHits(choices.force_hits) if choices.force_hits >= 0 else None
         self._forecast = Forecast(choices.policy)
-        self._trunks = DraftPrefixes(jit, room)
+        self._trunks = DraftPrefixes(jit, capacity)
         self._pace = FanOutLimiter(choices.fan_out, choices.always)
         self._table = SpeculationCache()
         self._answers: dict[int, _Answer] = {}
@@ -168,16 +168,16 @@ class AheadDrafter:
         self._jit.close(seq_id)
 
     def stats(self) -> AheadStats:
-        """The counts so far, which go on counting; those of ranks are copies."""
+        """Return the counts so far, which go on counting; those of ranks are copies."""
         self._stats.recovered_ranks = tuple(self._forecast.recovered.counts)
         self._stats.bonus_ranks = tuple(self._forecast.bonus.counts)
         return self._stats
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        """Those foreseen from the table, the others from the fallback; `hit` says which, and is
-        None where nothing was looked up: in a first round, and for shaped requests."""
-        asked = self._clock()
-        looks = [self._look(row, asked) for row in rows]
+        """Return drafts from the table after hits, and from the fallback after misses. `hit` says
+        which; it is None if nothing was looked up: in a first round, and for shaped requests."""
+        requested = self._clock()
+        looks = [self._look(row, requested) for row in rows]
         made: dict[int, tuple[Draft, Source]] = {}
         for now in (True, False):
             part = [
@@ -202,15 +202,14 @@ class AheadDrafter:
     def _made(
         self, rows: Sequence[DraftRow], batch: int, *, now: bool
     ) -> tuple[list[Draft], Source]:
-        """Drafts that the table does not have. `now` says that they count as foreseen."""
+        """Return drafts for misses. `now` says that they count as hits."""
         if now and self._free is not None:
             return self._free.propose(rows), "table"
         return self._fallback.propose(rows, batch, now=now)
 
     def propose_after(self, rows: Sequence[AheadRow]) -> None:
-        """Nothing is prepared for rounds whose draft is not the one that was given here or is no
-        chain, nor where memory or rows do not suffice; what is prepared is then less, never an
-        error."""
+        """Draft ahead for rounds. Nothing is prepared for rounds whose draft was not made here or
+        is not a chain. With too little memory or rows, less is prepared, without an error."""
         fan_out = self._pace.fan_out
         if not rows:
             return
@@ -228,8 +227,8 @@ class AheadDrafter:
             trees.append(Tree(trunk.row, trunk.root, branches, self._jit.sampler))
         num_nodes = grow_all(self._jit.model, trees, self._fused)
         for tree, trunk, ranking in zip(trees, trunks, rankings, strict=True):
-            foreseen = PreparedRound(trunk.row.start, trunk.draft, tree.drafts(), ranking.ids)
-            self._table.put(trunk.row.seq_id, foreseen)
+            prepared = PreparedRound(trunk.row.start, trunk.draft, tree.drafts(), ranking.ids)
+            self._table.put(trunk.row.seq_id, prepared)
         self._count(trunks, trees, num_nodes)
         ended = self._clock()
         estimates = self._fallback.estimates
@@ -241,19 +240,19 @@ class AheadDrafter:
         self._stats.num_branches += sum(len(tree.branches) for tree in trees)
         self._stats.num_tree_nodes += num_nodes
 
-    def _look(self, row: DraftRow, asked: float) -> _Look:
+    def _look(self, row: DraftRow, requested: float) -> _Look:
         answer = self._answers.pop(row.seq_id, None)
-        foreseen = self._table.take(row)
+        prepared = self._table.take(row)
         if row.last is None or row.shaper is not None:
             return _Look()
         accepted, depth = row.last.num_accepted, len(row.last.draft)
         start = len(row.tokens) - accepted - 1
         if answer is not None and answer.start == start:
-            self._learn(row.last, answer, asked)
+            self._learn(row.last, answer, requested)
         found = None
-        if foreseen is not None:
-            found = foreseen.find(row)
-            self._forecast.observe_rank(foreseen.rank(row), bonus=accepted == depth)
+        if prepared is not None:
+            found = prepared.find(row)
+            self._forecast.observe_rank(prepared.rank(row), bonus=accepted == depth)
         self._stats.add(accepted, depth, found=found is not None)
         self._fallback.estimates.hits.add(found is not None)
         if self._forced is None:
@@ -262,15 +261,15 @@ class AheadDrafter:
         self._stats.num_made_good += hit and found is None
         return _Look(found if hit else None, hit)
 
-    def _learn(self, last: Outcome, answer: _Answer, asked: float) -> None:
-        """From the verdict on the draft that was answered."""
+    def _learn(self, last: Outcome, answer: _Answer, requested: float) -> None:
+        """Learn from the verdict on the last draft."""
         estimates = self._fallback.estimates
-        estimates.verify_seconds.add(asked - answer.ended)
+        estimates.verify_seconds.add(requested - answer.ended)
         estimates.tokens[answer.source].add(last.num_accepted + 1)
         self._forecast.observe(len(last.draft), last.num_accepted, hit=bool(answer.hit))
 
     def _text(self, row: AheadRow) -> Sequence[int] | None:
-        """The text up to the pending token of a round that can be drafted ahead of, if it can be.
+        """Return the text up to a round's pending token; None if it cannot be drafted ahead of.
 
         The text may have grown since: a verdict does not wait for this drafter.
         """
@@ -286,11 +285,11 @@ class AheadDrafter:
 
 
 @runtime_checkable
-class Foretold(Protocol):
-    """A model whose words can be had without its work, for study."""
+class CostFree(Protocol):
+    """A model for studies that has a copy which takes no time."""
 
     def without_cost(self) -> CausalLM:
-        """One that says the same and takes no time, with a memory of its own."""
+        """Return a model with the same outputs that takes no time, with a memory of its own."""
         ...
 
 
@@ -298,24 +297,24 @@ def ahead(
     model: CausalLM,
     sampler: DraftSampler,
     choices: AheadChoices,
-    room: DraftCapacity,
+    capacity: DraftCapacity,
     *,
     chunk: int,
     batch_size: int,
 ) -> AheadDrafter:
-    """Drafts with `model`, ahead of verdicts too, in the `room` that the model was given; reads at
-    most `chunk` prompt tokens in one pass."""
+    """Return a drafter with `model` that also drafts ahead of verdicts, within the `capacity` of
+    the model; it reads at most `chunk` prompt tokens in one pass."""
     if choices.saguaro < 1:
         change = Saguaro.planned(choices.saguaro, budget=choices.fan_out, depth=choices.k)
         sampler = replace(sampler, change=change)
     free = None
-    if choices.force_hits >= 0 and isinstance(model, Foretold):
+    if choices.force_hits >= 0 and isinstance(model, CostFree):
         free = ModelDrafter(model.without_cost(), sampler, chunk=chunk)
     fused = fused_model_drafts(model, sampler, batch_size=batch_size)
     jit = ModelDrafter(model, sampler, chunk=chunk, fused=fused)
     num_branches = batch_size * choices.fan_out
     branches = FusedBranches.of(model, sampler, num_branches=num_branches)
-    return AheadDrafter(jit, choices, room, free=free, fused=branches)
+    return AheadDrafter(jit, choices, capacity, free=free, fused=branches)
 
 
 def ahead_of(config: EngineConfig, model: CausalLM, sampler: DraftSampler) -> AheadDrafter:

@@ -1,7 +1,7 @@
-"""Forecasts for drafting ahead: accepted lengths, ranks of the target's tokens, ways after a miss.
+"""Forecasts for drafting ahead: accepted lengths, ranks of the target's tokens, fallbacks.
 
-`Forecast` counts past verdicts, apart for drafts that were foreseen and drafts that were not, since
-after a poor fallback few tokens are kept. Every place starts with a prior.
+`Forecast` counts past verdicts, separately after hits and after misses, since after a poor fallback
+few tokens are accepted. Every position starts with a prior.
 
 Shapes:  N = distributions, V = vocabulary, F = likeliest tokens.
 """
@@ -36,9 +36,9 @@ from outrider.estimate.theory import (
 Policy = Literal["top", "optimal", "geometric", "uniform"]
 
 PRIOR_ALPHA = 0.8
-# Tokens that the prior counts for, at every place of a draft.
+# The weight of the prior in tokens, at every position of a draft.
 PRIOR_WEIGHT = 10.0
-# Ranks are counted up to here; what stands further down counts as beyond.
+# Ranks are counted up to here; larger ones count as beyond.
 NUM_RANKS = 64
 # Verdicts after which a curve through the ranks is trusted more than the prior.
 ENOUGH_RANKS = 200
@@ -46,7 +46,7 @@ ENOUGH_RANKS = 200
 
 @dataclass(slots=True)
 class Ranks:
-    """A histogram of the places, from 0, of real tokens among the likeliest; the last is beyond."""
+    """A histogram of real tokens' ranks, from 0, among the likeliest; the last is beyond."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (NUM_RANKS + 1))
     default: MissCurve = PRIOR_CURVE
@@ -62,8 +62,8 @@ class Ranks:
 
 
 @dataclass(slots=True)
-class _Kept:
-    """How often the token of each place of a draft was refused where it was reached."""
+class _Refusals:
+    """Refusal rates of the token at each position of a draft, if it was reached."""
 
     refusals: list[FadingRate] = field(default_factory=list[FadingRate])
 
@@ -75,8 +75,8 @@ class _Kept:
         self._grow(depth)
         found: list[float] = []
         alive = 1.0
-        for place in self.refusals[:depth]:
-            alpha = (place.trials - place.hits) / place.trials
+        for rate in self.refusals[:depth]:
+            alpha = (rate.trials - rate.hits) / rate.trials
             found.append(alive * (1 - alpha))
             alive *= alpha
         return (*found, alive)
@@ -89,24 +89,24 @@ class _Kept:
 
 @dataclass(slots=True)
 class Forecast:
-    """How branches are best shared out, by `policy`."""
+    """A forecast of verdicts, by which branches are shared out; `policy` says how."""
 
     policy: Policy = "top"
     recovered: Ranks = field(default_factory=Ranks)
     bonus: Ranks = field(default_factory=Ranks)
-    _after_hit: _Kept = field(default_factory=_Kept)
-    _after_miss: _Kept = field(default_factory=_Kept)
+    _after_hit: _Refusals = field(default_factory=_Refusals)
+    _after_miss: _Refusals = field(default_factory=_Refusals)
 
     def observe(self, depth: int, accepted: int, *, hit: bool) -> None:
-        """A draft of `depth` tokens, which was foreseen or not, had so many accepted."""
+        """Learn how many of `depth` draft tokens were accepted, after a `hit` or not."""
         (self._after_hit if hit else self._after_miss).add(depth, accepted)
 
     def observe_rank(self, rank: int | None, *, bonus: bool) -> None:
-        """The target's own token stood at `rank` of the draft model's list; None: beyond it."""
+        """Learn the rank of the target's own token in the draft model's list; None: beyond it."""
         (self.bonus if bonus else self.recovered).add(rank)
 
     def chances(self, depth: int, *, hit: bool) -> tuple[float, ...]:
-        """P(n), n = 0..depth, for a draft that was foreseen or not."""
+        """Return P(n), n = 0..depth, for a draft that was predicted or not."""
         return (self._after_hit if hit else self._after_miss).chances(depth)
 
     @property
@@ -114,7 +114,7 @@ class Forecast:
         return Misses(self.recovered.curve, self.bonus.curve)
 
     def counts(self, budget: int, depth: int, *, hit: bool) -> list[int]:
-        """Branches for n = 0..depth accepted tokens; their sum is `budget`, hit or not."""
+        """Return the number of branches for n = 0..depth accepted tokens; their sum is `budget`."""
         likely, misses = self.chances(depth, hit=hit), self.misses
         match self.policy:
             case "uniform":
@@ -128,17 +128,17 @@ class Forecast:
 Kind = Literal["jit", "ngram", "none", "auto"]
 Source = Literal["table", "jit", "ngram", "none"]
 
-# Rounds of each source before its mean is believed; and of so many misses, one tries the other.
+# Rounds of each source before its mean is used; and of so many misses, one tries the other source.
 ENOUGH = 16
 TRY_EVERY = 32
-# Share of the old values that a new one leaves.
+# The factor by which a new value reduces the weight of old ones.
 _FADE = 0.98
 
 
 def crossover(hit: float, tokens_jit: float, tokens_fast: float, seconds_jit: float) -> float:
-    """b*: the batch below which drafting now pays. `seconds_jit` is over those of a verification.
+    """Return b*: the batch below which drafting now pays; `seconds_jit` in verifications.
 
-    Infinite where it pays in every batch, 0 where in none.
+    Infinite if it pays in every batch, 0 if in none.
     """
     if hit >= 1 or seconds_jit <= 0:
         return math.inf
@@ -160,7 +160,7 @@ def _sources() -> dict[Source, FadingRate]:
 
 @dataclass(slots=True)
 class Estimates:
-    """Means of late: the share of hits, tokens of a round by where its draft came from, and the
+    """Recent means: the share of hits, tokens of a round by the source of its draft, and the
     seconds of drafting now and of a verification."""
 
     hits: FadingRate = field(default_factory=_unseen)
@@ -170,7 +170,7 @@ class Estimates:
 
     @property
     def crossover(self) -> float | None:
-        """b* by what was seen; None while there is too little of it."""
+        """The batch b* by what was measured; None while there is too little of it."""
         slow, fast = self.tokens["jit"], self.tokens["ngram"]
         if min(slow.trials, fast.trials) < ENOUGH / 2 or not self.verify_seconds.mean:
             return None
@@ -182,13 +182,13 @@ class Estimates:
 
 
 class Fallback:
-    """Drafts for rows that missed. `fast` is asked where `kind` allows; both know all sequences.
+    """Drafts for rows that missed. `fast` is used where `kind` allows; both know all sequences.
 
     `jit` drafts with the model now, for the sequences that missed and no others: the round waits
-    for it. `ngram` copies from the text, which costs nothing and is kept less often. `none` does
-    without. `auto` chooses between the first two. Let p be the share of foreseen verdicts, G_x the
+    for it. `ngram` copies from the text, which is free and accepted less often. `none` drafts
+    nothing. `auto` chooses between the first two. Let p be the share of predicted verdicts, G_x the
     tokens of a round with fallback x, T the seconds of drafting now over those of a verification.
-    In a batch of b all verdicts are foreseen with probability p^b, so a round takes 1 + (1 - p^b) T
+    In a batch of b all verdicts are hits with probability p^b, so a round takes 1 + (1 - p^b) T
     with jit and 1 with ngram; jit pays while b < b* = ln(1 - (G_jit / G_ngram - 1) / T) / ln p.
     """
 
@@ -205,8 +205,8 @@ class Fallback:
     def propose(
         self, rows: Sequence[DraftRow], batch: int, *, now: bool = False
     ) -> tuple[list[Draft], Source]:
-        """Drafts of `rows`, of a batch of so many, and where they came from. `now` asks for the
-        model whatever the kind."""
+        """Return drafts of `rows`, of a batch of so many, and their source. `now` uses the model
+        whatever the kind."""
         if not rows:
             return [], "none"
         source = "jit" if now else self._source(batch)
@@ -236,16 +236,16 @@ class Fallback:
 
 
 class Saguaro:
-    """Changes the distributions of draft node `node` in place. `fan_out[node]` is its F; a node
-    behind them has the last one's.
+    """A change of the distributions of draft node `node`, in place. `fan_out[node]` is its F; a
+    node behind them has the last one's.
 
     The distribution q that a draft token is drawn from gives its F likeliest tokens only the share
-    C of what they had: q'(t) ~ C q(t) among them, q'(t) ~ q(t) elsewhere. After a refusal the
-    target draws from max(p - q', 0), which then has its mass on exactly those F tokens; and F is
-    how many the drafter foresees there. More verdicts are foreseen, fewer drafts are kept. C = 1
-    changes nothing, C = 0 never drafts a likely token. q' is the distribution that is reported, so
-    the output keeps its distribution whatever C. (Kumar, Dao, May, "Speculative speculative
-    decoding", Definition 14.)
+    C of their mass: q'(t) ~ C q(t) among them, q'(t) ~ q(t) elsewhere. After a refusal the target
+    draws from max(p - q', 0), which then has its mass on exactly those F tokens; and F is how many
+    the drafter predicts there. More verdicts are predicted, fewer drafts are accepted. With C = 1
+    nothing changes, with C = 0 no likely token is ever drafted. q' is the distribution that is
+    reported, so the output keeps its distribution whatever C. (Kumar, Dao, May, "Speculative
+    speculative decoding", Definition 14.)
     """
 
     def __init__(self, weight: float, fan_out: Sequence[int]) -> None:
@@ -258,14 +258,13 @@ class Saguaro:
 
     @classmethod
     def planned(cls, weight: float, *, budget: int, depth: int) -> Saguaro:
-        """With the counts that are best before anything is known. They stay as they are, so that a
-        token's distribution does not depend on what was foreseen before."""
+        """Return the change with the counts that are best before anything is known. They stay
+        constant, so that a token's distribution does not depend on earlier predictions."""
         likely = chances(PRIOR_ALPHA, depth)
         return cls(weight, optimal(budget, likely, Misses())[:depth])
 
     def __call__(self, probs_NV: Tensor, node: int) -> None:
-        """A distribution with no mass outside of its likeliest tokens stays as it is where C =
-        0."""
+        """Change the distributions, except where that would leave no mass."""
         count = self._fan_out[min(node, len(self._fan_out) - 1)]
         if not count:
             return
@@ -283,7 +282,7 @@ class Saguaro:
 
 
 def likeliest(scores_V: Tensor, count: int) -> list[int]:
-    """Exactly `count` ids of the largest scores, the largest first; of equal ones the first."""
+    """Return exactly `count` ids of the largest scores, the largest and first ones first."""
     count = min(count, scores_V.shape[0])
     edge = torch.topk(scores_V, count).values[-1]
     ids = (scores_V >= edge).nonzero()[:, 0]

@@ -1,4 +1,4 @@
-"""Branches of all foreseen verdicts of a batch, one draft-model pass a token for all of them.
+"""Branches of all predicted verdicts of a batch, one draft-model pass a token for all of them.
 
 The draft that is being verified is the trunk: the pending token and the draft, staged in the draft
 model's memory. A branch hangs below the trunk's last accepted token, so it attends to the text, the
@@ -6,7 +6,7 @@ trunk up to there and itself. It is drawn with the numbers of the round that wou
 cached draft is, token for token, the draft that would otherwise be made later.
 
 Shapes:  V = vocabulary, K = nodes of a chain, B = branches of a sequence, M = rows of a pass,
-         N = places of a draft, the root first.
+         N = positions of a draft, the root first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_NEEDS = DraftNeeds()
 @dataclass(slots=True)
 class Tree:
     """The branches of one sequence. `root` is the staged node of its pending token. A tree whose
-    logits are not numbers is `lost`: the draft made later will say so."""
+    logits are not numbers is `lost`: the draft made later will report it."""
 
     row: AheadRow
     root: int
@@ -57,7 +57,7 @@ class Tree:
         return self.lost or not self.branches or len(self._chains[0]) >= self.row.budget.depth
 
     def feed(self, first: int) -> StepRow:
-        """The newest token of each branch; they become nodes `first` and on."""
+        """Return the newest token of each branch; they become nodes `first` and on."""
         tokens = [
             chain[-1] if chain else branch.token
             for chain, branch in zip(self._chains, self.branches, strict=True)
@@ -67,7 +67,7 @@ class Tree:
         return step
 
     def grow(self, logits_BV: Tensor, best: Sequence[int]) -> None:
-        """One token more for each branch, by the logits after what was fed and their maxima."""
+        """Add one token to each branch, by the logits after the last ones and their maxima."""
         if -1 in best:
             self.lost = True
             return
@@ -76,13 +76,13 @@ class Tree:
             chain.append(token)
 
     def take(self, drafted: Sequence[Sequence[int]], probs_BKV: Tensor | None) -> None:
-        """Branches that were grown at once, and what those that are not greedy were drawn from."""
+        """Take branches that were grown in one call, and the distributions of sampled ones."""
         self._chains = [list(chain) for chain in drafted]
         if probs_BKV is not None and not self.row.params.greedy:
             self._probs_KBV = probs_BKV[:, : self.row.budget.depth].transpose(0, 1)
 
     def drafts(self) -> dict[tuple[int, int], Draft]:
-        """By (accepted, token). Probs are views; whoever keeps one keeps all."""
+        """Return drafts by (accepted, token). Their probs are views of one tensor."""
         if self.lost:
             return {}
         found: dict[tuple[int, int], Draft] = {}
@@ -110,8 +110,8 @@ class Tree:
 
 
 class FusedBranches:
-    """All passes in one call. Branches are chains that see the trunk up to where they branch off,
-    and lie behind all that is staged, in places of their own. Nothing of them stays staged."""
+    """A maker of all branches in one call. Branches are chains that see the trunk up to their fork,
+    and lie behind all staged nodes, in slots of their own. None of them stays staged."""
 
     def __init__(self, own: NativeModel, sampler: DraftSampler, *, num_branches: int) -> None:
         self._own, self._chains = own, own.chains(sampler, batch_size=num_branches)
@@ -120,13 +120,13 @@ class FusedBranches:
     def of(
         cls, model: CausalLM, sampler: DraftSampler, *, num_branches: int
     ) -> FusedBranches | None:
-        """For so many in all. None where a pass of `model` is no native call."""
+        """Return a maker for so many branches in all; None if `model` has no native pass."""
         own = NativeModel.of(model)
         return None if own is None else cls(own, sampler, num_branches=num_branches)
 
     def try_trees(self, trees: Sequence[Tree]) -> bool:
-        """Grow `trees` to their ends, in places that were reserved; False, with nothing done, where
-        that takes a pass a token."""
+        """Grow `trees` to their ends, in reserved slots; return False, with nothing done, if that
+        takes a pass a token."""
         rows = [row for tree in trees for row in self._rows(tree)]
         made = self._chains.draft(rows, self._own.is_same)
         if made is None:
@@ -142,20 +142,20 @@ class FusedBranches:
     def _rows(self, tree: Tree) -> list[ChainRow | None]:
         row, state = tree.row, self._own.model.state
         length, pages = state.length(row.seq_id), state.pages(row.seq_id)
-        place = length + state.num_staged(row.seq_id)
+        first = length + state.num_staged(row.seq_id)
         return [
             self._chains.row(
                 row,
                 row.rng_after(branch.accepted + 1),
                 CacheSpan(length + tree.root + branch.accepted + 1, (branch.token,), pages),
-                branch_place=place + index * row.budget.depth,
+                branch_slot=first + index * row.budget.depth,
             )
             for index, branch in enumerate(tree.branches)
         ]
 
 
 def grow_all(model: CausalLM, trees: Sequence[Tree], fused: FusedBranches | None = None) -> int:
-    """Grow every tree to its end; the number of nodes that were fed."""
+    """Grow every tree to its end; return the number of nodes that were fed."""
     num_nodes = 0
     live = [tree for tree in trees if not tree.complete]
     if live and fused is not None and fused.try_trees(live):
@@ -197,21 +197,21 @@ class _Feed:
 
 
 class DraftPrefixes:
-    """Reads with the model of `jit`, which keeps its memory.
+    """A reader of trunks with the model of `jit`, which keeps its memory.
 
     One pass of the draft model reads the trunks of a whole batch. Their rows stay staged, so that
     branches can hang from them, and their logits say what may follow each token. Memory for all
-    branches is reserved before anything is fed; a sequence whose branches do not fit is not begun.
+    branches is reserved before anything is fed; a sequence whose branches do not fit is left out.
     """
 
-    def __init__(self, jit: ModelDrafter, room: DraftCapacity) -> None:
-        self._model, self._jit, self._room = jit.model, jit, room
+    def __init__(self, jit: ModelDrafter, capacity: DraftCapacity) -> None:
+        self._model, self._jit, self._capacity = jit.model, jit, capacity
 
     def read(
         self, rows: Sequence[AheadRow], texts: Mapping[int, Sequence[int]], fan_out: int
     ) -> list[DraftPrefix]:
-        """`texts` end with the pending tokens. With room for `fan_out` branches each, or fewer;
-        those that there is no room for are left out."""
+        """Read trunks; `texts` end with the pending tokens. Each trunk gets memory for `fan_out`
+        branches or fewer; trunks without memory are left out."""
         steps = [(row, step) for row in rows if (step := self._step(row, texts[row.seq_id]))]
         feeds = self._with_memory(self._with_rows(steps), fan_out)
         if not feeds:
@@ -228,7 +228,7 @@ class DraftPrefixes:
         return trunks
 
     def _step(self, row: AheadRow, text: Sequence[int]) -> StepRow | None:
-        """What the model has not read up to the end of the draft; reads all but the last of it."""
+        """Return the unread text and draft; reads all but the end of the text."""
         try:
             rest = self._jit.begin(row.seq_id, text)
         except CapacityError:
@@ -239,33 +239,33 @@ class DraftPrefixes:
     def _with_rows(
         self, steps: Sequence[tuple[AheadRow, StepRow]]
     ) -> list[tuple[AheadRow, StepRow]]:
-        """As many of them, from the first, as fit into one pass."""
+        """Return as many of them, from the first, as fit into one pass."""
         kept: list[tuple[AheadRow, StepRow]] = []
         num_rows, num_logits = 0, 0
         for row, step in steps:
             num_rows += len(step.tokens)
             num_logits += step.num_logits
-            if num_rows > self._room.num_rows or num_logits > self._room.num_logits:
+            if num_rows > self._capacity.num_rows or num_logits > self._capacity.num_logits:
                 break
             kept.append((row, step))
         return kept
 
     def _with_memory(self, steps: Sequence[tuple[AheadRow, StepRow]], fan_out: int) -> list[_Feed]:
-        """Each with as many branches as there are rows and free memory for."""
+        """Return each with as many branches as there are rows and free memory for."""
         if not steps:
             return []
-        most = min(fan_out, min(self._room.num_rows, self._room.num_logits) // len(steps))
+        most = min(fan_out, min(self._capacity.num_rows, self._capacity.num_logits) // len(steps))
         held: dict[int, int] = {}
         feeds: list[_Feed] = []
         for row, step in steps:
             count = most
-            while count and not self._held(held, step, count * row.budget.depth):
+            while count and not self._try_hold(held, step, count * row.budget.depth):
                 count //= 2
             if count:
                 feeds.append(_Feed(row, step, count))
         return feeds
 
-    def _held(self, held: dict[int, int], step: StepRow, num_nodes: int) -> bool:
+    def _try_hold(self, held: dict[int, int], step: StepRow, num_nodes: int) -> bool:
         wanted = len(step.tokens) + num_nodes
         try:
             self._model.state.reserve({**held, step.seq_id: wanted})

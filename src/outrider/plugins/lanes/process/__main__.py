@@ -1,7 +1,7 @@
 """The start of a drafter's process: python -m outrider.plugins.lanes.process OPTIONS DESCRIPTOR...
 
 OPTIONS is the JSON of a `ChildOptions`, each DESCRIPTOR one that the engine opened (`Inherited` in
-child.py, which is what the process does).
+child.py, the program of the process).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a drafter's process does; `__main__.py` starts it.
+"""The program of a drafter's process; `__main__.py` starts it.
 
 The process ends when its line to the engine closes, so it never outlives the engine, and has a
-process group of its own, because Ctrl-C is meant for the engine. `WorkerServer` keeps each
+process group of its own, because Ctrl-C is meant for the engine. `WorkerServer` stores each
 sequence's text, terms and newest draft, and gives its drafter the rows that a drafter inside the
-engine would get. User errors are answered, for the engine to raise; any other error ends the
+engine would get. User errors are sent to the engine, which raises them; any other error ends the
 process, which is then started anew.
 """
 
@@ -50,7 +50,7 @@ from outrider.plugins.lanes.process.shared import MemoryPipe, SharedProbs
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """`pick` is what its `rng` draws with. `ahead` is the drafter again if it can draft ahead."""
+    """The process's drafter, `ahead` if it can draft ahead; `pick` is its `rng`'s operator."""
 
     drafter: Drafter
     vocab_size: int
@@ -59,7 +59,7 @@ class Inner:
 
 
 def build_inner(options: ChildOptions) -> Inner:
-    """Load the draft model and wire it. Raises what `load_model` does."""
+    """Load the draft model and wire it. Raises the errors of `load_model`."""
     prepare_torch(deterministic=options.deterministic, threads=options.threads)
     loaded = load_model(Path(options.folder), _load_options(options), name=options.name)
     kernels, size = loaded.kernels, options.vocab_size
@@ -96,22 +96,22 @@ def _load_options(options: ChildOptions) -> LoadOptions:
 
 @dataclass(slots=True)
 class _Text:
-    """One sequence. `opened` says whether the drafter knows it; `draft` is the newest, with its
-    distributions."""
+    """The text of one sequence. `opened` says whether the drafter knows it; `draft` is the newest,
+    with its distributions."""
 
     tokens: list[int]
     terms: SamplingTerms | None = None
     opened: bool = False
     draft: Draft = field(default_factory=Draft.empty)
 
-    def own(self, told: Draft) -> Draft:
-        """`told` with its distributions, which the message left out, if it was made here."""
+    def own(self, received: Draft) -> Draft:
+        """Return `received` with its distributions, if it was made here: messages lack them."""
         mine = (self.draft.tokens, self.draft.parents)
-        return self.draft if mine == (told.tokens, told.parents) else told
+        return self.draft if mine == (received.tokens, received.parents) else received
 
 
 class WorkerServer:
-    """Answers one frame at a time. `distributions` is where the distributions of an answer go."""
+    """A server that answers a frame at a time, with probs in `distributions`."""
 
     def __init__(self, inner: Inner, distributions: SharedProbs) -> None:
         self._inner = inner
@@ -126,7 +126,7 @@ class WorkerServer:
         return Hello(self._inner.vocab_size, num_distributions, drafts_ahead, in_memory)
 
     def answer(self, frame: Frame) -> Frame | None:
-        """What to answer, if anything. Raises DrafterError for a frame that makes no sense."""
+        """Return the answer, if there is one. Raises DrafterError for a foreign frame."""
         match frame.kind:
             case Kind.OPEN:
                 seq_id, tokens = read_about(frame.body)
@@ -146,17 +146,17 @@ class WorkerServer:
 
     def _propose(self, asked: Sequence[Asked]) -> Frame:
         rows = [self._row(one) for one in asked]
-        # What failed after the last answer is told with the next one.
+        # A failure after the last answer is reported with the next one.
         trouble, self._trouble = self._trouble, None
         if trouble is not None:
             return trouble
         began = perf_counter()
         try:
             self._open(rows)
-            placed = self._placed(rows, self._inner.drafter.propose(rows))
+            proposals = self._proposals(rows, self._inner.drafter.propose(rows))
         except (OutriderError, SequenceError) as error:
             return failure(error)
-        answer = Answer(placed, perf_counter() - began, self._ahead_seconds)
+        answer = Answer(proposals, perf_counter() - began, self._ahead_seconds)
         self._ahead_seconds = 0.0
         return answer.frame()
 
@@ -182,24 +182,24 @@ class WorkerServer:
                 self._inner.drafter.open(row.seq_id, row.tokens)
                 text.opened = True
 
-    def _placed(self, rows: Sequence[DraftRow], drafts: Sequence[Draft]) -> list[Proposal]:
-        """The drafts as they are told, their distributions written one after another."""
-        placed: list[Proposal] = []
+    def _proposals(self, rows: Sequence[DraftRow], drafts: Sequence[Draft]) -> list[Proposal]:
+        """Return the drafts as they are sent, and write their distributions one after another."""
+        proposals: list[Proposal] = []
         end = 0
         for row, draft in zip(rows, drafts, strict=True):
             self._text(row.seq_id).draft = draft
             if draft.probs_NV is None:
-                placed.append(Proposal(draft, None))
+                proposals.append(Proposal(draft, None))
                 continue
             self._distributions.write(end, draft.probs_NV)
-            placed.append(Proposal(draft, end))
+            proposals.append(Proposal(draft, end))
             end += len(draft)
-        return placed
+        return proposals
 
     def _row(self, asked: Asked) -> DraftRow:
         text = self._text(asked.seq_id)
         if asked.num_known > len(text.tokens) or text.terms is None:
-            raise DrafterError(f"sequence {asked.seq_id} was told in the wrong order.")
+            raise DrafterError(f"sequence {asked.seq_id} was sent in the wrong order.")
         text.tokens[asked.num_known :] = asked.new
         last = asked.last
         if last is not None:
@@ -217,7 +217,7 @@ class WorkerServer:
     def _ahead_row(self, asked: AskedAhead) -> AheadRow:
         text = self._text(asked.seq_id)
         if text.terms is None:
-            raise DrafterError(f"sequence {asked.seq_id} was told in the wrong order.")
+            raise DrafterError(f"sequence {asked.seq_id} was sent in the wrong order.")
         key = replace(asked.key, choose=self._inner.pick)
         return AheadRow(
             asked.seq_id,
@@ -232,13 +232,13 @@ class WorkerServer:
 
     def _text(self, seq_id: int) -> _Text:
         if seq_id not in self._texts:
-            raise DrafterError(f"a drafter's process was never told of sequence {seq_id}.")
+            raise DrafterError(f"a drafter's process does not know sequence {seq_id}.")
         return self._texts[seq_id]
 
 
 @dataclass(frozen=True, slots=True)
 class _After:
-    """The numbers of the round after one that emits so many tokens."""
+    """The random numbers of the round after one that emits so many tokens."""
 
     key: KeyedRng
 
@@ -248,8 +248,8 @@ class _After:
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """What the engine opened: its socket, the memory for distributions, and that for messages if
-    there is any."""
+    """Descriptors that the engine opened: its socket, the memory for distributions, and that for
+    messages if there is any."""
 
     line: socket.socket
     distribution_file: int
@@ -261,8 +261,8 @@ class Inherited:
         return cls(socket.socket(fileno=line), *files)
 
     def pipe(self) -> MemoryPipe | None:
-        """Where messages go after HELLO, if not through the socket, which then says no more than
-        that the engine is gone."""
+        """Return the pipe for messages after HELLO, if it is not the socket; the socket then only
+        reports that the engine is gone."""
         if self.message_file is None:
             return None
         pipe = MemoryPipe.over(self.message_file, rank=1)
@@ -302,4 +302,4 @@ def serve(
             if answer is not None:
                 send(pipe, answer)
     except ConnectionError:
-        return  # the engine ended while it was being answered
+        return  # the engine ended during an answer

@@ -1,9 +1,9 @@
 """Drafter in another process: the engine's side, which looks like any other drafter.
 
 Each round sends only new tokens; a sequence that the process does not know yet is sent whole. A
-process that dies, hangs or answers nonsense costs drafts and never text: its rows get empty drafts
-until the next process serves. `propose_after` only sends: the process drafts ahead while the target
-verifies, and answers the next `propose` when it is done.
+process that dies, hangs or sends invalid answers costs drafts and never text: its rows get empty
+drafts until the next process serves. `propose_after` only sends: the process drafts ahead while the
+target verifies, and answers the next `propose` when it is done.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from outrider.plugins.lanes.process.worker import CHILD, RestartBackoff, WorkerK
 
 
 @dataclass(slots=True)
-class _Told:
-    """What the process at the end of `line` knows of a sequence."""
+class _Sent:
+    """The state of a sequence that the process at the end of `line` knows."""
 
     line: WorkerLine | None = None
     num_tokens: int = 0
@@ -45,9 +45,9 @@ class _Told:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStats:
-    """`pid` is None while no process serves. `num_unserved` counts rows that got an empty draft for
-    want of one; `reasons` says why the latest ones ended. The seconds are those that processes took
-    to draft while they were waited for, and to draft ahead."""
+    """Statistics of the process. `pid` is None while no process serves. `num_unserved` counts rows
+    that got an empty draft without a process; `reasons` says why the latest ones ended. The seconds
+    are those of drafting while the engine waited, and of drafting ahead."""
 
     pid: int | None
     num_starts: int
@@ -60,10 +60,10 @@ class ProcessStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """Where and how the process runs: the seconds after which an engine gives a drafter up, the
-    device that distributions are wanted on, the pace of restarts, and the program.
+    """Settings of the process: the seconds after which an engine gives a drafter up, the device of
+    its distributions, the pace of restarts, and the program.
 
-    The process must answer in less, `patience`: an engine never asks again a drafter that it gave
+    The process must answer in less, `patience`: an engine never again uses a drafter that it gave
     up, while a hung process is replaced."""
 
     timeout: float
@@ -77,7 +77,7 @@ class Home:
 
 
 class ProcessDrafter:
-    """Starts the process at once and in the background; `wait_ready` waits for it.
+    """A drafter in a process, which starts in the background; `wait_ready` waits for it.
 
     `propose` and `propose_after` come from one thread at a time, everything else from any.
     """
@@ -86,7 +86,7 @@ class ProcessDrafter:
     needs = DraftNeeds()
 
     def __init__(self, options: ChildOptions, home: Home) -> None:
-        """Raises MachineError where a process cannot be handed descriptors."""
+        """Start the process. Raises MachineError if a process cannot inherit descriptors."""
         if os.name != "posix":
             raise MachineError(
                 f"a drafter cannot have a process of its own on {os.name}: it needs POSIX.",
@@ -94,7 +94,7 @@ class ProcessDrafter:
             )
         self._options = options
         self._home = home
-        self._known: dict[int, _Told] = {}
+        self._known: dict[int, _Sent] = {}
         self._lock = Lock()
         self._num_unserved = 0
         self._draft_seconds = 0.0
@@ -102,23 +102,23 @@ class ProcessDrafter:
         self._start()
 
     def wait_ready(self) -> None:
-        """Raises DrafterError, with the reason, if the first process cannot serve. The drafter is
-        then shut down."""
+        """Wait for the process. Raises DrafterError, with the reason, if the first process cannot
+        serve; the drafter is then shut down."""
         self._keeper.wait(self._home.pace.start)
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
-        """The process hears of the sequence when it is first asked for a draft. After `shut_down` a
-        new one is started and waited for."""
+        """Open a sequence. It is sent to the process with the first request for a draft. After
+        `shut_down` a new process is started and awaited."""
         del prompt
         if not self._end.alive:
             self._start()
             self.wait_ready()
         with self._lock:
-            self._known[seq_id] = _Told()
+            self._known[seq_id] = _Sent()
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        """Raises what the process's drafter raised, as CapacityError or DrafterError; the process
-        lives on."""
+        """Return the process's drafts. Raises what its drafter raised, as CapacityError or
+        DrafterError; the process lives on."""
         line = self._keeper.line
         if line is None or not rows:
             return self._unserved(len(rows))
@@ -139,7 +139,7 @@ class ProcessDrafter:
         return drafts
 
     def propose_after(self, rows: Sequence[AheadRow]) -> None:
-        """Says nothing to a process that cannot draft ahead."""
+        """Send the rows to draft ahead for, if the process can."""
         line, hello = self._keeper.line, self._keeper.hello
         if line is None or hello is None or not hello.drafts_ahead:
             return
@@ -147,20 +147,20 @@ class ProcessDrafter:
             asked = [_asked_ahead(row) for row in rows if self._knows(line, row.seq_id)]
             if asked:
                 line.queue([asking(Kind.AHEAD, asked)])
-        line.tell()
+        line.flush()
 
     def close(self, seq_id: int) -> None:
         line = self._keeper.line
         with self._lock:
-            told = self._known.pop(seq_id)
-            known = line is not None and told.line is line
+            sent = self._known.pop(seq_id)
+            known = line is not None and sent.line is line
             if line is not None and known:
                 line.queue([about(Kind.CLOSE, seq_id)])
         if line is not None and known:
-            line.tell()
+            line.flush()
 
     def shut_down(self) -> None:
-        """End the process and wait for that. Until a sequence is opened all drafts are empty."""
+        """End the process and wait for its end. Until a sequence is opened all drafts are empty."""
         self._end()
 
     def stats(self) -> ProcessStats:
@@ -177,7 +177,7 @@ class ProcessDrafter:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of this run; empty if all went well."""
+        """Notes on this run for the user; empty if all went well."""
         stats = self.stats()
         if not stats.num_ends:
             return ()
@@ -199,8 +199,8 @@ class ProcessDrafter:
         return [Draft.empty()] * count
 
     def _queue(self, line: WorkerLine, rows: Sequence[DraftRow]) -> list[int]:
-        """Queue the question; the indices of the rows in it, all but those just closed."""
-        # Before anything is noted as told.
+        """Queue the request; return the indices of the rows in it, all but those just closed."""
+        # Before anything is recorded as sent.
         keys = [key_of(row.rng) for row in rows]
         with self._lock:
             indices = [i for i, row in enumerate(rows) if row.seq_id in self._known]
@@ -211,42 +211,42 @@ class ProcessDrafter:
         return indices
 
     def _introduction(self, line: WorkerLine, row: DraftRow) -> list[Frame]:
-        """What the process must hear of the sequence before it can be asked."""
-        told = self._known[row.seq_id]
+        """Return the frames that the process needs of the sequence before a request."""
+        sent = self._known[row.seq_id]
         frames: list[Frame] = []
-        if told.line is not line:
-            told.line, told.num_tokens, told.terms = line, len(row.tokens), None
+        if sent.line is not line:
+            sent.line, sent.num_tokens, sent.terms = line, len(row.tokens), None
             frames.append(about(Kind.OPEN, row.seq_id, row.tokens))
         terms = SamplingTerms(row.params, row.shaper)
-        if not terms.same(told.terms):
-            told.terms = terms
+        if not terms.same(sent.terms):
+            sent.terms = terms
             frames.append(terms.frame(row.seq_id))
         return frames
 
     def _asked(self, row: DraftRow, key: KeyedRng) -> Asked:
-        told = self._known[row.seq_id]
-        num_known = min(told.num_tokens, len(row.tokens))
-        told.num_tokens = len(row.tokens)
+        sent = self._known[row.seq_id]
+        num_known = min(sent.num_tokens, len(row.tokens))
+        sent.num_tokens = len(row.tokens)
         new = row.tokens[num_known:]
         return Asked(row.seq_id, num_known, new, row.budget, key, row.last)
 
     def _knows(self, line: WorkerLine, seq_id: int) -> bool:
-        told = self._known.get(seq_id)
-        return told is not None and told.line is line
+        sent = self._known.get(seq_id)
+        return sent is not None and sent.line is line
 
     def _read(self, line: WorkerLine, answer: Frame, count: int) -> list[Draft] | OutriderError:
-        """The drafts, or the error that came in their place. Raises DrafterError for what answers
-        another question than the one asked."""
+        """Return the drafts, or the error that came instead. Raises DrafterError for an answer to
+        another request."""
         if answer.kind is Kind.FAILED:
             return read_failure(answer.body)
         if answer.kind is not Kind.DRAFTS:
-            raise DrafterError(f"it answered {answer.kind.name} where DRAFTS were due")
-        told = Answer.read(answer.body)
-        if len(told.proposals) != count:
-            raise DrafterError(f"it gave {len(told.proposals)} drafts for {count} rows")
-        drafts = [self._with_distributions(line, proposal) for proposal in told.proposals]
-        self._draft_seconds += told.draft_seconds
-        self._ahead_seconds += told.ahead_seconds
+            raise DrafterError(f"it answered {answer.kind.name} instead of DRAFTS")
+        received = Answer.read(answer.body)
+        if len(received.proposals) != count:
+            raise DrafterError(f"it returned {len(received.proposals)} drafts for {count} rows")
+        drafts = [self._with_distributions(line, proposal) for proposal in received.proposals]
+        self._draft_seconds += received.draft_seconds
+        self._ahead_seconds += received.ahead_seconds
         return drafts
 
     def _with_distributions(self, line: WorkerLine, proposal: Proposal) -> Draft:
@@ -260,6 +260,6 @@ class ProcessDrafter:
 
 
 def _asked_ahead(row: AheadRow) -> AskedAhead:
-    # Of the numbers after n tokens only where they start depends on n.
+    # Only the start of the numbers after n tokens depends on n.
     key = key_of(row.rng_after(0))
     return AskedAhead(row.seq_id, row.start, row.pending, row.draft, row.budget, key, row.window)

@@ -2,8 +2,8 @@
 
 A frame is eight bytes (a mark, its kind, the length of its body) and the body: struct fields and
 lists of int32, each behind its length, in the machine's order of bytes. No frame names a type or
-runs code, and each read is checked against the length, so a broken peer causes a DrafterError at
-worst. Struct suffices: nothing below the command line may need another serialisation library.
+runs code, and each read is checked against the length, so a broken peer causes at most a
+DrafterError. Struct suffices: nothing below the command line may need another library.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from outrider.core.errors import DrafterError
 
 # Far above any batch of prompts; a length beyond it is a damaged header.
 MAX_BODY_BYTES = 1 << 28
-# The timeout of a pipe whose calls have limits: how often they look at the clock. It is set once,
-# since two threads may use the pipe at a time.
+# The timeout of a pipe whose calls have limits: the interval at which they look at the clock. It is
+# set once, since two threads may use the pipe at a time.
 TICK_SECONDS = 0.05
 _MARK = 0x724F
 _HEADER = Struct("<HHI")
@@ -30,7 +30,7 @@ _COUNT = Struct("<I")
 
 
 class Kind(IntEnum):
-    """Up to EXIT what the engine sends, from HELLO on what the drafter's process answers."""
+    """Kinds of frames. The engine sends those up to EXIT, the drafter's process the others."""
 
     OPEN = 1
     TERMS = 2
@@ -69,7 +69,7 @@ class BodyWriter:
         self.parts += (_COUNT.pack(len(values)), array("i", values).tobytes())
 
     def known_ints(self, values: Sequence[int]) -> None:
-        """Without their number, which something before tells."""
+        """Write numbers without their count, which an earlier field gives."""
         self.parts.append(array("i", values).tobytes())
 
     def text(self, value: str) -> None:
@@ -82,7 +82,7 @@ class BodyWriter:
 
 @dataclass(slots=True)
 class BodyReader:
-    """Takes a body apart. Raises DrafterError where it is too short, or too long at the end."""
+    """A reader of a body's fields. Raises DrafterError if the body is too short or long."""
 
     body: bytes
     at: int = 0
@@ -112,7 +112,7 @@ class BodyReader:
             )
 
     def _past(self, size: int) -> int:
-        """Go on behind the next `size` bytes; where they begin."""
+        """Advance past the next `size` bytes; return their start."""
         start, end = self.at, self.at + size
         if end > len(self.body):
             raise DrafterError(
@@ -125,20 +125,20 @@ class BodyReader:
 
 class Pipe(Protocol):
     """A stream of bytes each way: a socket, or memory (shared.py). Both calls do what they can at
-    once. They raise TimeoutError where that is nothing within the pipe's own TICK_SECONDS, if it
-    has such a limit, and another OSError where the peer is gone."""
+    once. They raise TimeoutError if that is nothing within the pipe's own TICK_SECONDS, if it has
+    such a limit, and another OSError if the peer is gone."""
 
     def send(self, data: memoryview, /) -> int: ...
     def recv(self, size: int, /) -> bytes:
-        """None at all if the peer closed its end."""
+        """Return up to `size` bytes; none if the peer closed its end."""
         ...
 
 
 def receive(pipe: Pipe, timeout: float = math.inf) -> Frame | None:
-    """The next frame; None if the peer closed its end before one began.
+    """Return the next frame; None if the peer closed its end before one began.
 
-    Raises TimeoutError if the whole frame is not there within `timeout` seconds, DrafterError if
-    what came is no frame. A limit needs a pipe that has one of its own.
+    Raises TimeoutError if the whole frame does not come within `timeout` seconds, DrafterError if
+    the bytes are no frame. A limit needs a pipe that has one of its own.
     """
     deadline = monotonic() + timeout
     header = _read(pipe, _HEADER.size, deadline)
@@ -148,7 +148,7 @@ def receive(pipe: Pipe, timeout: float = math.inf) -> Frame | None:
         raise _cut_off()
     mark, kind, size = _HEADER.unpack(header)
     if mark != _MARK or kind not in _KINDS or size > MAX_BODY_BYTES:
-        raise DrafterError(f"a drafter's process sent what is no message: {header.hex(' ')}.")
+        raise DrafterError(f"a drafter's process sent an invalid message: {header.hex(' ')}.")
     body = _read(pipe, size, deadline)
     if len(body) < size:
         raise _cut_off()
@@ -156,8 +156,8 @@ def receive(pipe: Pipe, timeout: float = math.inf) -> Frame | None:
 
 
 def send(pipe: Pipe, frame: Frame, timeout: float = math.inf) -> None:
-    """Raises TimeoutError if the peer does not take it within `timeout` seconds, another OSError
-    if the peer is gone."""
+    """Send a frame. Raises TimeoutError if the peer does not take it within `timeout` seconds,
+    another OSError if the peer is gone."""
     deadline = monotonic() + timeout
     data = memoryview(frame.packed())
     while data:
@@ -168,7 +168,7 @@ def send(pipe: Pipe, frame: Frame, timeout: float = math.inf) -> None:
 
 
 def _read(pipe: Pipe, size: int, deadline: float) -> bytes:
-    """`size` bytes, or fewer if the peer closed its end."""
+    """Return `size` bytes, or fewer if the peer closed its end."""
     data = bytearray()
     while len(data) < size:
         try:

@@ -1,6 +1,6 @@
-"""Messages to a drafter's process, to the byte: what is asked, what is answered, a request's terms.
+"""Messages to a drafter's process, to the byte: requests, answers, and the terms of sampling.
 
-A row's tokens travel as a difference: how many of them the process has, and those after. Random
+A row's tokens are sent as a difference: how many of them the process has, and those after. Random
 numbers are keyed, so a row carries the key and the process draws the very numbers that a drafter
 inside the engine would. A row of AHEAD has the key as if its open round emitted nothing. Two things
 are not sent: the caller's predicted text, which no draft model reads, and the caller's mask of
@@ -29,7 +29,7 @@ T = TypeVar("T")
 _SEQ = Struct("<q")
 _HELLO = Struct("<II??")
 _COUNT = Struct("<I")
-# Numbers of a row, and how many of each kind follow it.
+# Numbers of a row, and counts of the lists that follow it.
 _ROW = Struct("<qIIdQIIiIII?")
 _AHEAD = Struct("<qIiIddQIII")
 _DRAFT = Struct("<BiI")
@@ -42,8 +42,8 @@ _HITS: tuple[bool | None, ...] = (None, False, True)
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The process is ready: its model's vocabulary, its room for distributions, whether it drafts
-    ahead, and whether all other messages go through memory. This one comes through the socket."""
+    """The first message: the model's vocabulary, the number of distributions that fit, whether it
+    drafts ahead, and whether all messages but this go through memory."""
 
     vocab_size: int
     num_distributions: int
@@ -52,8 +52,8 @@ class Hello:
 
     def frame(self) -> Frame:
         writer = BodyWriter()
-        told = self.vocab_size, self.num_distributions, self.drafts_ahead, self.in_memory
-        writer.put(_HELLO, *told)
+        fields = self.vocab_size, self.num_distributions, self.drafts_ahead, self.in_memory
+        writer.put(_HELLO, *fields)
         return writer.frame(Kind.HELLO)
 
     @classmethod
@@ -142,14 +142,14 @@ class Proposal:
     def take(cls, reader: BodyReader) -> Proposal:
         hit, first, num_nodes = reader.take(_DRAFT)
         if hit >= len(_HITS):
-            raise DrafterError(f"a drafter's process calls {hit} a hit or a miss.")
+            raise DrafterError(f"a drafter's process sent {hit} as a hit or a miss.")
         draft = _draft(reader.known_ints(2 * num_nodes), _HITS[int(hit)])
         return cls(draft, None if first == _NO_DISTRIBUTIONS else int(first))
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was proposed, the seconds that took, and those spent ahead since the answer before."""
+    """Proposals, the seconds that they took, and those spent ahead since the last answer."""
 
     proposals: Sequence[Proposal]
     draft_seconds: float = 0.0
@@ -199,7 +199,7 @@ def read_about(body: bytes) -> tuple[int, list[int]]:
 
 
 def failure(error: Exception) -> Frame:
-    """`error`, or what it blames one sequence for."""
+    """Return a frame with `error`, or with its cause if it names one sequence."""
     cause = error.__cause__ if isinstance(error, SequenceError) else error
     writer = BodyWriter()
     writer.put(_FULL, isinstance(cause, CapacityError))
@@ -209,7 +209,7 @@ def failure(error: Exception) -> Frame:
 
 
 def read_failure(body: bytes) -> OutriderError:
-    """The error, to be raised: CapacityError if memory was full, else DrafterError."""
+    """Return the error, to be raised: CapacityError if memory was full, else DrafterError."""
     reader = BodyReader(body)
     (full,) = reader.take(_FULL)
     text, hint = reader.text(), reader.text()
@@ -219,7 +219,7 @@ def read_failure(body: bytes) -> OutriderError:
 
 
 def key_of(rng: Rng) -> KeyedRng:
-    """Raises DrafterError for numbers without a key, which another process cannot make."""
+    """Return a key. Raises DrafterError for numbers without one: no other process makes them."""
     if not isinstance(rng, KeyedRng):
         raise DrafterError("a drafter in another process needs random numbers that have a key.")
     return rng
@@ -240,8 +240,8 @@ _NO_DRAFT, _NO_VERDICT = Draft.empty(), Verdict((), 0)
 
 
 def _draft(numbers: Sequence[int], hit: bool | None = None) -> Draft:
-    """Of its tokens, and as many parents. Raises DrafterError if the nodes are no tree, parents
-    before children."""
+    """Return a draft of its tokens, and as many parents. Raises DrafterError if the nodes are no
+    tree, parents before children."""
     size = len(numbers) // 2
     tokens, parents = tuple(numbers[:size]), tuple(numbers[size:])
     if not all(ROOT <= parent < node for node, parent in enumerate(parents)):
@@ -249,7 +249,7 @@ def _draft(numbers: Sequence[int], hit: bool | None = None) -> Draft:
     return Draft(tokens, parents, hit=hit)
 
 
-# More than any vocabulary has: keeps all, as larger numbers do.
+# More than any vocabulary has: keeps all tokens, as larger numbers do.
 _MOST = 2**31 - 1
 _FILTERS = Struct("<qdiddB?")
 _RULES: tuple[str | None, ...] = (None, *EXACT_SAMPLERS)
@@ -259,14 +259,14 @@ _BIAS = Struct("<id")
 
 @dataclass(frozen=True, slots=True)
 class SamplingTerms:
-    """Of `params` only what shapes a distribution, and the rule that drafts are drawn for, is sent;
-    the rest comes out as its defaults."""
+    """Terms of sampling: only the fields of `params` that shape a distribution, and the rule that
+    drafts are drawn for, are sent; the others arrive as their defaults."""
 
     params: SamplingParams
     shaper: LogitsProcessor | None
 
     def same(self, other: SamplingTerms | None) -> bool:
-        """The very same objects: a shaper counts tokens, so it is never compared by value."""
+        """Return whether the objects are identical: a shaper counts tokens and has no equals."""
         return other is not None and self.params is other.params and self.shaper is other.shaper
 
     def frame(self, seq_id: int) -> Frame:
@@ -281,11 +281,11 @@ class SamplingTerms:
 
 
 def read_terms(body: bytes) -> tuple[int, SamplingTerms]:
-    """The sequence, and its terms."""
+    """Return the sequence, and its terms."""
     reader = BodyReader(body)
     seq_id, temperature, top_k, top_p, min_p, rule, shaped = reader.take(_FILTERS)
     if rule >= len(_RULES):
-        raise DrafterError("a drafter's process was told of a rule that does not exist.")
+        raise DrafterError("a drafter's process got a rule that does not exist.")
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, sampler=_RULES[int(rule)]
     )

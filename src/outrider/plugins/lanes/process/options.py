@@ -17,16 +17,15 @@ from outrider.plugins.lanes.ahead.choices import AheadChoices
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildOptions:
-    """How to load the draft model in `folder`, and what to draft with it.
+    """Options for loading the draft model in `folder` and for drafting with it.
 
     With `ahead` it drafts ahead too. `vocab_size` is the target's, of which the first `num_common`
-    ids may be drafted, all if 0; at most `batch_size` sequences
-    draft together, and `num_distributions`, K for each, go into one answer. `num_slots`,
-    `page_size`, `max_rows` and `max_logits` are the model's room, `max_tokens` is its window, which
-    the engine keeps to, `states` the fields of the room for the states of a hybrid, those left out
-    as usual, and `chunk` how many tokens of a prompt it reads at a time. `sampler` is the
-    acceptance rule that drafts are drawn for. With `cores` the process keeps to these hardware
-    threads.
+    ids may be drafted, all if 0; at most `batch_size` sequences draft together, and
+    `num_distributions`, K for each, go into one answer. `num_slots`, `page_size`, `max_rows` and
+    `max_logits` are the model's capacity, `max_tokens` is its window, which the engine respects.
+    `states` are fields of the capacity for the states of a hybrid, with the usual defaults, and
+    `chunk` is how many tokens of a prompt it reads at a time. `sampler` is the acceptance rule that
+    drafts are drawn for. With `cores` the process uses only these hardware threads.
     """
 
     folder: str

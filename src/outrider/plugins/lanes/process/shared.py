@@ -1,6 +1,6 @@
 """Memory that the engine and a drafter's process share: distributions, and streams of messages.
 
-Shapes:  L = places for distributions, N = nodes of a draft, V = vocabulary.
+Shapes:  L = rows for distributions, N = nodes of a draft, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from outrider.plugins.lanes.process.frames import TICK_SECONDS
 
 @dataclass(frozen=True, slots=True)
 class SharedProbs:
-    """float32 throughout, whatever the draft model computes in.
+    """Shared memory for distributions, float32 for every dtype of the draft model.
 
     The memory is an anonymous file, mapped by both processes. It has no name, so nothing is left
     behind however a process ends. Each distribution has a row of fixed size in `probs_LV`; an
-    answer names the rows of its distributions. The process writes them only while it is asked for
-    drafts, and the engine copies what it got before it asks again, so no row is written while it is
-    read.
+    answer names the rows of its distributions. The process writes them only while it makes drafts,
+    and the engine copies them before its next request, so no row is written while it is read.
     """
 
     probs_LV: Tensor
 
     @classmethod
     def over(cls, file: int, num_distributions: int, vocab_size: int) -> SharedProbs:
-        """Over `file`, of the size that `num_bytes` tells. It may be closed after that."""
+        """Map `file`, whose size is that of `num_bytes`. It may be closed after that."""
         memory = mmap.mmap(file, num_bytes(num_distributions, vocab_size))
         flat = torch.frombuffer(memory, dtype=torch.float32, count=num_distributions * vocab_size)
         return cls(flat.view(num_distributions, vocab_size))
@@ -42,7 +41,7 @@ class SharedProbs:
         self._rows(first, len(probs_NV)).copy_(probs_NV)
 
     def read(self, first: int, count: int, device: str) -> Tensor:
-        """A copy on `device`. Raises DrafterError if there are no such rows."""
+        """Return a copy on `device`. Raises DrafterError if there are no such rows."""
         return self._rows(first, count).to(device, copy=True)
 
     def _rows(self, first: int, count: int) -> Tensor:
@@ -55,11 +54,11 @@ class SharedProbs:
 
 
 class MemoryPipe:
-    """A Pipe through memory (csrc/ranks.h): a peer that has just begun to wait is reached without
-    a call of the system. The engine is rank 0.
+    """A Pipe through memory (csrc/ranks.h): a peer that has just begun to wait is reached without a
+    system call. The engine is rank 0.
 
-    The engine waits TICK_SECONDS at a time, the process as long as it takes. `end` frees whoever
-    waits: nobody learns from memory that the other one is gone.
+    The engine waits TICK_SECONDS at a time, the process as long as it takes. `end` frees a waiting
+    peer: memory does not show that the other one is gone.
     """
 
     def __init__(self, ranks: NativeRanks) -> None:
@@ -69,7 +68,7 @@ class MemoryPipe:
 
     @classmethod
     def over(cls, descriptor: int, *, rank: int) -> MemoryPipe | None:
-        """Over the memory that `message_memory` made. It may be closed after that."""
+        """Map the memory that `message_memory` made. It may be closed after that."""
         library = built_kernels(env.compiler(), env.cache_folder()).library
         if library is None:
             return None
@@ -92,12 +91,12 @@ class MemoryPipe:
         return data
 
 
-# Bytes of a message that are handed on at once.
+# Bytes of a message that are sent at once.
 _PIECE = 1 << 16
 
 
 def message_memory() -> int | None:
-    """The descriptor of memory for messages; None without native kernels. Raises MachineError."""
+    """Return a descriptor of memory, None without native kernels. Raises MachineError."""
     library = built_kernels(env.compiler(), env.cache_folder()).library
     return None if library is None else shared_memory(library, 2)
 

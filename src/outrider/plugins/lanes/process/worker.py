@@ -1,4 +1,4 @@
-"""A drafter's process as the engine sees it: started, restarted, spoken to and ended."""
+"""A drafter's process as the engine sees it: its start, restarts, messages and end."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ from outrider.plugins.lanes.process.messages import Hello, read_failure
 from outrider.plugins.lanes.process.options import ChildOptions
 from outrider.plugins.lanes.process.shared import MemoryPipe, SharedProbs, message_memory, num_bytes
 
-# -P: the folder in which the user works is no place to import from.
+# -P: the user's working folder must not be a source of imports.
 CHILD = (sys.executable, "-P", "-m", "outrider.plugins.lanes.process")
-# How long a process that was asked to end may take before it is killed.
+# Seconds that a process may take to end before it is killed.
 GRACE_SECONDS = 2.0
 _TAIL_BYTES = 4096
 
 
 class WorkerLine:
-    """One process from its start to its end. Raises OSError or MachineError if it cannot be
-    started.
+    """One process from start to end. Raises OSError or MachineError if it cannot start.
 
-    Frames are queued, which never waits, and then sent; so a thread that only tells something does
-    not wait while another thread sends. Only the thread that asks waits for an answer, and it holds
-    no lock. The process must answer within the line's timeout, else it counts as hung and is
-    killed: its later answer could be taken for the answer to another question.
+    Frames are queued, which never waits, and then sent; so a thread that needs no answer does not
+    wait while another thread sends. Only the thread that sends a request waits for an answer, and
+    it holds no lock. The process must answer within the line's timeout, else it counts as hung and
+    is killed: its later answer could be taken for the answer to another request.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class WorkerLine:
         self._pipe: Pipe = self._socket
         self._memory: MemoryPipe | None = None
         files: list[int] = []
-        # What the process writes is read when it has ended, for the reason.
+        # The output of the process is read when it has ended, for the reason.
         self._written: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - it lives with the line
         weakref.finalize(self, _close, self._socket, self._written)
         self._socket.settimeout(TICK_SECONDS)
@@ -79,7 +78,7 @@ class WorkerLine:
                 os.close(file)
 
     def greet(self, timeout: float) -> Hello:
-        """What it says when it is ready. Raises OutriderError with its reason if it cannot be, or
+        """Wait for the process's HELLO. Raises OutriderError with its reason if it cannot serve, or
         OSError if it is gone or takes too long."""
         try:
             frame = self._receive(timeout)
@@ -88,7 +87,7 @@ class WorkerLine:
         if frame.kind is Kind.FAILED:
             raise read_failure(frame.body)
         if frame.kind is not Kind.HELLO:
-            raise DrafterError(f"it said {frame.kind.name} where HELLO was due")
+            raise DrafterError(f"it sent {frame.kind.name} instead of HELLO")
         hello = Hello.read(frame.body)
         if (hello.num_distributions, hello.vocab_size) != self.distributions.probs_LV.shape:
             raise DrafterError(
@@ -102,9 +101,9 @@ class WorkerLine:
     def queue(self, frames: Sequence[Frame]) -> None:
         self._outbox.extend(frames)
 
-    def tell(self) -> None:
-        """Send what is queued, unless another thread sends now: then it goes with what comes
-        next. A line that is broken is dropped."""
+    def flush(self) -> None:
+        """Send the queued frames, unless another thread is sending: then they go with its next
+        ones. A broken line is dropped."""
         if not self._sending.acquire(blocking=False):
             return
         try:
@@ -115,10 +114,10 @@ class WorkerLine:
             self._sending.release()
 
     def ask(self, num_new: int = 0) -> Frame:
-        """Send what is queued, the last of which is a question; its answer. It may take longer by
-        what the process reads before, `num_new` tokens of text.
+        """Send the queued frames, the last of which is a request, and return its answer. `num_new`
+        tokens of text that the process reads first extend the timeout.
 
-        Raises OSError if there is none, DrafterError if it is not to be understood. The line must
+        Raises OSError if there is no answer, DrafterError if it cannot be understood. The line must
         then be dropped.
         """
         seconds = patience(self._timeout, num_new)
@@ -131,25 +130,25 @@ class WorkerLine:
             raise TimeoutError(f"it gave no answer within {seconds:g} seconds") from error
 
     def drop(self, error: Exception) -> None:
-        """Kill the process, for the first error given."""
-        # A process that is gone already says more by how it ended.
+        """Kill the process, because of the first error given."""
+        # If the process is gone already, its exit code says more.
         if not self._reason and not isinstance(error, ConnectionError):
             self._reason = str(error).rstrip(".")
         self.process.kill()
 
     def ended(self) -> None:
-        """The process is gone: nobody waits for it any more."""
+        """Free all waiting threads, since the process is gone."""
         if self._memory is not None:
             self._memory.end()
 
     def end(self) -> None:
-        """Ask the process to end; whoever started it waits for that."""
+        """Request the process to end; the thread that started it waits for that."""
         self.queue([Frame(Kind.EXIT)])
-        self.tell()
+        self.flush()
 
     @property
     def why_ended(self) -> str:
-        """A sentence without an end, once the process is gone."""
+        """The reason, as a sentence without a full stop, once the process is gone."""
         if self._reason:
             return self._reason
         code = self.process.returncode
@@ -186,8 +185,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RestartBackoff:
-    """Seconds: the pause before the first restart and the longest one, how long a process must have
-    lived for the pauses to start over, and how long one may take to load and to compile."""
+    """Seconds of restarts: the pause before the first one and the longest one, the lifetime after
+    which the pauses start over, and the time limit for loading and compiling."""
 
     first: float = 0.25
     longest: float = 60.0
@@ -196,7 +195,7 @@ class RestartBackoff:
 
 
 class WorkerKeeper:
-    """`launch` starts a process; it is called on the keeper's thread, again after each end.
+    """A keeper of a process. `launch` starts it on the keeper's thread, and again after each end.
 
     One thread waits for the process, so its end is noticed when it happens. A new process is
     started after a pause that doubles each time; a process that lived for long starts the pauses
@@ -221,12 +220,11 @@ class WorkerKeeper:
 
     @property
     def line(self) -> WorkerLine | None:
-        """To a process that is ready; None while there is none."""
+        """The line to a process that is ready; None while there is none."""
         return self._ready
 
     def wait(self, timeout: float) -> None:
-        """Until the first process is ready. Raises DrafterError, and gives up, if it ended or took
-        too long."""
+        """Wait for the first process. Raises DrafterError, and gives up, if it ended or is late."""
         self._settled.wait(timeout)
         if self.num_starts:
             return
@@ -239,7 +237,7 @@ class WorkerKeeper:
         )
 
     def stop(self) -> None:
-        """End the process and wait for that; nothing is started again."""
+        """End the process and wait for its end; nothing is started again."""
         self._stopped.set()
         with self._lock:
             line = self._started
@@ -277,7 +275,7 @@ class WorkerKeeper:
             pause = min(2 * pause, self._pace.longest)
 
     def _one(self) -> str:
-        """Run one process to its end; why it ended."""
+        """Run one process to its end; return the reason."""
         try:
             line = self._launch()
         except (OSError, OutriderError) as error:

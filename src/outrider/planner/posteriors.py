@@ -1,11 +1,11 @@
-"""Expected acceptance by place: Beta posteriors from counts of how far drafts were accepted.
+"""Expected acceptance by position: Beta posteriors from counts of how far drafts were accepted.
 
-Place j is accepted, given that all before it were, with rate a_j. With `judged` tokens at a place,
-of which `accepted` were kept, a_j has the posterior Beta(prior + accepted, prior + refused): half a
-judgement each way at the first place (Jeffreys), and one judgement at the rate of the place before
-at later ones. From the first place with fewer than ENOUGH counts on, the rest are pooled into one
-rate, which also stands for all places beyond the last: a constant hazard. Rounds at K that were
-replayed from deeper ones (`DrafterCosts.laws`) go first, and rates then only say how sure they are.
+Position j is accepted, given that all before it were, with rate a_j. With `judged` tokens at a
+position, of which `accepted` were accepted, a_j has the posterior Beta(prior + accepted, prior +
+refused): half a judgement each way at the first position (Jeffreys), and one judgement at the rate
+of the previous position at later ones. From the first position with fewer than ENOUGH counts on,
+the rest are pooled into one rate, which also stands for all positions beyond the last: a constant
+hazard. Replayed rounds (`DrafterCosts.laws`) take precedence; rates then only give their certainty.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from outrider.core.errors import ConfigError
 from outrider.estimate.calibration import DrafterCosts, PlaceCount
 from outrider.estimate.theory import PLAIN, RoundStats
 
-# Judgements at a place that make a rate of its own.
+# Judgements at a position that suffice for a rate of its own.
 ENOUGH = 20
-# Texts below which weighing them anew says nothing.
+# The fewest texts for which weighing them anew is meaningful.
 MIN_REQUESTS = 5
 NUM_DRAWS = 200
 # Rounds of a run that is longer than this share of all runs are left out.
@@ -33,31 +33,31 @@ _Estimate = Callable[[float, float, float, float], float]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """`accepted` has a_1, a_2, ..., `offered` how likely a draft that was kept so far goes on to
-    each place; the last of each stands for all places behind it."""
+    """Acceptance rates by position. `accepted` has a_1, a_2, ...; `offered` the probability that a
+    draft accepted so far continues to each; the last entries stand for all later ones."""
 
     accepted: tuple[float, ...]
     offered: tuple[float, ...] = (1.0,)
     carry: float = 0.0
 
-    def kept_at(self, place: int, behind: int = 0) -> float:
-        """That a round keeps `place`, from 1, having kept all before it, in a run that began
-        `behind` places before the round."""
-        return self._at(self.accepted, place, behind) * self._at(self.offered, place, behind)
+    def kept_at(self, position: int, behind: int = 0) -> float:
+        """Return the probability that a round accepts this position (1-based) after all earlier
+        ones, in a run that began `behind` positions before the round."""
+        return self._at(self.accepted, position, behind) * self._at(self.offered, position, behind)
 
-    def offered_at(self, place: int, behind: int = 0) -> float:
-        return self._at(self.offered, place, behind)
+    def offered_at(self, position: int, behind: int = 0) -> float:
+        return self._at(self.offered, position, behind)
 
     @property
     def depth(self) -> int:
-        """Places from which on all are alike."""
+        """The position from which on all rates are equal."""
         return max(len(self.accepted), len(self.offered))
 
-    def _at(self, rates: Sequence[float], place: int, behind: int) -> float:
-        anew = rates[min(place, len(rates)) - 1]
+    def _at(self, rates: Sequence[float], position: int, behind: int) -> float:
+        anew = rates[min(position, len(rates)) - 1]
         if not self.carry:
             return anew
-        onward = rates[min(place + behind, len(rates)) - 1]
+        onward = rates[min(position + behind, len(rates)) - 1]
         return (1 - self.carry) * anew + self.carry * onward
 
 
@@ -65,9 +65,9 @@ class Rates:
 class Belief:
     """The posterior of a drafter's rates: their mean, and draws.
 
-    Rates are drawn from the posterior with a seeded generator, or, where the counts of enough texts
-    are known apart, texts are weighed anew instead (Rubin 1981, The Bayesian bootstrap): places of
-    one text are alike, so counts alone promise too much.
+    Rates are drawn from the posterior with a seeded generator. If the counts of enough single texts
+    are known, texts are weighed anew instead (Rubin 1981, The Bayesian bootstrap): positions of one
+    text are alike, so counts alone promise too much.
     """
 
     mean: Rates
@@ -75,19 +75,19 @@ class Belief:
 
 
 def round_stats(rates: Rates, k: int) -> RoundStats:
-    """Of rounds that draft up to `k` tokens, on the mean of a long text.
+    """Return the statistics of rounds that draft up to `k` tokens, as the mean of a long text.
 
-    If a draft of K was kept whole, where does the next one stand? A model that agrees with its
-    target or not by position in the text goes on in the same run: its first place is place K + 2 of
-    that run, the bonus token being place K + 1. With F(j) = a_1 ... a_j and W = K + 1 a round that
-    begins m rounds into a run, of which there are F(m W) for every run, emits
+    If a draft of K was accepted whole, the next one continues from it. A model that agrees with its
+    target or not by position in the text goes on in the same run: its first position is position K
+    + 2 of that run, the bonus token being position K + 1. With F(j) = a_1 ... a_j and W = K + 1 a
+    round that begins m rounds into a run, of which there are F(m W) for every run, emits
 
         e_m = sum over i of 0..K of F(m W + i) / F(m W),      E(K) = sum F(m W) e_m / sum F(m W)
 
     which is E = 1 + a_1 + a_1 a_2 + ... if all rates are equal, and more than that for short drafts
-    if rates rise, as those of lookups do. Heads whose later places are worse begin anew each round.
-    `carry` is 1 for the first kind, 0 for the second, or between. For the first kind places should
-    be counted over rounds that begin where a token was refused.
+    if rates rise, as those of lookups do. Heads whose later positions are worse begin anew each
+    round. `carry` is 1 for the first kind, 0 for the second, or between. For the first kind
+    positions should be counted over rounds that begin where a token was refused.
     """
     if k == 0:
         return PLAIN
@@ -100,7 +100,7 @@ def round_stats(rates: Rates, k: int) -> RoundStats:
             break
         share *= kept[k]
         behind += k + 1
-    # All later rounds of a run are like its last: a geometric number of them.
+    # Later rounds of a run are like its last: a geometric number of them.
     going_on = kept[k] if rates.carry else 0.0
     if going_on >= 1:
         blocks = blocks[-1:]
@@ -114,10 +114,10 @@ def round_stats(rates: Rates, k: int) -> RoundStats:
 
 
 def believe(drafter: DrafterCosts, *, seed: int = 0, num_draws: int = NUM_DRAWS) -> Belief:
-    """What the counts of `drafter` say. Raises ConfigError if it has none."""
+    """Return the posterior from the counts of `drafter`. Raises ConfigError if it has none."""
     if not drafter.places:
         raise ConfigError(
-            f"nobody counted what is accepted of the drafts of {drafter.name}.",
+            f"the acceptance of the drafts of {drafter.name} was never counted.",
             hint="measure it: outrider plan --fresh",
         )
     offers = _offers(drafter)
@@ -139,8 +139,8 @@ def believe(drafter: DrafterCosts, *, seed: int = 0, num_draws: int = NUM_DRAWS)
 
 
 def fitted_carry(drafter: DrafterCosts, k: int, tokens: float) -> float:
-    """The carry at which rounds of `k` emit `tokens` on the mean, as another probe counted; the
-    nearer end where none does."""
+    """Return the carry at which rounds of `k` emit `tokens` on the mean, as another probe counted;
+    the nearer end if none does."""
     accepted = _rates(_pairs(drafter.places), _mean)
     offers = _offers(drafter)
     offered = _rates(offers, _mean) if offers else (1.0,)
@@ -159,26 +159,26 @@ def fitted_carry(drafter: DrafterCosts, k: int, tokens: float) -> float:
     return round((low + high) / 2, 6)
 
 
-def _products(rate: Callable[[int, int], float], places: int, behind: int) -> list[float]:
+def _products(rate: Callable[[int, int], float], num_positions: int, behind: int) -> list[float]:
     products: list[float] = []
     product = 1.0
-    for place in range(1, places + 1):
-        product *= rate(place, behind)
+    for position in range(1, num_positions + 1):
+        product *= rate(position, behind)
         products.append(product)
     return products
 
 
-def _pairs(places: Sequence[PlaceCount]) -> list[tuple[float, float]]:
-    return [(place.accepted, place.drafted) for place in places]
+def _pairs(counts: Sequence[PlaceCount]) -> list[tuple[float, float]]:
+    return [(position.accepted, position.drafted) for position in counts]
 
 
 def _offers(drafter: DrafterCosts) -> list[tuple[float, float]]:
-    """(drafted, could have been) by place; nothing where all drafts are as long as asked."""
+    """Return (drafted, possible) counts by position; empty if all drafts are full."""
     if not drafter.num_rounds:
         return []
-    could = [drafter.num_rounds, *(place.accepted for place in drafter.places)]
-    drafted = [place.drafted for place in drafter.places]
-    return [(min(a, b), b) for a, b in zip(drafted, could, strict=False)]
+    possible = [drafter.num_rounds, *(position.accepted for position in drafter.places)]
+    drafted = [position.drafted for position in drafter.places]
+    return [(min(a, b), b) for a, b in zip(drafted, possible, strict=False)]
 
 
 def _weighed(
@@ -187,15 +187,15 @@ def _weighed(
     weights = [chance.expovariate(1.0) for _ in requests]
     scale = len(weights) / math.fsum(weights)
     counts = [[0.0, 0.0] for _ in range(max(map(len, requests)))]
-    for weight, places in zip(weights, requests, strict=True):
-        for count, place in zip(counts, places, strict=False):
-            count[0] += scale * weight * place.accepted
-            count[1] += scale * weight * place.drafted
+    for weight, positions in zip(weights, requests, strict=True):
+        for count, position in zip(counts, positions, strict=False):
+            count[0] += scale * weight * position.accepted
+            count[1] += scale * weight * position.drafted
     return [(accepted, drafted) for accepted, drafted in counts]
 
 
 def _rates(counts: Sequence[tuple[float, float]], estimate: _Estimate) -> tuple[float, ...]:
-    """One a place, the last for the pooled rest."""
+    """Return a rate for each position, the last for the pooled rest."""
     rates: list[float] = []
     up = down = 0.5
     for index, (_, judged) in enumerate(counts):
@@ -211,7 +211,7 @@ def _rates(counts: Sequence[tuple[float, float]], estimate: _Estimate) -> tuple[
 
 
 def _prior(rate: float) -> tuple[float, float]:
-    """One judgement; never quite sure, or later places could not differ."""
+    """Return one judgement at this rate; never certain, so that later positions may differ."""
     near = min(max(rate, 0.01), 0.99)
     return near, 1 - near
 

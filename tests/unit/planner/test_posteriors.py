@@ -15,7 +15,7 @@ from doubles.planned import costs, counts
 from outrider.core.errors import ConfigError
 from outrider.estimate.calibration import DrafterCosts, PlaceCount
 from outrider.estimate.theory import RoundStats, beta_rates, expected_by_place, expected_tokens
-from outrider.planner.places import Rates, believe, fitted_carry, round_stats
+from outrider.planner.posteriors import Rates, believe, fitted_carry, round_stats
 from outrider.planner.rounds import likeness, texts_differ
 
 shares = st.floats(0, 1)
@@ -183,7 +183,7 @@ def test_drafts_shorter_than_asked_are_not_refusals_either() -> None:
 
 
 def test_nothing_is_known_without_counts() -> None:
-    with pytest.raises(ConfigError, match="nobody counted") as caught:
+    with pytest.raises(ConfigError, match="was never counted") as caught:
         believe(DrafterCosts("model", ()))
     assert caught.value.hint is not None
     assert "outrider plan" in caught.value.hint
