@@ -97,7 +97,7 @@ MUTANTS = (
     Mutant(
         "all nodes of a tree count as its depth",
         BAND,
-        "trace.num_accepted / trace.num_places",
+        "trace.num_accepted / trace.num_positions",
         "trace.num_accepted / trace.num_drafted",
         check_trees,
     ),

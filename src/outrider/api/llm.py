@@ -376,7 +376,7 @@ class LLM(OfOneProcess):
     def _leave(self, reader: OutputStream) -> None:
         """End the request of a stream that ended, was closed or was let go. The collector, which
         cannot wait, may run in any thread and in the midst of a job: then the next job ends it."""
-        with nullcontext() if reader.is_asked else deferred(told=False):
+        with nullcontext() if reader.is_asked else deferred(delivers=False):
             if not reader.has_ended:
                 self._router.end([reader], self._turns.turn(now=not reader.is_asked))
             if reader.has_ended:

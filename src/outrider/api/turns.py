@@ -97,7 +97,7 @@ class Turns:
 
     @contextmanager
     def _turn_now(self) -> Generator[bool]:
-        with deferred(told=False):
+        with deferred(delivers=False):
             if not self._try():
                 yield False
                 return

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 
 from outrider.estimate.online import FadingRate
 
-# Of the time of all rounds since the sweep.
+# Largest share of the time of all rounds since the sweep.
 SHARE = 0.01
-# Long enough that a drafter which must catch up first is measured as well.
+# Long enough to measure also a drafter that must catch up first.
 PROBE_ROUNDS = 4
 FIRST_GAP = 32
 LONGEST_GAP = 256
-# Rounds of one depth in the sweep that tell something; so many of any kind end a depth as well.
+# Informative rounds of one depth in the sweep; a depth also ends after `MOST_SWEEP_ROUNDS` of any
+# kind.
 SWEEP_ROUNDS = 3
 MOST_SWEEP_ROUNDS = 12
 
@@ -33,7 +34,7 @@ def sweep_depths(k: int) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class DepthSweep:
-    """The first rounds, each depth of `depths` for a few."""
+    """The first rounds: a few at each depth of `depths`."""
 
     depths: tuple[int, ...]
     _stage: int = 0
@@ -42,11 +43,11 @@ class DepthSweep:
 
     @property
     def depth(self) -> int | None:
-        """What to draft now; None once it is over."""
+        """The depth to draft now; None once the sweep is over."""
         return self.depths[self._stage] if self._stage < len(self.depths) else None
 
     def advance(self, *, telling: bool) -> bool:
-        """A round ended; whether the depth is done with."""
+        """Count a round. True if its depth is done."""
         self._num_telling += telling
         self._num_rounds += 1
         if self._num_telling < SWEEP_ROUNDS and self._num_rounds < MOST_SWEEP_ROUNDS:
@@ -65,7 +66,7 @@ class DepthSweep:
 
 @dataclass(slots=True)
 class Probes:
-    """Times are seconds of rounds. `num_started` looks were taken."""
+    """Later looks at other depths. Times are seconds of rounds; `num_started` counts looks."""
 
     num_started: int = 0
     spent: float = 0.0
@@ -81,27 +82,27 @@ class Probes:
 
     @property
     def looks_deeper(self) -> bool:
-        """While drafts pay, every other look is at longer ones."""
+        """True for a look at longer drafts: every other one, while drafts pay."""
         return self.num_started % 2 == 0
 
     def book(self, seconds: float, due: float) -> None:
-        """A round took `seconds`; `due` is what its tokens take when nothing is tried."""
+        """Book a round that took `seconds`; its tokens take `due` without a look."""
         self.total += seconds
         if self.is_on:
             self.spent += max(seconds - due, 0.0)
 
     def is_due(self, *, urgent: bool) -> bool:
-        """Whether a look may begin; an urgent one need not wait long."""
+        """True if a look may begin; an urgent one waits less."""
         waited = self._since >= (PROBE_ROUNDS if urgent else self._gap)
         return waited and self.spent <= SHARE * self.total
 
     def begin(self, *, is_plain: bool) -> None:
-        """`is_plain` says what looks best now."""
+        """Begin a look. `is_plain` says that plain decoding seems best now."""
         self._left, self._since, self._was_plain = PROBE_ROUNDS, 0, is_plain
         self.num_started += 1
 
     def advance(self, *, is_plain: bool) -> None:
-        """A round ended."""
+        """Count a round."""
         if not self.is_on:
             self._since += 1
             return
@@ -144,7 +145,7 @@ class BatchRests:
         self._left -= 1
 
     def observe(self, num_sequences: int, tokens: float, num_plain: float) -> None:
-        """A pass that could draft ended: it wrote `tokens` for each sequence, and took the time of
+        """Count a pass that could draft: it wrote `tokens` for each sequence, in the time of
         `num_plain` plain passes."""
         self._left = 0
         if num_sequences < LEAST_RESTING:

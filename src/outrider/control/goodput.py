@@ -1,10 +1,10 @@
-"""Goodput controller: draft lengths that bring most tokens a second, per request and round.
+"""Goodput controller: draft lengths that maximise tokens a second, per request and round.
 
-Two things are learnt from rounds: their cost (estimate/cost.py) and the acceptance of each place of
-a request's next draft (estimate/acceptance.py). Plain decoding is one of the choices; lengths that
-were not measured are tried for a bounded share of the time (exploration.py). Lengths depend on
-measured time, so two runs may draft differently; they depend on nothing that is drawn in their
-round, so every exact rule keeps the target's distribution.
+It learns from rounds their cost (estimate/cost.py) and the acceptance at each position of a
+request's next draft (estimate/acceptance.py). Plain decoding is one of the choices; unmeasured
+lengths are tried for a bounded share of the time (exploration.py). Lengths depend on measured time,
+so two runs may draft differently; they do not depend on the draws of their round, so every exact
+rule preserves the target's distribution.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from outrider.control.allotment import Allotment, RoundSeconds, allotted, best_allotment
+from outrider.control.allocation import Allocation, RoundSeconds, allocated, best_allocation
 from outrider.control.exploration import DepthSweep, Probes, sweep_depths
 from outrider.core.budget import Budget, Choice, Reason, RoundTrace
 from outrider.core.errors import ContractError
@@ -26,45 +26,44 @@ from outrider.estimate.worth import LEAST_WEIGHED
 
 _log = logging.getLogger(__name__)
 
-# A depth is left out of the sweep where it promises less than this share of the best so far.
+# A depth is left out of the sweep if it promises less than this share of the best so far.
 PROMISING = 0.6
-# The sweep ends at once where even with all drafts accepted goodput stays below this share of plain
+# The sweep ends at once if, even with all drafts accepted, goodput stays below this share of plain
 # decoding's. A single round, which may have been disturbed, decides that.
 HOPELESS = 1 / 3
-# The longest draft that is tried while none pays.
+# The longest draft to try while none pays.
 SHORT = 4
-# Passes that are learnt from together, since that takes time itself: at least so many, and until
-# they took so many seconds or are so many; after the first `EARLY` ones, costs from the last of
-# them only.
+# Learning takes time itself, so passes are learnt from together: at least so many, until they took
+# so many seconds or are so many; after the first `EARLY` ones, costs from the last of them only.
 TOGETHER = 6
 TOGETHER_SECONDS = 0.01
 MOST_TOGETHER = 48
 EARLY = 256
-# Costs are looked at again after each of the first passes, then after so many.
+# Costs are updated after each of the first passes, then after so many.
 FREQUENT = 32
 REFRESH = 64
-# Tokens of a text over which it must pay that the drafter reads it.
+# Tokens of a text that must repay the time in which the drafter reads it.
 HORIZON = 64
-# Where it is not known whether drafts pay, one of so many requests drafts.
+# While the value of drafts is unknown, one of so many requests drafts.
 FEW = 8
-# Rounds in a row for which plain decoding is the best choice, after which drafting is called off.
+# Rounds in a row with plain decoding as the best choice, after which drafting is off.
 WITHOUT_GAIN = 64
 _REASON = (
-    f"{WITHOUT_GAIN} rounds without gain: plain decoding is faster than any draft that was tried; "
+    f"{WITHOUT_GAIN} rounds without gain: plain decoding is faster than any tried draft; "
     "drafts are tried again from time to time, for one hundredth of the time"
 )
 
 
 def _of_few(depths: Sequence[int], first: int = 0) -> list[int]:
-    """`depths` of one request of `FEW`, at least of one, and none of the others."""
+    """`depths` for one of every `FEW` requests, at least for one, and 0 for the others."""
     step = max(min(FEW, len(depths)), 1)
     return [depth * ((index + first) % step == 0) for index, depth in enumerate(depths)]
 
 
 @dataclass(frozen=True, slots=True)
 class GoodputStats:
-    """`probe_share` is the share of the time since the first sweep that looks have cost. `off` says
-    why nothing is drafted, "" while something is."""
+    """Statistics of the controller. `probe_share` is the cost of looks as a share of the time since
+    the first sweep. `off` is the reason for which nothing is drafted, or ""."""
 
     costs: CostTable
     is_sweeping: bool
@@ -74,13 +73,13 @@ class GoodputStats:
 
 
 class GoodputController:
-    """Draft lengths from 0 to `k`. A pure function of the traces, and of `costs` from before, with
-    which the first sweep is left out. With `num_nodes` the longest drafts are trees of so many
-    tokens, shorter ones of fewer in proportion.
+    """Draft lengths from 0 to `k`. A pure function of the traces, and of earlier `costs`, which
+    replace the first sweep. With `num_nodes` the longest drafts are trees of so many tokens,
+    shorter ones of fewer in proportion.
 
-    Where trees are drafted, a place of the path costs as many rows as there were nodes for each,
-    and P_j is the probability that some path is kept up to place j. A tree is told what a node must
-    bring: the tokens that are written, as things go, in the time that one more takes.
+    With trees, a position of the path costs as many rows as a tree has nodes for each, and P_j is
+    the probability that some path is accepted up to position j. A tree gets the least gain of a
+    node: the tokens that are written at the present rate in the time of one more node.
     """
 
     def __init__(self, *, k: int, num_nodes: int = 0, costs: CostTable | None = None) -> None:
@@ -88,11 +87,11 @@ class GoodputController:
             raise ContractError("k is at least 0")
         self._k = k
         self._most = Budget(k, num_nodes=num_nodes)
-        # Nodes of the newest trees, in all and a place.
+        # Nodes of the newest trees, in all and per position.
         self._size = FadingMean(1 / 32)
         self._bushiness = FadingMean(1 / 32, max(num_nodes / max(k, 1), 1.0))
-        # As it was when seconds were last reckoned: those in `_seconds` are of one tree's form.
-        self._nodes_a_place = self._bushiness.value or 1.0
+        # The value at the last update of costs: those in `_seconds` are of one tree's form.
+        self._nodes_per_position = self._bushiness.value or 1.0
         self._acceptance = Acceptance(k)
         self._meter = CostMeter(costs)
         self._costs = costs or ASSUMED
@@ -106,8 +105,8 @@ class GoodputController:
         self._reading = Reading()
         self._num_passes = 0
         self._without_gain = 0
-        # Requests in flight when drafting was first called off: these say so, later ones need not.
-        self._told: frozenset[int] | None = None
+        # Requests in flight when drafting was first turned off: only their budgets say so.
+        self._informed: frozenset[int] | None = None
 
     def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
         key = tuple(seq_ids)
@@ -115,11 +114,11 @@ class GoodputController:
         if found is None:
             found = self._chosen[key] = self._choose(key)
         self._count_gain(key, drafts=any(budget.depth for budget in found))
-        told = self._told
-        if not told or told.isdisjoint(key):
+        informed = self._informed
+        if not informed or informed.isdisjoint(key):
             return list(found)
         pairs = zip(key, found, strict=True)
-        return [replace(one, why=_REASON) if seq_id in told else one for seq_id, one in pairs]
+        return [replace(one, why=_REASON) if seq_id in informed else one for seq_id, one in pairs]
 
     def observe(self, trace: RoundTrace) -> None:
         traces = self._open.add(trace)
@@ -139,12 +138,12 @@ class GoodputController:
         return GoodputStats(self._costs, sweeping, probes.num_started, share, off)
 
     def _count_gain(self, seq_ids: tuple[int, ...], *, drafts: bool) -> None:
-        """A round of these begins. Looks say nothing of what pays until they have ended."""
+        """Count a round of these. Rounds of looks do not count until the looks have ended."""
         if self._is_trying or not self._k:
             return
         self._without_gain = 0 if drafts else self._without_gain + 1
-        if self._without_gain == WITHOUT_GAIN and self._told is None:
-            self._told = frozenset(seq_ids)
+        if self._without_gain == WITHOUT_GAIN and self._informed is None:
+            self._informed = frozenset(seq_ids)
             _log.warning("Drafting is off: %s.", _REASON)
 
     def _choose(self, seq_ids: tuple[int, ...]) -> list[Budget]:
@@ -154,15 +153,15 @@ class GoodputController:
         return [most.cut(depth) for depth in depths]
 
     def _expecting(self, prefixes: Sequence[Sequence[float]], depths: Sequence[int]) -> Budget:
-        """The largest budget, with what drafts of these `depths` are expected to bring, if costs
-        were measured."""
+        """The largest budget, with the expected gain of drafts of these `depths`, if costs were
+        measured."""
         reason: Reason = "gain"
         if self._is_trying:
             reason = "look" if self._sweep.depth is None else "trial"
         unknown = replace(self._most, choice=Choice(reason))
         if self._costs is ASSUMED:
             return unknown
-        one = allotted(prefixes, depths, self._seconds_of(prefixes))
+        one = allocated(prefixes, depths, self._seconds_of(prefixes))
         plain = self._uniform(prefixes, 0)
         if one.seconds <= 0:
             return unknown
@@ -191,9 +190,9 @@ class GoodputController:
         best = self._best(seq_ids, prefixes)
         return self._probing(best, prefixes) if self._probes.is_on else best.depths
 
-    def _best(self, seq_ids: Sequence[int], prefixes: Sequence[Sequence[float]]) -> Allotment:
-        """The best lengths, where texts are read by drafters only if that pays for itself."""
-        best = best_allotment(prefixes, self._seconds_of(prefixes))
+    def _best(self, seq_ids: Sequence[int], prefixes: Sequence[Sequence[float]]) -> Allocation:
+        """The best lengths. Drafters read a text only if that pays for itself."""
+        best = best_allocation(prefixes, self._seconds_of(prefixes))
         drafting = zip(seq_ids, best.depths, strict=True)
         seconds = self._reading.seconds([seq_id for seq_id, depth in drafting if depth])
         if not seconds:
@@ -202,13 +201,13 @@ class GoodputController:
             () if self._reading.is_due(seq_id) else row
             for seq_id, row in zip(seq_ids, prefixes, strict=True)
         ]
-        without = best_allotment(known, self._seconds_of(known))
+        without = best_allocation(known, self._seconds_of(known))
         num_tokens = HORIZON * len(seq_ids)
         pays = num_tokens / best.goodput + seconds < num_tokens / without.goodput
         return best if pays else without
 
-    def _probing(self, best: Allotment, prefixes: Sequence[Sequence[float]]) -> Sequence[int]:
-        """Lengths for a look at what is not done now."""
+    def _probing(self, best: Allocation, prefixes: Sequence[Sequence[float]]) -> Sequence[int]:
+        """Lengths for a look: other than the present ones."""
         if best.is_plain:
             tried = [self._uniform(prefixes, d) for d in sweep_depths(min(self._k, SHORT)) if d]
             depths = max(tried, key=lambda one: one.goodput).depths if tried else best.depths
@@ -228,10 +227,10 @@ class GoodputController:
             self._meter.observe(traces, caught_up=caught_up)
         strangers = [trace for trace in rounds if not self._acceptance.knows(trace.seq_id)]
         for trace in rounds:
-            self._acceptance.observe(trace.seq_id, trace.num_places, trace.num_accepted)
+            self._acceptance.observe(trace.seq_id, trace.num_positions, trace.num_accepted)
         for trace in drafting if self._most.num_nodes else ():
             self._size.add(trace.num_drafted)
-            self._bushiness.add(trace.num_drafted / trace.num_places)
+            self._bushiness.add(trace.num_drafted / trace.num_positions)
         if num_unread:
             depth = max(trace.num_drafted for trace in drafting)
             due = self._costs.draft_seconds(depth, len(drafting))
@@ -239,7 +238,7 @@ class GoodputController:
         self._num_passes += 1
         if self._num_passes < FREQUENT or self._num_passes % REFRESH == 0:
             self._costs = self._meter.table() or self._costs
-            self._nodes_a_place = self._bushiness.value or 1.0
+            self._nodes_per_position = self._bushiness.value or 1.0
             self._seconds.clear()
         telling = not any(trace.num_prompt_tokens for trace in traces)
         if self._sweep.depth is not None:
@@ -249,7 +248,7 @@ class GoodputController:
             self._probe_on(rounds, telling=telling, may_begin=may_begin)
 
     def _sweep_on(self, rounds: Sequence[RoundTrace], *, telling: bool) -> None:
-        """Go on to the next depth that promises something; end where none can pay."""
+        """Go on to the next promising depth; end if none can pay."""
         sweep = self._sweep
         is_done = sweep.advance(telling=telling)
         if not is_done and not telling:
@@ -261,7 +260,7 @@ class GoodputController:
         if not is_done:
             return
         prefixes = self._prefixes([trace.seq_id for trace in rounds])
-        least = PROMISING * best_allotment(prefixes, self._seconds_of(prefixes)).goodput
+        least = PROMISING * best_allocation(prefixes, self._seconds_of(prefixes)).goodput
         while sweep.depth and self._uniform(prefixes, sweep.depth).goodput < least:
             sweep.skip()
 
@@ -285,8 +284,8 @@ class GoodputController:
         else:
             probes.begin(is_plain=best.is_plain)
 
-    def _uniform(self, prefixes: Sequence[Sequence[float]], depth: int) -> Allotment:
-        return allotted(prefixes, [depth] * len(prefixes), self._seconds_of(prefixes))
+    def _uniform(self, prefixes: Sequence[Sequence[float]], depth: int) -> Allocation:
+        return allocated(prefixes, [depth] * len(prefixes), self._seconds_of(prefixes))
 
     def _prefixes(self, seq_ids: Sequence[int]) -> list[list[float]]:
         return [
@@ -303,13 +302,13 @@ class GoodputController:
         key = (num_sequences, num_rows, depth, num_drafting)
         seconds = self._seconds.get(key)
         if seconds is None:
-            # Costs are told by tokens drafted, of which a tree has more than places.
+            # Costs are by drafted tokens, of which a tree has more than positions.
             rows = num_sequences + self._num_nodes(num_rows - num_sequences)
             deepest = self._num_nodes(depth)
             seconds = self._costs.round_seconds(num_sequences, rows, deepest, num_drafting)
             self._seconds[key] = seconds
         return seconds
 
-    def _num_nodes(self, num_places: int) -> int:
-        """Tokens of drafts that have so many places in all."""
-        return round(num_places * self._nodes_a_place)
+    def _num_nodes(self, num_positions: int) -> int:
+        """Draft tokens for so many positions in all."""
+        return round(num_positions * self._nodes_per_position)

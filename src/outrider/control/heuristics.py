@@ -14,7 +14,7 @@ from outrider.estimate.online import BySequence, ms_per_token, nearest_rank
 
 
 class FixedController:
-    """Ignores what it observes."""
+    """A constant budget; observations are ignored."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -28,14 +28,14 @@ class FixedController:
 
 @dataclass(frozen=True, slots=True)
 class FixedLengths:
-    """`budget` for texts that would depend on what a controller chooses, so that a seed repeats
-    them; `sampler` is the engine's own rule."""
+    """`budget` for texts that would depend on a controller's choice, so that a seed repeats them;
+    `sampler` is the engine's own rule."""
 
     budget: Budget
     sampler: str
 
     def of(self, seq: LiveSequence, given: Budget) -> Budget:
-        """What `seq` gets, who was `given` that much."""
+        """The budget of `seq`, given the controller's choice `given`."""
         rule = seq.speculation.sampler or self.sampler
         is_greedy = seq.params.greedy and rule in EXACT_SAMPLERS
         rests = given.choice is not None and given.choice.reason == "rest"
@@ -58,8 +58,9 @@ HOTTEST = 1.5
 
 @dataclass(frozen=True, slots=True)
 class SloStats:
-    """`acceptance` and `p95_ms` are those of the last decision, None before the first; acceptance
-    is None also where nothing was drafted. `num_samples` counts rounds observed since then."""
+    """Statistics of the controller. `acceptance` and `p95_ms` are those of the last decision, None
+    before the first; acceptance is None also if nothing was drafted. `num_samples` counts rounds
+    observed since then."""
 
     depth: int
     acceptance: float | None
@@ -71,24 +72,24 @@ class SloStats:
 
 
 class SloController:
-    """One draft length from max(2, `min_k`) to `k`, at first 4; it has no state a sequence. With
+    """One draft length from max(2, `min_k`) to `k`, at first 4, the same for all sequences. With
     `num_nodes` the longest drafts are trees of so many tokens, shorter ones of fewer in proportion.
 
-    After every 32 observed rounds, with the newest number of waiting requests, the 95th percentile
-    of milliseconds an emitted token over these rounds, and their acceptance (accepted / drafted, of
-    a tree its depth):
+    It decides after every 32 observed rounds, by the newest number of waiting requests, the 95th
+    percentile of milliseconds per emitted token over these rounds, and their acceptance (accepted /
+    drafted, of a tree its depth):
 
         one fewer   if  waiting > 10  or  p95 > target      or  acceptance < 0.4
         one more    if  waiting <= 5  and p95 < 0.9 target  and acceptance > 0.7
 
-    Where requests wait in spite of the shortest drafts, drafts are also drawn at a higher
+    While many requests wait in spite of the shortest drafts, drafts are also drawn at a higher
     temperature: one `HEAT` more at each decision, up to `HOTTEST` times the request's own, and one
-    less when the queue is short again. After a decision the rounds are forgotten. A round's
-    milliseconds are those of the whole pass, draft included, over the tokens that the sequence got
-    from it: the wait of a reader for a token.
+    less when the queue is short again. Each decision discards its rounds. A round's milliseconds
+    are those of the whole pass, draft included, over the tokens that the sequence got from it: a
+    reader's wait for a token.
 
     Lengths depend on measured time, so two runs may draft differently. Output keeps its
-    distribution under every exact rule; it is the same text only where text is tied to the seed
+    distribution under every exact rule, but it is the same text only if text is tied to the seed
     (greedy, match, coupled).
     """
 
@@ -152,8 +153,8 @@ class SloController:
 
 
 def _acceptance(rounds: Sequence[RoundTrace]) -> float | None:
-    num_places = sum(trace.num_places for trace in rounds)
-    return sum(trace.num_accepted for trace in rounds) / num_places if num_places else None
+    num_positions = sum(trace.num_positions for trace in rounds)
+    return sum(trace.num_accepted for trace in rounds) / num_positions if num_positions else None
 
 
 STEP = 1
@@ -166,7 +167,7 @@ _ROUNDING = 1e-9
 
 @dataclass(slots=True)
 class _SequenceRates:
-    """`rates` are the acceptances of the last rounds that drafted, newest last."""
+    """State of a sequence. `rates` are the acceptances of its last drafting rounds, newest last."""
 
     depth: int
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -175,8 +176,8 @@ class _SequenceRates:
 
 @dataclass(frozen=True, slots=True)
 class BandStats:
-    """Of one sequence. `acceptance` is the mean over the last 32 rounds that drafted, 0 before the
-    first; `num_samples` says how many those are."""
+    """Statistics of one sequence. `acceptance` is the mean over the last 32 rounds that drafted, 0
+    before the first; `num_samples` is the number of these rounds."""
 
     depth: int
     acceptance: float
@@ -194,9 +195,9 @@ class BandController:
         a > target + 0.1   one token more
         a < target - 0.1   one token fewer
 
-    Drafts that are refused cost their rows and the drafter's time; drafts that are all accepted
-    were too short. A sequence whose length fell to 0 observes nothing, so after `WINDOW` plain
-    rounds it starts over with one token.
+    Refused drafts cost their rows and the drafter's time; drafts that are all accepted were too
+    short. A sequence whose length fell to 0 observes nothing, so after `WINDOW` plain rounds it
+    starts over with one token.
     """
 
     def __init__(self, *, k: int, min_k: int, target: float, num_nodes: int = 0) -> None:
@@ -212,7 +213,7 @@ class BandController:
     def observe(self, trace: RoundTrace) -> None:
         seq = self._sequence(trace.seq_id)
         if trace.num_drafted:
-            seq.rates.append(trace.num_accepted / trace.num_places)
+            seq.rates.append(trace.num_accepted / trace.num_positions)
             seq.depth = self._adapted(seq)
         elif seq.depth == 0:
             seq.num_plain += trace.num_emitted > 0

@@ -1,17 +1,17 @@
-"""Goodput controller of drafters that score their tokens: each draft is cut to what pays.
+"""Goodput controller of drafters that score their tokens: each draft is cut to the part that pays.
 
-Look-ups cost next to nothing, and each says with which probability P_i every node of its draft is
-accepted. So the longest draft is requested, and its length is chosen afterwards, from that very
+Look-ups cost next to nothing, and each gives the acceptance probability P_i of every node of its
+draft. So the longest draft is requested, and its length is chosen afterwards, from that very
 draft: of all nodes of a batch, the C with the largest P_i that maximise
 
     sum of P_i - L (T(b + C) - T(b))
 
-T(rows) are the measured seconds of a pass (estimate/cost.py), b the sequences, and L the tokens a
-second that the batch writes as things go: what the time of the additional rows would bring
-otherwise. That is the best stationary policy (Dinkelbach 1967, "On nonlinear fractional
-programming": the ratio of tokens to time is maximised where their difference at the price L is).
-C = 0 is plain decoding. A length depends on the text, on deterministic drafts and on time, never on
-a drawn token, so every exact rule keeps the target's distribution.
+T(rows) are the measured seconds of a pass (estimate/cost.py), b the number of sequences, and L the
+tokens a second that the batch writes at present: the alternative gain of the additional rows' time.
+That is the best stationary policy (Dinkelbach 1967, "On nonlinear fractional programming": the
+ratio of tokens to time is maximised where their difference at the price L is). C = 0 is plain
+decoding. A length depends on the text, on deterministic drafts and on time, never on a drawn token,
+so every exact rule preserves the target's distribution.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from outrider.core.errors import ContractError
 from outrider.estimate.cost import ASSUMED, CostMeter, CostTable
 from outrider.estimate.online import FadingRate, OpenPasses
 
-# Levels of a draft whose probabilities are corrected apart; deeper ones count as the last.
+# Levels of a draft with corrections of their own; deeper ones count as the last.
 _NUM_LEVELS = 8
-# As many accepted nodes as expected are supposed for so many; later trials count fully.
+# Prior: expected nodes, all of them accepted; later trials count fully.
 _SUPPOSED = 8.0
 _FADE = 1 - 1 / 128
 _HIGHEST = 0.99
 # Passes over which tokens a second are averaged.
 _PACE_FADE = 1 - 1 / 64
-# Passes after which costs are worked out again: each of the first, then every so many.
+# Costs are updated after each of the first passes, then after every so many.
 _FREQUENT, _REFRESH = 32, 32
-# Rounds in a row whose drafts were all left out, before a short one is tried all the same.
+# Rounds in a row without any verified node, before a short draft is tried all the same.
 _FIRST_GAP, _LONGEST_GAP, _SHORT = 32, 512, 4
 
 
 def _is_scored(draft: Draft) -> bool:
-    """A draft that was drawn may not be cut by what was drawn."""
+    """True for a deterministic draft with scores; a sampled one must not be cut by its tokens."""
     return bool(draft.accept_probs) and draft.probs_NV is None
 
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """What the draft of one sequence was expected to bring: by whom, and the sum of P a level."""
+    """Expectation of one sequence's draft: its drafter, and the sum of P for each level."""
 
     by: str
     levels: tuple[float, ...]
@@ -61,7 +61,7 @@ def _no_levels() -> list[FadingRate]:
 
 @dataclass(slots=True)
 class _Corrections:
-    """How many nodes were accepted for each that a drafter expected, level by level."""
+    """Ratio of accepted to expected nodes of a drafter, level by level."""
 
     levels: list[FadingRate] = field(default_factory=_no_levels)
 
@@ -84,11 +84,11 @@ class _Corrections:
 
 
 class ScoredController:
-    """Budgets are the largest, and 0 while drafting rests; `trim` cuts drafts. A pure function of
+    """Budgets are the largest, or 0 while drafting rests; `trim` cuts drafts. A pure function of
     drafts and traces."""
 
     def __init__(self, *, k: int, num_nodes: int = 0, most_drafted: int | None = None) -> None:
-        """All drafts of a pass have `most_drafted` tokens at most, if that is given."""
+        """`most_drafted` limits the tokens of all drafts of a pass, if given."""
         if k < 0:
             raise ContractError("k is at least 0")
         self._most_drafted = most_drafted
@@ -112,8 +112,8 @@ class ScoredController:
         return [replace(self._most, price=price)] * len(seq_ids)
 
     def trim(self, seq_ids: Sequence[int], drafts: Sequence[Draft]) -> Trimmed:
-        """The drafts of sequences that draft together, each cut to its beginning that pays. Drafts
-        without probabilities, and those that were drawn, stay as they are."""
+        """Cut the drafts of sequences that draft together, each to its beginning that pays. Drafts
+        without probabilities, and sampled ones, stay as they are."""
         scored = [index for index, draft in enumerate(drafts) if _is_scored(draft)]
         num_fixed = sum(map(len, drafts)) - sum(len(drafts[index]) for index in scored)
         probs: dict[int, list[float]] = {}
@@ -159,16 +159,16 @@ class ScoredController:
 
     @property
     def _gain(self) -> float:
-        """Speed-up over plain decoding as things go; 1 at least."""
+        """Present speed-up over plain decoding, at least 1."""
         return max(self._pace.mean, 1.0)
 
     def _choose(
         self, num_sequences: int, num_fixed: int, probs: dict[int, list[float]]
     ) -> tuple[Mapping[int, int], Choice]:
-        """How many nodes of each draft to verify: the beginning of all nodes, the likeliest first,
-        that is worth most at the price of time."""
+        """The number of nodes of each draft to verify: of all nodes, the likeliest first, the
+        beginning that is worth most at the price of time."""
         nodes = sorted(
-            ((-p, place, index) for index, row in probs.items() for place, p in enumerate(row))
+            ((-p, node, index) for index, row in probs.items() for node, p in enumerate(row))
         )
         if self._most_drafted is not None:
             nodes = nodes[: max(self._most_drafted - num_fixed, 0)]
@@ -184,7 +184,7 @@ class ScoredController:
         if not nodes:
             return {}, Choice("gain")
         if self._costs is not ASSUMED and self._costs.target.points[0][0] > num_sequences:
-            # Nothing is known of so few rows, so the first drafted one would seem to cost nothing.
+            # No costs are known for so few rows, so the first drafted row would seem to be free.
             return {}, Choice("trial")
         reason: Reason = "gain"
         if count:
@@ -199,7 +199,7 @@ class ScoredController:
         return counts, Choice(reason, tokens, took, gain)
 
     def _short_trial(self, num_nodes: int) -> int:
-        """Costs may have been measured in a bad moment: a few nodes are tried now and then."""
+        """Size of an occasional short draft, as costs may have been measured in a bad moment."""
         self._num_idle += 1
         if self._num_idle < self._gap:
             return 0
@@ -216,7 +216,7 @@ class ScoredController:
         self._expected[seq_id] = _Expected(draft.by, tuple(sums))
 
     def _price(self, num_sequences: int) -> float | None:
-        """Tokens that a drafted node must bring to pay for its row, on average over a few rows."""
+        """Tokens that pay for the row of a drafted node, on average over a few rows."""
         plain = self._seconds(num_sequences, 0)
         if self._costs is ASSUMED or plain <= 0:
             return None
@@ -225,7 +225,7 @@ class ScoredController:
         return self._gain * num_sequences * more / plain
 
     def _seconds(self, num_sequences: int, num_drafted: int) -> float:
-        """A pass over so many drafted nodes of so many sequences."""
+        """Seconds of a pass over so many drafted nodes of so many sequences."""
         known = self._pass_seconds.setdefault(num_sequences, [])
         while len(known) <= num_drafted:
             rows = num_sequences + len(known)

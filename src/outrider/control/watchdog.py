@@ -1,4 +1,4 @@
-"""Watchdog: turns drafting off for requests whose drafts are hardly ever accepted, and looks again.
+"""Watchdog: turns drafting off for requests whose drafts are hardly ever accepted, and retries.
 
 A draft of n tokens adds n rows to a pass, and a row costs at least `ROW_COST` of a plain pass. So a
 draft must bring 0.04 n tokens on average. Over m rounds that drafted, with a the accepted tokens of
@@ -31,9 +31,9 @@ CONFIDENCE = 2.33
 FIRST_REST = 64
 LONGEST_REST = 1024
 PROBE_ROUNDS = 6
-# Share of the old counts that a new round leaves.
+# Weight of the old counts after a new round.
 FADE = 1 - 1 / 128
-# All requests together are found dead on stronger evidence than one.
+# Drafting is turned off for all requests together on stronger evidence than for one.
 SHARED_ROUNDS = 256
 
 _REST = Choice("rest")
@@ -65,7 +65,7 @@ class _FadedCounts:
 
     @property
     def needed(self) -> float:
-        """Tokens a round that would pay for the rows."""
+        """Tokens per round that would pay for the rows."""
         return ROW_COST * self.drafted / self.rounds
 
     @property
@@ -78,7 +78,7 @@ class _FadedCounts:
 
 @dataclass(slots=True)
 class _Watch:
-    """Of one request, or of all. `left` rounds of rest or of a probe are to come; with `reason` it
+    """State of one request, or of all. `left` rounds of rest or of a probe remain; with `reason` it
     rests or probes."""
 
     least_rounds: int = LEAST_ROUNDS
@@ -93,7 +93,7 @@ class _Watch:
         return bool(self.reason) and not self.probing
 
     def observe(self, drafter: str, num_drafted: int, num_accepted: int) -> bool:
-        """A round; whether drafting was turned off by it."""
+        """Count a round. True if drafting is turned off by it."""
         if self.resting:
             self.left -= 1
             if self.left <= 0:
@@ -109,7 +109,7 @@ class _Watch:
         if counts.num_rounds < self.least_rounds or counts.highest >= counts.needed:
             return False
         self.reason = (
-            f"the last drafts of {drafter!r} brought {counts.mean:.2f} tokens a round, where "
+            f"the last drafts of {drafter!r} gained {counts.mean:.2f} tokens a round, where "
             f"{counts.needed:.2f} would pay for their rows; they are tried again from time to time"
         )
         self.left = self.rest
@@ -129,8 +129,8 @@ class _Watch:
 
 @dataclass(frozen=True, slots=True)
 class WatchdogStats:
-    """How often drafting was turned off for a request, and why last; `all_off` has the reason while
-    it is off for all."""
+    """The number of times that drafting was turned off for a request, and the last reason;
+    `all_off` is the reason while it is off for all."""
 
     num_turned_off: int
     reason: str
@@ -138,10 +138,11 @@ class WatchdogStats:
 
 
 class Watchdog:
-    """A Controller: that of `inner`, but for whom drafting is dead. A pure function of the traces.
+    """A Controller that follows `inner`, except for requests whose drafts do not pay. A pure
+    function of the traces.
 
-    With `shared` all requests are also judged together, and new requests begin with what was found.
-    Short requests are then spared too, and which drafts a request gets depends on others.
+    With `shared` all requests are also judged together, and new requests begin with the common
+    verdict. This spares short requests too, but makes a request's drafts depend on others.
     """
 
     def __init__(self, inner: Controller, *, shared: bool = False) -> None:
@@ -191,8 +192,8 @@ class Watchdog:
 
 @dataclass(slots=True)
 class GuardedController:
-    """A caller's own controller, which is not trusted: once it raises, or gives what are no budgets
-    of at most `most`, nothing is drafted any more, and every request says why."""
+    """A wrapper of a caller's own controller, which is not trusted: once it raises, or returns
+    anything but budgets of at most `most`, drafting is off, and every request has the reason."""
 
     controller: Controller
     most: Budget
@@ -203,7 +204,7 @@ class GuardedController:
             try:
                 with foreign():
                     return self._checked(self.controller.budgets(seq_ids), len(seq_ids))
-            except Exception as error:  # noqa: BLE001 - a controller may be anybody's code
+            except Exception as error:  # noqa: BLE001 - a controller may be third-party code
                 self._turn_off(error)
         return [Budget(0, why=self._fault, choice=_REST)] * len(seq_ids)
 
@@ -213,7 +214,7 @@ class GuardedController:
         try:
             with foreign():
                 self.controller.observe(trace)
-        except Exception as error:  # noqa: BLE001 - a controller may be anybody's code
+        except Exception as error:  # noqa: BLE001 - a controller may be third-party code
             self._turn_off(error)
 
     def _checked(self, given: object, count: int) -> list[Budget]:

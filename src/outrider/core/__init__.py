@@ -3,8 +3,8 @@
 Open protocols.py first: it has the interfaces of models, KV caches, drafters, rules and
 controllers. draft.py has `Draft`, `Verdict` and `Outcome`; sequence.py the mutable state of a
 request. Sampling is sampling.py (distributions), logits.py (logits processors) and rng.py (keyed
-random numbers, over philox.py); tree.py and tree_nodes.py choose draft trees. What a user may
-decide is config.py, params.py and fields.py, from which settings.py derives flags, variables and
-file keys; plugins.py finds what other packages add. env.py alone reads the environment, files.py
-alone opens files, and errors.py has the errors that users can cause.
+random numbers, over philox.py); tree.py and tree_nodes.py choose draft trees. The settings of a
+user are config.py, params.py and fields.py, from which settings.py derives flags, variables and
+file keys; plugins.py finds the plugins of other packages. env.py alone reads the environment,
+files.py alone opens files, and errors.py has the errors that users can cause.
 """

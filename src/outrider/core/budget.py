@@ -7,15 +7,16 @@ from typing import Literal, TypeAlias
 
 from outrider.core.errors import ContractError
 
-# Why a draft may be so long: nobody chooses; a length is tried at first, or looked at again; it is
-# expected to bring most; acceptance or latency is held; drafting rests.
+# Why a draft has its length: `fixed` by a setting; a first `trial` of a length, or a later `look`
+# at it; the largest expected `gain`; a held `acceptance` or `latency`; a `rest` from drafting.
 Reason: TypeAlias = Literal["fixed", "trial", "look", "gain", "acceptance", "latency", "rest"]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a controller chose a budget for. One that reckons says what it expected of the whole
-    pass: `tokens` in `seconds`, `gain` times as fast as plain decoding."""
+    """The reason for which a controller chose a budget. A controller with a cost model also states
+    its expectation of the whole pass: `tokens` in `seconds`, `gain` times as fast as plain
+    decoding."""
 
     reason: Reason
     tokens: float | None = None
@@ -25,14 +26,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """At most `depth` draft tokens along any path (K of a chain); 0 means do not speculate. At most
-    `num_nodes` of them in all, where that is more: then a drafter that can may branch.
+    """Limits of one draft: at most `depth` tokens along any path (K of a chain), and at most
+    `num_nodes` tokens in all. Depth 0 means no speculation. A drafter that can branch drafts a tree
+    where `num_nodes` is above `depth`.
 
-    `temperature` is what the drafter multiplies a request's own by before it draws. It reports the
+    The drafter multiplies a request's temperature by `temperature` before it draws. It reports the
     distribution that it drew from, so the output keeps its distribution; only acceptance changes.
-    `why` says what a depth was set to 0 for, if drafting was found dead; `price` what a node of a
-    tree must bring, in expected tokens, to pay for its row, if that was measured; `choice` what its
-    controller chose it for, if that says so. All of it is settled before anything is drawn.
+    `why` is the reason for depth 0 where drafting was found not to pay. `price` is the gain, in
+    expected tokens, above which a tree node pays for its row; None if it was not measured.
+    `choice` is the controller's reason, if it states one. All fields are set before anything is
+    drawn.
     """
 
     depth: int
@@ -44,13 +47,13 @@ class Budget:
 
     @property
     def size(self) -> int:
-        """Draft tokens in all."""
+        """Number of draft tokens in all."""
         return max(self.depth, self.num_nodes) if self.depth else 0
 
     def cut(self, depth: int) -> Budget:
-        """The same, only `depth` deep: a tree is cut in size as well, in proportion."""
+        """The same budget with only `depth` levels; the size of a tree falls in proportion."""
         if not 0 <= depth <= self.depth:
-            raise ContractError("a budget is cut to less than it is")
+            raise ContractError("a cut must not deepen a budget")
         if depth == self.depth:
             return self
         return replace(self, depth=depth, num_nodes=self.num_nodes * depth // self.depth)
@@ -58,18 +61,18 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class RoundTrace:
-    """What one pass did for one sequence. Every metric and controller derives from these records.
+    """Record of one pass for one sequence. Every metric and controller derives from these records.
 
     A round emits `num_accepted + 1` tokens, always; a pass that only read a chunk of the prompt
     emits none. Seconds are those of the whole pass, in which `batch_size` sequences took part:
-    records that share `pass_index` share their seconds. `num_accepted` counts draft nodes kept
-    after clamping, `draft_depth` tokens on the longest path of the draft (0: it was not noted), and
-    `num_waiting` requests that were not yet admitted. `hit` says whether the draft was ready before
-    it was asked for, None where nobody drafts ahead.
-    `mask_seconds` are those that this sequence's own allowed-token callback took, as part of the
-    pass and of its drafting: a slow one of another sequence shows in the other's record.
-    `gap_seconds` went by between the pass before and this one: what the host does in between, and
-    idle time.
+    records with equal `pass_index` have the same seconds. `num_accepted` counts accepted draft
+    nodes after clamping, `draft_depth` tokens on the longest path of the draft (0: not recorded),
+    and `num_waiting` requests that were not yet admitted. `hit` says whether the draft was ready
+    before it was requested, None without drafting ahead.
+    `mask_seconds` is the time of this sequence's own allowed-token callback, as part of the pass
+    and of its drafting; a slow callback of another sequence shows in that sequence's record.
+    `gap_seconds` is the time between the previous pass and this one: host work in between, and idle
+    time.
     """
 
     seq_id: int
@@ -92,18 +95,18 @@ class RoundTrace:
     mask_seconds: float = 0.0
 
     @property
-    def num_places(self) -> int:
-        """How many tokens could have been kept: all that were drafted, or a tree's depth."""
+    def num_positions(self) -> int:
+        """Number of tokens that could have been accepted: all drafted ones, or a tree's depth."""
         return self.draft_depth or self.num_drafted
 
 
 @dataclass(frozen=True, slots=True)
 class JobTrace:
-    """What one lane did in one go. Times are those of `core/clock.py`, in seconds.
+    """Record of one job of one lane. Times are those of `core/clock.py`, in seconds.
 
-    `kinds` are the stages of the job (prefill, draft, ahead, verify), in order. `queues` says how
-    many sequences waited for (prefill, draft, verify) when the job began, `num_waiting` how many
-    requests were not yet admitted, `num_free_tokens` what room the arena then had. `num_failed`
+    `kinds` are the stages of the job (prefill, draft, ahead, verify), in order. `queues` has the
+    number of sequences that waited for (prefill, draft, verify) when the job began, `num_waiting`
+    the number of requests not yet admitted, `num_free_tokens` the free KV positions. `num_failed`
     counts sequences that the job ended with an error.
     """
 

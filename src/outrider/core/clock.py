@@ -1,6 +1,6 @@
-"""Time as an argument: whoever measures is given a clock, so a test can say what time it is.
+"""Time as an argument: code that measures gets a clock, so a test can set the time.
 
-Reading a tensor on the host: the call that waits for a device, so it has a name.
+Also the functions that read a tensor on the host: these calls wait for the device.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Clock(Protocol):
 
 
 HOST_CLOCK: Clock = perf_counter
-# Whoever is timed may take the whole timeout once more for so many tokens that it must read first.
+# A timed call may take one more timeout for each so many tokens that it must read first.
 READ_PER_TIMEOUT = 128
 
 
 def patience(timeout: float, num_new: int) -> float:
-    """Seconds that an answer may take before which `num_new` tokens of text are read."""
+    """Seconds that an answer may take if `num_new` tokens of text are read before it."""
     return timeout * (1 + num_new / READ_PER_TIMEOUT)
 
 

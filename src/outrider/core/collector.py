@@ -1,4 +1,4 @@
-"""Memory that is not needed: Python's collector of garbage, and what the allocator keeps."""
+"""Release of unused memory: Python's garbage collector, and the allocator's free blocks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Generator[None]:
-    """A collection within would look at all of torch, a tenth of a second, and find nothing. Also a
-    decorator."""
+    """Suspend garbage collection. A collection would walk all objects of torch, a tenth of a
+    second, and free nothing. Also a decorator."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -23,7 +23,7 @@ def uncollected() -> Generator[None]:
 
 
 def give_back() -> None:
-    """Let the operating system have what was freed; of glibc's allocator, which keeps it."""
+    """Return freed memory to the operating system; glibc's allocator would hold on to it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)

@@ -1,7 +1,7 @@
 """Engine configuration: one frozen dataclass, validated when built.
 
-What `auto` means is in `ResolvedConfig` (resolve.py), what loading finds (window, KV cache size) in
-`LoadPlan` (api/plan.py); nothing here changes after construction.
+`ResolvedConfig` (resolve.py) has the meaning of `auto`, and `LoadPlan` (api/plan.py) the values
+that loading determines (window, KV cache size); nothing here changes after construction.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 MORE_GPUS = tuple(f"cuda:{number}" for number in range(1, 8))
 QUANTISE = ("none", "int8", "int4")
 KV_DTYPES = ("auto", "int8")
-# What they cost SmolLM2-135M-Instruct (benchmarks/results/quality-r-2core-zen3.json): by how much
-# perplexity grows, and the share of places where the first choice stays.
+# Costs on SmolLM2-135M-Instruct (benchmarks/results/quality-r-2core-zen3.json): the growth of
+# perplexity, and the share of positions where the first choice stays.
 QUANTISE_COSTS = {"int8": (0.0328, 0.8754), "int4": (0.002, 0.964)}
 EXACT_SAMPLERS = ("block", "token", "match", "coupled")
-# Those of them whose noise depends on seed, sample and place alone: a seed has one text.
+# Exact samplers whose noise depends on seed, sample and position alone: a seed has one text.
 SEED_TIED_SAMPLERS = ("match", "coupled")
 UNTIED_SAMPLERS = ("block", "token")
 LOSSY_SAMPLERS = ("typical", "p_min", "threshold", "top_k", "nucleus")
@@ -46,19 +46,20 @@ LANE_SYNCS = ("event", "barrier")
 @documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Raises ConfigError, naming the field, when a value cannot work."""
+    """Settings of an engine. Raises ConfigError, naming the field, when a value cannot work."""
 
     drafter: str = setting(
         AUTO,
-        "What proposes tokens; auto takes what --draft names, else look-ups in the text, together "
-        "with an MTP block, heads, a draft model or a 4-bit copy of the target where there is one.",
+        "Method that proposes tokens; auto takes the drafter that --draft implies, else look-ups "
+        "in the text, together with an MTP block, heads, a draft model or a 4-bit copy of the "
+        "target where there is one.",
         choices=DRAFTERS,
         others=PLUGINS.names,
     )
     k: int | None = setting(
         None,
-        "Draft at most this many tokens at once; unset is what the folder that drafts says is best "
-        f"here, else {DEFAULT_K}.",
+        "Draft at most this many tokens at once; unset is the best k that the draft folder states "
+        f"for this machine, else {DEFAULT_K}.",
         minimum=0,
         maximum=MOST_K,
         kind=int,
@@ -71,29 +72,29 @@ class EngineConfig:
     )
     tree_shape: str = setting(
         "confident",
-        "What shapes a greedy tree of Medusa heads: confident goes by the heads' own "
-        "probabilities, calibrated by counts that came with them.",
+        "Shape of greedy trees of Medusa heads: confident follows the heads' own probabilities, "
+        "calibrated the counts that came with them.",
         choices=TREE_SHAPES,
     )
     least_confidence: float = setting(
         0.2,
-        "With drafter block, a draft ends where it is less likely to be right than that.",
+        "With drafter block, end a draft at a token below this probability of acceptance.",
         minimum=0,
         maximum=1,
     )
     lite_alpha: float = setting(
         0.7,
-        "With drafter eagle-lite, how far the target's last state is carried on; 0 repeats it.",
+        "With drafter eagle-lite, how far the target's last state is extrapolated; 0 repeats it.",
         minimum=0,
         maximum=2,
     )
     lite_heads: int = setting(
-        2, "With drafter medusa-lite, how many heads guess.", minimum=1, maximum=16
+        2, "With drafter medusa-lite, number of heads.", minimum=1, maximum=16
     )
     head_init: str = setting(
         "tie",
-        "What medusa-lite's heads are: tie is the target's own output matrix, copy the same until "
-        "it is trained, random shows what junk costs.",
+        "Weights of medusa-lite's heads: tie is the target's own output matrix, copy a copy of it "
+        "to be trained, random shows the cost of junk.",
         choices=HEAD_INITS,
     )
     sampler: str = setting(
@@ -105,22 +106,22 @@ class EngineConfig:
         harmless=EXACT_SAMPLERS,
     )
     leniency: float = setting(
-        0.0, "Threshold of a lossy sampler; 0 takes its usual one.", minimum=0, maximum=1000
+        0.0, "Threshold of a lossy sampler; 0 is that sampler's default.", minimum=0, maximum=1000
     )
     controller: str = setting(
         "auto",
-        "What chooses the draft length up to k: band follows acceptance, slo latency too, goodput "
-        "what a draft costs and brings here; auto is goodput where nobody named what drafts, with "
-        "--schedule auto and, where that changes no text, for heads that do not say that they pay "
-        "and drafts that say that they do not; else fixed.",
+        "Method that chooses the draft length up to k: band follows acceptance, slo latency too, "
+        "goodput the measured cost and gain of drafts; auto is goodput where neither drafter nor "
+        "draft is named, with --schedule auto and, where that changes no text, for heads not known "
+        "to pay and drafts known not to pay; else fixed.",
         choices=CONTROLLERS,
         others=OTHER_CONTROLLERS.names,
     )
     min_k: int = setting(
-        1, "Shortest draft that band chooses; slo, from 2 on.", minimum=0, maximum=64
+        1, "Shortest draft length of band, and of slo from 2 on.", minimum=0, maximum=64
     )
     target_acceptance: float = setting(
-        0.7, "Acceptance that band holds by changing the draft length.", minimum=0, maximum=1
+        0.7, "Acceptance rate that band holds by changing the draft length.", minimum=0, maximum=1
     )
     target_ms: float = setting(
         50.0,
@@ -134,38 +135,38 @@ class EngineConfig:
     kv_dtype: str = setting(
         "auto",
         "Precision of the target's keys and values, on CPUs: int8 takes half the memory of 16 "
-        "bits, and is another model's text; auto is that of --dtype.",
+        "bits and changes the text; auto is that of --dtype.",
         choices=KV_DTYPES,
     )
     quantise: str = setting(
         "none",
-        "Hold the target's matrices in 8 or 4 bits: faster, less memory, another model's text "
+        "Hold the target's matrices in 8 or 4 bits: faster, less memory, but the text changes "
         f"(perplexity of SmolLM2-135M: {QUANTISE_COSTS['int8'][0]:+.1%} and "
         f"{QUANTISE_COSTS['int4'][0]:+.1%}).",
         choices=QUANTISE,
     )
     self_quantise: str = setting(
         "int4",
-        "With drafter quantised-self, how the copy of the target that drafts is held.",
+        "With drafter quantised-self, precision of the target's copy that drafts.",
         choices=QUANTISE[1:],
     )
     skip_layers: str = setting(
         "",
-        "With drafter layer-skip, the layers of the target that drafting leaves out, as in 2,5-7; "
-        "none named are some of the middle.",
+        "With drafter layer-skip, layers of the target that drafting leaves out, as in 2,5-7; "
+        "unset is some of the middle layers.",
     )
     device: str = setting(
         "auto", "Where the models run; auto is cuda, then mps, then cpu.", choices=DEVICES
     )
     batch_size: int | None = setting(
-        *(None, "Run at most this many requests at once; unset is what memory and speed allow."),
+        *(None, "Run at most this many requests at once; unset follows memory and speed."),
         kind=int,
         minimum=1,
         maximum=1024,
     )
     schedule: str = setting(
         "single",
-        "How work is arranged: single is one lane; pd and pdv give prefill, drafting and verifying "
+        "Arrangement of work: single is one lane; pd and pdv give prefill, drafting and verifying "
         "lanes of their own; ssd drafts ahead of the verdict; auto chooses.",
         choices=SCHEDULES,
     )
@@ -178,22 +179,22 @@ class EngineConfig:
     )
     lane_order: str = setting(
         "depth",
-        "Which lane goes first: depth follows the queues, slo latencies, learned what paid off.",
+        "Lane that goes first: depth follows the queues, slo latencies, learned past gains.",
         choices=LANE_ORDERS,
     )
     verify_margin: int = setting(
         2,
-        "Verify goes first when its queue is longer than drafting's by more.",
+        "Verification goes first when its queue is longer than drafting's by more than this.",
         minimum=0,
         maximum=WHOLE,
     )
     concurrent_lanes: bool = setting(
-        True, "Run lanes at once; off runs their jobs one after another, in one thread."
+        True, "Run lanes concurrently; off runs their jobs one after another, in one thread."
     )
     lane_threads: int = setting(
         0,
-        "CPU threads of one lane, or of a drafter's process; 0 shares the cores out among lanes, "
-        "and gives a process one.",
+        "CPU threads of one lane, or of a drafter's process; 0 divides the cores among lanes, and "
+        "gives a process one.",
         minimum=0,
         maximum=1024,
     )
@@ -202,18 +203,18 @@ class EngineConfig:
     )
     lane_sync: str = setting(
         "event",
-        "How a CUDA lane waits for another: event for what it needs, barrier for all work on the "
-        "device. On a CPU both are the same wait, for the other lane's job.",
+        "Wait of a CUDA lane for another: event waits for the needed result, barrier for all work "
+        "on the device. On a CPU both wait for the other lane's job.",
         choices=LANE_SYNCS,
     )
     decode_batch: int = setting(
-        0, "Sequences in one drafting job at most; 0 is batch_size.", minimum=0, maximum=1024
+        0, "Most sequences in one drafting job; 0 is batch_size.", minimum=0, maximum=1024
     )
     verify_batch: int = setting(
-        0, "Sequences in one verifying job at most; 0 is batch_size.", minimum=0, maximum=1024
+        0, "Most sequences in one verifying job; 0 is batch_size.", minimum=0, maximum=1024
     )
     prefill_batch: int = setting(
-        0, "Prompts read in one prefill job at most; 0 is batch_size.", minimum=0, maximum=1024
+        0, "Most prompts read in one prefill job; 0 is batch_size.", minimum=0, maximum=1024
     )
     max_waiting: int = setting(
         1000, "Requests that may wait; one more is refused.", minimum=1, maximum=1_000_000
@@ -221,44 +222,44 @@ class EngineConfig:
     reserve: float = setting(
         1.0,
         "Share of a request's longest text that must be free before it starts; below 1 more run at "
-        "once, and the youngest waits again when memory ends.",
+        "once, and the youngest goes back to the queue when memory ends.",
         minimum=0,
         maximum=1,
     )
     fallback: str = setting(
         "jit",
-        "With ssd, what drafts after a verdict nobody foresaw: jit drafts then, ngram copies from "
-        "the text, none does without, auto takes jit or ngram by what was seen.",
+        "With ssd, drafter after an unpredicted verdict: jit drafts then, ngram copies from the "
+        "text, none skips drafting, auto takes jit or ngram by past rounds.",
         choices=FALLBACKS,
     )
     fan_out: int = setting(
         16,
-        "With ssd, verdicts foreseen for a sequence and round at most; fewer where time is short.",
+        "With ssd, most predicted verdicts for a sequence and round; fewer where time is short.",
         minimum=1,
         maximum=256,
     )
     fan_policy: str = setting(
         "optimal",
-        "With ssd, how they are shared out: optimal by what was seen, geometric by acceptance "
-        "alone, uniform alike, top by the draft's own probabilities.",
+        "With ssd, how predicted verdicts are distributed: optimal by past rounds, geometric by "
+        "acceptance alone, uniform evenly, top by the draft's own probabilities.",
         choices=FAN_OUTS,
     )
     saguaro: float = setting(
         1.0,
-        "With ssd, weight of a distribution's likeliest tokens when drafting; below 1 misses are "
-        "foreseen more often, and fewer drafts kept.",
+        "With ssd, weight of a distribution's likeliest tokens when drafting; below 1 more misses "
+        "are predicted, and fewer drafts accepted.",
         minimum=0,
         maximum=1,
     )
     force_hits: float = setting(
         -1.0,
-        "For study: share of verdicts that count as foreseen; -1 is off.",
+        "For study: share of verdicts that count as predicted; -1 is off.",
         minimum=-1,
         maximum=1,
     )
     drafter_home: str = setting(
         "thread",
-        "Where a drafter ahead or on a lane runs.",
+        "Home of a drafter ahead or on a lane: a thread or a process.",
         choices=DRAFTER_HOMES,
         harmless=("thread",),
     )
@@ -269,7 +270,7 @@ class EngineConfig:
         10.0, "Seconds after which a drafter counts as hung.", minimum=0.05, maximum=3600
     )
     adaptive_batch: bool = setting(
-        False, "Let the batch grow only while throughput does and target_ms holds."
+        False, "Let the batch grow only while throughput grows and target_ms holds."
     )
     tensor_parallel: int = setting(
         1,
@@ -279,7 +280,7 @@ class EngineConfig:
         harmless=(1,),
     )
     prefill_chunk: int = setting(
-        256, "Feed at most this many prompt tokens in one target pass.", minimum=1, maximum=65536
+        256, "Read at most this many prompt tokens in one target pass.", minimum=1, maximum=65536
     )
     context: int = setting(
         0,
@@ -297,38 +298,38 @@ class EngineConfig:
     )
     memory_share: float = setting(
         1.0,
-        "Take at most this share of the device's memory, as where other engines run beside.",
+        "Use at most this share of the device's memory, for example where other engines run too.",
         minimum=0.01,
         maximum=1,
     )
     kv_budget: int = setting(
         0,
-        "Keep this many keys of a longer prompt, those that its end attends to most: less memory, "
-        "another model's text; 0 keeps all.",
+        "Store only this many keys of a longer prompt, those that its end attends to most: less "
+        "memory, but the text changes; 0 stores all.",
         minimum=0,
         maximum=WHOLE,
     )
     kv_window: int = setting(
         16,
-        "With kv_budget, tokens of the prompt's end that choose, and are kept.",
+        "With kv_budget, tokens at the prompt's end that choose the keys, and are stored too.",
         minimum=1,
         maximum=1024,
     )
     state_rollback: str = setting(
         "replay",
-        "How a hybrid's recurrent states return to where a draft was refused: ring keeps a state "
-        "after each token, replay what each token changed, which is less.",
+        "How a hybrid's recurrent states return to the point of a rejection: ring stores a state "
+        "after each token, replay the change of each token, which is smaller.",
         choices=ROLLBACKS,
     )
     state_history: int = setting(
         0,
-        "Draft tokens that recurrent states can return to, longer drafts are cut; 0 is all.",
+        "Draft tokens that recurrent states can return to; longer drafts are cut; 0 is all.",
         minimum=0,
         maximum=256,
     )
     state_checkpoints: int = setting(
         8,
-        "Recurrent states kept at ends of pages, for texts that begin alike; 0 shares none.",
+        "Recurrent states stored at page ends, for texts with a common beginning; 0 shares none.",
         minimum=0,
         maximum=4096,
     )
@@ -347,19 +348,19 @@ class EngineConfig:
     )
     suffix_tokens: int = setting(
         65536,
-        "Tokens of the corpus, and twice as many of requests, that the suffix drafter remembers.",
+        "Tokens of the corpus that the suffix drafter remembers, and twice as many of requests.",
         minimum=256,
         maximum=10_000_000,
     )
     watchdog: str = setting(
         "request",
-        "Where hardly a draft is kept, draft nothing and look again later: of a request, of the "
-        "whole engine as well, or never. Controller goodput sees to that by itself.",
+        "Scope that stops drafting while hardly a draft is accepted, and tries again later: a "
+        "request, the whole engine as well, or off. Controller goodput does so by itself.",
         choices=WATCHDOGS,
     )
     threads: int = setting(
         0,
-        "CPU threads; 0 takes the physical cores, or as many as were faster.",
+        "CPU threads; 0 takes the physical cores, or another number that was faster.",
         minimum=0,
         maximum=MOST_THREADS,
     )
@@ -367,10 +368,10 @@ class EngineConfig:
         True, "Verify a whole draft in one target pass; off feeds it token by token."
     )
     fused_round: bool = setting(
-        True, "Run a whole round as one call where that can be; off goes stage by stage."
+        True, "Run a whole round as one call where possible; off runs it stage by stage."
     )
     force_reference: bool = setting(False, "Use the plain PyTorch kernels only.")
-    deterministic: bool = setting(False, "Ask PyTorch for deterministic algorithms as well.")
+    deterministic: bool = setting(False, "Request deterministic algorithms from PyTorch as well.")
     profile: bool = setting(False, "Record every round's trace in the result.")
 
     def __post_init__(self) -> None:
@@ -378,7 +379,7 @@ class EngineConfig:
 
     @property
     def most_k(self) -> int:
-        """`k`, or DEFAULT_K where none is given."""
+        """`k`, or DEFAULT_K if it is unset."""
         return DEFAULT_K if self.k is None else self.k
 
     @property
@@ -387,14 +388,14 @@ class EngineConfig:
 
     @property
     def resolved_controller(self) -> str:
-        """The controller that is meant: never auto."""
+        """The controller after resolving auto."""
         if self.controller != "auto":
             return self.controller
         return "goodput" if self.schedule == "auto" else "fixed"
 
     @property
     def claims_exact(self) -> bool:
-        """Whether its acceptance rule says that it keeps the target's distribution."""
+        """True if its acceptance rule claims to preserve the target's distribution."""
         if self.sampler in RULES.built_in:
             return self.sampler in EXACT_SAMPLERS
         return RULES.load(self.sampler).exact

@@ -1,7 +1,7 @@
-"""Which tokens may follow a text: what a logits processor asks of a mask, and of a grammar.
+"""Token constraints: the interface between a logits processor and its mask or grammar.
 
-A round asks for all nodes of a draft at once. A constraint may therefore walk the draft as the tree
-that it is, forward and back, and keep its place in the text from round to round.
+A round requests the masks of all nodes of a draft at once. A constraint may therefore walk the
+draft as a tree, forward and back, and remember its position in the text from round to round.
 
 Shapes:  N = nodes, V = vocabulary.
 """
@@ -17,14 +17,15 @@ from torch import Tensor
 from outrider.core.errors import ConfigError
 
 # Given the text written so far (ids after the prompt): which ids may come next, as booleans of
-# shape V; None allows all. It is asked about drafted text too, so it must not remember its calls.
+# shape V; None allows all. It is called for drafted text too, so it must not depend on earlier
+# calls.
 AllowedTokens = Callable[[Sequence[int]], Tensor | None]
 
 
 class TokenConstraint(Protocol):
-    """What may follow each text of one request. Answers depend on the text alone, whatever was
-    asked before; between two calls the text grows by what was committed, and never shrinks.
-    `knows_forced` says that `forced` costs next to nothing, so that it is asked every round."""
+    """The allowed next tokens after each text of one request. Answers depend on the text alone, not
+    on earlier calls; between two calls the text grows by the committed tokens, and never shrinks.
+    `knows_forced` says that `forced` costs next to nothing, so that it is called every round."""
 
     @property
     def knows_forced(self) -> bool: ...
@@ -32,22 +33,22 @@ class TokenConstraint(Protocol):
     def masks(
         self, text: Sequence[int], suffixes: Sequence[Sequence[int]], vocab_size: int
     ) -> Tensor | None:
-        """What may follow `text` and then each suffix: booleans of shape NV, None allows all. A
-        row without a true value says that the text is at its end."""
+        """Masks after `text` and then each suffix: booleans of shape NV, None allows all. A row
+        without a true value says that the text is at its end."""
         ...
 
     def forced(self, text: Sequence[int], most: int) -> Sequence[int]:
-        """Up to `most` tokens that surely or almost surely follow `text`: worth a draft, no more.
-        The masks after them may allow others."""
+        """Up to `most` tokens that surely or almost surely follow `text`. They are a draft only:
+        the masks after them may allow others."""
         ...
 
     def is_idle(self, text: Sequence[int]) -> bool:
-        """Whether it surely allows all tokens in the round after `text`."""
+        """True if all tokens are surely allowed in the round after `text`."""
         ...
 
 
 class CallbackConstraint:
-    """A TokenConstraint that asks a callback for each node."""
+    """A TokenConstraint that calls a callback for each node."""
 
     knows_forced = False
 
@@ -57,7 +58,7 @@ class CallbackConstraint:
     def masks(
         self, text: Sequence[int], suffixes: Sequence[Sequence[int]], vocab_size: int
     ) -> Tensor | None:
-        """Raises ConfigError for what is no mask."""
+        """Raises ConfigError if the callback returns no mask."""
         found = [_checked(self._allowed([*text, *suffix]), vocab_size) for suffix in suffixes]
         first = next((mask_V for mask_V in found if mask_V is not None), None)
         if first is None:
@@ -66,7 +67,7 @@ class CallbackConstraint:
         return torch.stack([all_V if mask is None else mask.to(first.device) for mask in found])
 
     def forced(self, text: Sequence[int], most: int) -> Sequence[int]:
-        """As far as a single token is allowed. Each costs a call of the mask."""
+        """The following tokens while exactly one is allowed. Each costs a call of the mask."""
         found: list[int] = []
         while len(found) < most:
             mask_V = self._allowed([*text, *found])
@@ -81,7 +82,7 @@ class CallbackConstraint:
 
 
 def _checked(given: object, vocab_size: int) -> Tensor | None:
-    """A callback may be anybody's code."""
+    """Check the result of a callback, which may be third-party code."""
     if given is None:
         return None
     if not isinstance(given, Tensor) or (tuple(given.shape), given.dtype) != (

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Origin = Literal["accepted", "recovered", "bonus", "plain"]
-# Of a drafted token (the last two: the rule refused it, or never came to it or came past the text's
-# end), and of the target's own token.
+# Verdict on a drafted token (the last two: the rule refused it, or never came to it or came past
+# the text's end), and on the target's own token.
 NodeVerdict = Literal[Origin, "refused", "unused"]
 
 
@@ -29,10 +29,10 @@ class Draft:
 
     A chain is the tree whose node i has parent i - 1. `probs_NV[i]` is the distribution node i was
     drawn from, given its earlier siblings; None says every node was chosen deterministically. `hit`
-    says whether it was made ahead of the verdict that it follows, None where nobody drafts ahead.
-    `by` names who proposed it, where the engine's drafter is several. `accept_probs` has for each
-    node the probability that it is accepted, as its drafter expects it, the likeliest first; it is
-    empty where the drafter does not say.
+    says whether it was made ahead of the verdict that it follows, None without drafting ahead.
+    `by` is the name of the member that proposed it, where the engine's drafter has several.
+    `accept_probs` has the drafter's estimate of each node's acceptance probability, the likeliest
+    first; it is empty if the drafter gives none.
     """
 
     tokens: tuple[int, ...]
@@ -46,7 +46,7 @@ class Draft:
         self.check()
 
     def check(self) -> None:
-        """Raises DrafterError for what is no tree: a drafter may be anybody's code."""
+        """Raises DrafterError if this is no tree: a drafter may be third-party code."""
         if len(self.tokens) != len(self.parents):
             raise DrafterError(f"{len(self.tokens)} tokens with {len(self.parents)} parents.")
         if not self.is_chain and not all(
@@ -86,7 +86,7 @@ class Draft:
         return cls(tuple(tokens), parents, probs_NV, by=by, accept_probs=accept_probs)
 
     def first(self, count: int) -> Draft:
-        """Its first `count` nodes: a draft too, since parents come before children."""
+        """The first `count` nodes, which are a draft too, since parents come before children."""
         if count >= len(self.tokens):
             return self
         if not count:
@@ -126,7 +126,7 @@ def _comes_before(parent: int, node: int) -> bool:
 
 
 def parents_below(root: int, parents: Sequence[int]) -> tuple[int, ...]:
-    """Parents of a chain up to node `root`, the pending token, and of a draft that hangs there."""
+    """Parents of a chain up to node `root`, the pending token, and of a draft below it."""
     return (*range(ROOT, root), *(root + 1 + parent for parent in parents))
 
 
@@ -134,7 +134,7 @@ _EMPTY = Draft((), ())
 
 
 class Trimmed(NamedTuple):
-    """The drafts of a pass after a controller cut them, and what it expects of the pass."""
+    """The drafts of a pass after a controller cut them, and its expectation of the pass."""
 
     drafts: list[Draft]
     choice: Choice
@@ -145,8 +145,8 @@ Trim: TypeAlias = Callable[[Sequence[int], Sequence[Draft]], Trimmed]
 
 
 def common_prefix(drafted: Sequence[int], text: Sequence[int]) -> int:
-    """Length of the common beginning: how many tokens of a chain are those of `text`. What follows
-    them was refused, or `text` has not come that far."""
+    """Length of the common beginning: the number of a chain's tokens that `text` repeats. A later
+    token was refused, or `text` is not that long yet."""
     count = 0
     for token, written in zip(drafted, text, strict=False):
         if token != written:
@@ -157,7 +157,7 @@ def common_prefix(drafted: Sequence[int], text: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the target decided: the accepted path, then one token of its own.
+    """The target's decision: the accepted path, then one token of its own.
 
     `next_token` is the recovered token after a rejection, the bonus token otherwise.
     """
@@ -175,10 +175,10 @@ class NodeTrace:
     was not drawn. Greedy decoding gives its choice all of p; `p_soft` is then the probability at
     temperature 1, as log-probabilities have it, and None otherwise.
 
-    `chance` is what the rule's coin fell heads with, and `draw` the number in [0, 1) that it drew:
-    heads is below. A certain coin draws none, and match and coupled rules toss none. Of the
-    target's own token `draw` is the number that it was picked with, None in greedy decoding and in
-    a race.
+    `chance` is the acceptance probability that the rule's coin had, and `draw` the number in [0, 1)
+    that it drew: a number below `chance` accepts. A certain coin draws none, and match and coupled
+    rules toss none. For the target's own token `draw` is the number that it was picked with, None
+    in greedy decoding and in a race.
     """
 
     token_id: int
@@ -193,9 +193,9 @@ class NodeTrace:
 
 @dataclass(frozen=True, slots=True)
 class RoundEvent:
-    """A round in full, for a request that asked for it: the drafted nodes in their order, then the
-    target's own token, which is missing where the text ended at a drafted token. `budget` is what
-    its draft was allowed, and why."""
+    """A full record of a round, for a request that wants round events: the drafted nodes in their
+    order, then the target's own token, which is missing where the text ended at a drafted token.
+    `budget` is the budget of the draft, and its reason."""
 
     trace: RoundTrace
     nodes: tuple[NodeTrace, ...]
@@ -209,7 +209,7 @@ class RoundEvent:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The natural logarithm of a token's probability, and the likeliest tokens at its place.
+    """The natural logarithm of a token's probability, and the likeliest tokens at its position.
 
     `top` is ordered by probability, ties by id; tokens of no probability are left out.
     """
@@ -221,12 +221,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One sequence's round: what was drafted and what became of it.
+    """Result of one sequence's round: the draft and the verdict on it.
 
-    `logprobs` has an entry for each of `tokens` when the request asked for them. `likely` has the
-    target's likeliest tokens, best first, after the root and after each draft node, when the
-    drafter asked for them. `nodes`, `trace` and `budget` are there when the request asked for
-    round events.
+    `logprobs` has an entry for each of `tokens` if the request wants them. `likely` has the
+    target's likeliest tokens, best first, after the root and after each draft node, if the drafter
+    needs them. `nodes`, `trace` and `budget` are there if the request wants round events.
     """
 
     seq_id: int
@@ -240,12 +239,12 @@ class Outcome:
 
     @property
     def events(self) -> tuple[RoundEvent, ...]:
-        """The round as an event, if the request asked for it."""
+        """The round as an event, if the request wants events."""
         return () if self.trace is None else (RoundEvent(self.trace, self.nodes, self.budget),)
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """What the round emitted: the accepted path, then the target's own token."""
+        """Tokens that the round emitted: the accepted path, then the target's own token."""
         verdict = self.verdict
         if not verdict.path:
             return (verdict.next_token,)
@@ -258,7 +257,7 @@ class Outcome:
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """Where each of `tokens` came from."""
+        """The origin of each of `tokens`."""
         leaf = self.verdict.path[-1] if self.verdict.path else ROOT
         refused = [self.draft.tokens[child] for child in self.draft.children(leaf)]
         last: Origin = "recovered" if refused else "bonus"

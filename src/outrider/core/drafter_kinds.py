@@ -1,9 +1,9 @@
-"""The drafters, a line each: what the rest of the program may know of a drafter by its name.
+"""The table of drafters: everything that the rest of the program may know of a drafter by its name.
 
-A drafter is added by a file with its class and a function that builds it, and by a line of KINDS,
-or by another package (plugins.py); `builder` names that function, as "module:function". Nothing
+To add a drafter, write a file with its class and a function that builds it, and add a line to KINDS
+(or use another package, plugins.py); `builder` names that function, as "module:function". Nothing
 else compares a drafter's name. The table imports no PyTorch, since the command line shows the
-names, and no drafter: the module of one is imported when an engine is built with it.
+names, and no drafter: a drafter's module is imported when an engine is built with it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any, Literal
 from outrider.core.errors import ConfigError
 from outrider.core.plugins import Plugins
 
-# What drafts are made from: the text and tables alone, a draft model, heads of the drafter's own
-# kind, a copy of the target, or whatever --draft names, if it names anything.
+# The source of drafts: the text and tables alone, a draft model, heads of the drafter's own kind, a
+# copy of the target, or anything that --draft names.
 Source = Literal["text", "model", "heads", "copy", "draft"]
-# What a drafter reads besides the text: the texts of a corpus, the request's prediction, a
+# Inputs of a drafter in addition to the text: the texts of a corpus, the request's prediction, a
 # translator between two vocabularies, the states of the target's last layer.
 Reads = Literal["corpus", "prediction", "translator", "last layer"]
 
 AUTO = "auto"
 OFF = "none"
-# What --draft names if it names no heads, and the drafter that reads it.
+# The source that --draft names unless it names heads, and the drafter that reads it.
 MODEL = "model"
-# The drafter that auto is where there is nothing to draft with, and the one that it is where a
-# model or heads were found that nobody named: these then draft together with look-ups.
+# The meaning of auto where no model or heads were found; and its meaning where a model or heads
+# were found without being named: these then draft together with look-ups.
 WITHOUT_DRAFT, WITH_FOUND = "suffix", "portfolio"
 # Look-ups that depend on the request's own text alone.
 OWN_TEXT = "ngram"
@@ -38,11 +38,11 @@ _BUILDERS = "outrider.engine.drafter_builders"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFormat:
-    """How a folder of heads is known: by the `model_types` of its config.json, one of its `keys`,
-    or a `name` within its architectures; `tensors` are those of a checkpoint that says nothing
-    else. `window_key` says how long the texts were that the heads were trained on, `layers_key` how
-    many layers heads of several have. Some may read `three_layers`. Heads without an `arena` keep
-    no keys and values."""
+    """Marks of a folder of heads: one of the `model_types` or `keys` of its config.json, or a
+    `name` within its architectures; `tensors` identify a checkpoint whose config says nothing else.
+    `window_key` names the length of the texts that the heads were trained on, `layers_key` the
+    number of layers of heads that have several. Heads with `three_layers` may read three layers of
+    the target. Heads without an `arena` store no keys and values."""
 
     model_types: tuple[str, ...]
     keys: tuple[str, ...] = ()
@@ -58,14 +58,13 @@ class HeadFormat:
 class DrafterKind:
     """A drafter as --drafter names it.
 
-    With `branches` it can draft trees. `must_have` are those of `reads` without which it cannot
-    draft. `settings` are the engine's settings that have an effect on this drafter and on no
-    other that leaves them out. One that `drafts_ahead` can do so before a verdict. `needs_words`
-    say what its source is, `not_in_process` what cannot live in a process of its own.
-    `without_draft` is the drafter that it is where --draft names nothing; with `in_target` the
-    target's own files may have its heads. One that `is_captured` runs within a CUDA graph. A copy
-    of the target has `fewer_bits`, or fewer layers. One that `scores` says with which probability
-    each of its tokens is accepted.
+    A drafter that `branches` can draft trees. It cannot draft without `must_have`, a part of
+    `reads`. `settings` are engine settings that affect only the drafters that list them. A drafter
+    that `drafts_ahead` can draft before a verdict. `needs_words` is the source in words,
+    `not_in_process` a part that cannot live in a process of its own. `without_draft` is the drafter
+    that stands in where --draft names nothing; with `in_target` the target's own files may hold its
+    heads. A copy of the target has `fewer_bits`, or fewer layers. A drafter that `scores` gives the
+    acceptance probability of each of its tokens.
     """
 
     name: str
@@ -87,27 +86,27 @@ class DrafterKind:
 
     @property
     def folder(self) -> str | None:
-        """What a folder must hold for this drafter: a model, or heads of its kind."""
+        """Content of a folder for this drafter: a model, or heads of its kind."""
         return {"model": MODEL, "heads": self.name}.get(self.source)
 
     @property
     def looks_up(self) -> bool:
-        """Whether it needs no model, and so any engine can have it for a request."""
+        """True if it needs no model, so that any engine can use it for a request."""
         return self.source == "text" and "last layer" not in self.reads
 
     @property
     def reads_draft(self) -> bool:
-        """Whether --draft names what it drafts with."""
+        """True if --draft names its source."""
         return self.source in ("model", "heads", "draft")
 
     @property
     def has_process(self) -> bool:
-        """Whether it may live in a process of its own."""
+        """True if it may live in a process of its own."""
         return "drafter_home" in self.settings
 
     def build(self, context: Any) -> Any:
         """The drafter, built by its own function from a BuildContext (drafters/catalog.py). Raises
-        ConfigError if another package's fails, or gives what has another name."""
+        ConfigError if a plugin's function fails, or returns a drafter of another name."""
         drafter = PLUGINS.build(self, context)
         if self.name not in KINDS and drafter.name != self.name:
             raise ConfigError(
@@ -134,7 +133,7 @@ _MEDUSA = HeadFormat(
     model_types=("outrider_medusa", "medusa"), keys=("medusa_num_heads",), arena=False
 )
 
-# In the order in which they are listed.
+# In the order of listings.
 KINDS: Mapping[str, DrafterKind] = _table(
     DrafterKind(name=OFF, builder=f"{_BUILDERS}:build_none", drafts=False),
     DrafterKind(
@@ -247,12 +246,12 @@ KINDS: Mapping[str, DrafterKind] = _table(
 )  # fmt: skip
 
 PLUGINS = Plugins("drafter", DrafterKind, (AUTO, *KINDS))
-# What one from another package may be made from; formats of heads and copies are known by name.
+# Sources of plugins; formats of heads and copies are known by name.
 _OUTSIDE_SOURCES = ("text", "model")
 
 
 def drafter_named(name: str) -> DrafterKind:
-    """Raises ConfigError for a name that nobody has, or a package that is broken."""
+    """The drafter called `name`. Raises ConfigError for an unknown name, or a broken package."""
     if name in KINDS:
         return KINDS[name]
     kind = PLUGINS.load(name)
@@ -265,5 +264,5 @@ def drafter_named(name: str) -> DrafterKind:
 
 
 def every_drafter() -> list[DrafterKind]:
-    """Those that are built in, then those of other packages."""
+    """Every drafter: built-in ones, then those of other packages."""
     return [*KINDS.values(), *PLUGINS.every()]

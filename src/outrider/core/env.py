@@ -17,7 +17,7 @@ MOST_THREADS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable that is no setting: who reads it, and what for."""
+    """An environment variable that is no setting: its reader and its meaning."""
 
     name: str
     reader: str
@@ -29,22 +29,24 @@ OTHER_VARIABLES = (
     Variable(
         "CXX",
         "outrider",
-        "C++ compiler of the native kernels; if unset, those of the wheel are taken, or else "
+        "C++ compiler of the native kernels; if unset, the kernels of the wheel are used, or else "
         "c++, g++ or clang++ compiles.",
     ),
     Variable(
         "OUTRIDER_LINEARS",
         "outrider",
         "vectors, dots or tiles: the kind of native linears where it can be used; else as "
-        "`outrider doctor` tells.",
+        "`outrider doctor` shows.",
     ),
-    Variable("OUTRIDER_API_KEY", "outrider", "Key that `outrider serve` asks its clients for."),
+    Variable("OUTRIDER_API_KEY", "outrider", "Key that `outrider serve` requires of its clients."),
     Variable(
         "OTEL_EXPORTER_OTLP_ENDPOINT",
         "opentelemetry",
-        "Where `outrider serve` sends traces, by OTLP over HTTP; its SDK reads more.",
+        "Address to which `outrider serve` sends traces, by OTLP over HTTP; its SDK reads more.",
     ),
-    Variable("NOTIFY_SOCKET", "outrider", "Where systemd hears that `outrider serve` is ready."),
+    Variable(
+        "NOTIFY_SOCKET", "outrider", "Socket that tells systemd that `outrider serve` is ready."
+    ),
     Variable("XDG_CACHE_HOME", "outrider", "Folder that holds outrider/, the compiled kernels."),
     Variable("OLLAMA_MODELS", "outrider", "Ollama's store, whose models `models list` shows."),
     Variable("HF_HOME", "huggingface_hub", "Folder of downloaded models."),
@@ -54,14 +56,14 @@ OTHER_VARIABLES = (
     Variable(
         "CUBLAS_WORKSPACE_CONFIG", "cuBLAS", "Set to :4096:8 by --deterministic, unless it is set."
     ),
-    Variable("CUDA_VISIBLE_DEVICES", "CUDA", "GPUs that there are; --devices counts these."),
+    Variable("CUDA_VISIBLE_DEVICES", "CUDA", "Visible GPUs; --devices counts these."),
     Variable("NO_COLOR", "rich", "Any value: no colours."),
     Variable("COLUMNS", "rich", "Width of tables."),
 )
 
 
 def outrider_variables() -> dict[str, str]:
-    """The variables that name settings, rightly or wrongly; the settings registry checks them."""
+    """Variables with the prefix of settings, valid or not; the settings registry checks them."""
     others = {variable.name for variable in OTHER_VARIABLES}
     return {
         name: value
@@ -71,31 +73,32 @@ def outrider_variables() -> dict[str, str]:
 
 
 def variables_with(prefixes: tuple[str, ...]) -> list[str]:
-    """Names of those that are set and begin so."""
+    """Names of set variables with one of these prefixes."""
     return [name for name in os.environ if name.startswith(prefixes)]  # noqa: TID251 - the one reader
 
 
 def compiler() -> str | None:
-    """The C++ compiler the user asked for."""
+    """The C++ compiler that the user chose."""
     return _read("CXX")
 
 
 def linears() -> str | None:
-    """The kind of native linears the user asked for, or whatever else the variable holds."""
+    """The kind of native linears that the user chose, unchecked."""
     return _read("OUTRIDER_LINEARS")
 
 
 def threads() -> int:
-    """The variable of the setting `threads`, for a library's user who gives none; 0 if it is unset,
-    or what the command line would refuse."""
+    """The variable of the setting `threads`, for users of the library who pass none; 0 if it is
+    unset, or invalid on the command line."""
     found = _read(f"{PREFIX}THREADS") or ""
     return int(found) if found.isdecimal() and int(found) <= MOST_THREADS else 0
 
 
 def cache_folder() -> Path | None:
-    """Where compiled kernels are kept; it may not exist yet. None for a user without a home.
+    """The folder of compiled kernels; it may not exist yet. None for a user without a home.
 
-    Whoever loads code from it asks core/files.py first whether others can write there.
+    A caller that loads code from it first checks, with core/files.py, whether others can write
+    there.
     """
     base = _read("XDG_CACHE_HOME")
     if base:
@@ -111,36 +114,36 @@ def make_cublas_deterministic() -> None:
 
     It reads the variable when a process first uses it; a value that is set already stays.
     """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251 - the one place
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251 - the one writer
 
 
 def show_gpu(number: int) -> None:
-    """Let CUDA show this process one GPU alone, the `number`th of those that it is shown now. Only
-    before PyTorch is loaded."""
+    """Let CUDA show this process only one GPU, the `number`th of those visible now. Call it before
+    PyTorch is loaded."""
     name = "CUDA_VISIBLE_DEVICES"
     shown = os.environ.get(name)  # noqa: TID251 - an empty one hides all
-    # One that is not there hides all, so that loading says so.
+    # A GPU that does not exist hides all, so that loading reports the error.
     names = [str(number)] if shown is None else shown.split(",")[number : number + 1]
-    os.environ[name] = next(iter(names), "").strip() or "-1"  # noqa: TID251 - the one place
+    os.environ[name] = next(iter(names), "").strip() or "-1"  # noqa: TID251 - the one writer
 
 
 def ollama_models() -> str | None:
-    """Ollama's store, where the user moved it."""
+    """Folder of Ollama's store, if the user moved it."""
     return _read("OLLAMA_MODELS")
 
 
 def api_key() -> str | None:
-    """The key that a server asks its clients for."""
+    """The key that a server requires of its clients."""
     return _read("OUTRIDER_API_KEY")
 
 
 def notify_socket() -> str | None:
-    """Where a supervisor hears that the server is ready."""
+    """The socket on which a supervisor learns that the server is ready."""
     return _read("NOTIFY_SOCKET")
 
 
 def wants_traces() -> bool:
-    """Whether OpenTelemetry's variables say where traces go, and do not turn them off."""
+    """True if OpenTelemetry's variables name a destination of traces, and do not turn them off."""
     is_off = (_read("OTEL_SDK_DISABLED") or "").lower() == "true"
     is_off |= _read("OTEL_TRACES_EXPORTER") == "none"
     names = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

@@ -1,6 +1,6 @@
-"""Errors a user can cause. Each says what is wrong, why, and what to try next.
+"""Errors that a user can cause. Each says what is wrong, why, and what to try next.
 
-The closest valid name to what a user typed, for error messages.
+Also the closest valid name to what a user typed, for error messages.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from outrider.core.interrupts import is_interrupt
 
 T = TypeVar("T")
 
-# How PyTorch, safetensors, C++ and the dynamic loader say that memory ended; none has a type of
-# its own for it on every device.
+# Messages with which PyTorch, safetensors, C++ and the dynamic loader report that memory ended;
+# none has its own type for it on every device.
 _NO_MEMORY = (
     "DefaultCPUAllocator",
     "out of memory",
@@ -30,7 +30,7 @@ _NO_MEMORY = (
 _ADDRESS_LIMITS = (("RLIMIT_AS", "ulimit -v", b"VmSize"), ("RLIMIT_DATA", "ulimit -d", b"VmData"))
 # RLIM_INFINITY is negative in Python; some shells set a number that no process reaches.
 _NO_LIMIT = 1 << 60
-# Scratch of kernels, texts of a tokenizer and a round's lists grow by less at a time.
+# Kernel workspaces, a tokenizer's texts and a round's lists grow by less at a time.
 _SPARE_BYTES = 2 << 20
 _LESS_MEMORY = (
     "lower --batch-size, --arena-tokens or --context, try --quantise int8, or a smaller model"
@@ -54,7 +54,7 @@ class OutriderError(Exception):
 
 
 def told(error: Exception) -> str:
-    """The message of an error, and after it the next thing to try where there is one."""
+    """The message of an error, followed by its hint if it has one."""
     hint = getattr(error, "hint", None)
     return f"{error} Try: {hint}" if hint else str(error)
 
@@ -66,7 +66,7 @@ class ConfigError(OutriderError, ValueError):
 
 
 class CapacityError(OutriderError):
-    """The arena has no room for the work asked of it."""
+    """The arena has too little free memory for the requested work."""
 
     exit_code = 3
 
@@ -74,30 +74,29 @@ class CapacityError(OutriderError):
 def out_of_memory(
     error: BaseException | None, doing: str, *, parts: str = ""
 ) -> CapacityError | None:
-    """`error` as what it means to a user, if it says that memory ended; None if it says anything
-    else. `doing` is what needed the memory, as in "loading", `parts` a table of what was to take
-    it."""
+    """`error` as a CapacityError, if it says that memory ended, else None. `doing` is the work that
+    needed the memory, as in "loading"; `parts` is a table of the planned memory."""
     if error is None or isinstance(error, OutriderError) or not _says_no_memory(error):
         return None
     lines = _text_of(error).strip().splitlines()
-    told = f" ({lines[0][:200]})" if lines else ""
+    reason = f" ({lines[0][:200]})" if lines else ""
     planned = f" Planned were:\n{parts}" if parts else ""
     limits = [f" under `{name}` of {most / 1e6:.0f} MB" for _, name, _, most in address_limits()]
     bounds = "".join(limits[:1])
     hint = f"raise the limit, or {_LESS_MEMORY}" if bounds else _LESS_MEMORY
-    return CapacityError(f"memory ended while {doing}{bounds}{told}.{planned}", hint=hint)
+    return CapacityError(f"memory ended while {doing}{bounds}{reason}.{planned}", hint=hint)
 
 
 def address_limits() -> list[tuple[str, str, bytes, int]]:
-    """Limits of the process's addresses that are set: the name, how shells set it, the field of
-    /proc/self/status that counts against it, and bytes."""
+    """Limits of the process's address space that are set: the name, the shell command that sets it,
+    the field of /proc/self/status that counts against it, and the limit in bytes."""
     found = [(*one, resource.getrlimit(getattr(resource, one[0]))[0]) for one in _ADDRESS_LIMITS]
     return [one for one in found if 0 <= one[-1] < _NO_LIMIT]
 
 
 @contextmanager
 def within_memory(doing: str, *, parts: str = "") -> Generator[None]:
-    """Raises CapacityError where memory ends within."""
+    """Raises CapacityError if memory ends within the block."""
     try:
         yield
     except Exception as error:
@@ -108,8 +107,8 @@ def within_memory(doing: str, *, parts: str = "") -> Generator[None]:
 
 
 def require_spare(num_bytes: int = _SPARE_BYTES) -> None:
-    """Raises OSError (ENOMEM) where addresses are limited and so many bytes of them are not left:
-    kernels, and libraries in Rust, end the process where they get no memory."""
+    """Raises OSError (ENOMEM) if the address space is limited and fewer than `num_bytes` are left:
+    kernels, and libraries in Rust, end the process when they get no memory."""
     if address_limits():
         mmap(-1, num_bytes).close()
 
@@ -124,20 +123,20 @@ def _says_no_memory(error: BaseException) -> bool:
 
 
 class QueueFullError(CapacityError):
-    """As many requests wait as may: the one that came was refused, and nothing else changed."""
+    """The queue is full: a new request was refused, and nothing else changed."""
 
     def __init__(self, num_waiting: int, num_rejected: int) -> None:
         super().__init__(
             f"{num_waiting} requests wait already; this is refusal {num_rejected} so far.",
-            hint="ask again later, or raise --max-waiting",
+            hint="try again later, or raise --max-waiting",
         )
         self.numbers = num_waiting, num_rejected
 
 
 class PromptTooLongError(ConfigError):
-    """A prompt that the window cannot hold. `num_tokens` is an estimate where it was refused for
-    `num_bytes`, of which it may have `most_bytes`.
-    Clients know the case by the first words, which are those of OpenAI's API."""
+    """A prompt that the window cannot hold. If it was refused by its size, `num_bytes` of at most
+    `most_bytes`, then `num_tokens` is an estimate.
+    Clients recognise the case by the first words, which are those of OpenAI's API."""
 
     def __init__(
         self, num_tokens: int, window: int, num_bytes: int = 0, most_bytes: int = 0
@@ -184,24 +183,24 @@ class NumericsError(OutriderError):
         )
 
 
-# Characters that are repeated of what an error of somebody else's code says.
+# Characters that are repeated of a third-party error's message.
 MOST_WORDS = 300
 
 
 def words_of(error: BaseException) -> str:
-    """What an error of anybody's code says, or what kind it is where it says nothing."""
+    """The message of an error of any code, or its type if it has none."""
     return _text_of(error)[:MOST_WORDS] or type(error).__name__
 
 
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - nor need its errors be in order
+    except Exception:  # noqa: BLE001 - third-party errors may fail to print
         return ""
 
 
 class CallbackError(OutriderError):
-    """Code that a caller, a checkpoint or a drafter brought raised what is no ordinary exception:
+    """Code of a caller, a checkpoint or a drafter raised something other than an Exception:
     SystemExit, say, or the panic of a library. That is this error's cause."""
 
     def __init__(self, cause: BaseException) -> None:
@@ -214,13 +213,13 @@ class CallbackError(OutriderError):
 
 
 def ordinary(error: BaseException) -> Exception:
-    """`error`, as something that ends a request and not the program."""
+    """`error` as an Exception, which ends a request and not the program."""
     return error if isinstance(error, Exception) else CallbackError(error)
 
 
 class foreign(ContextDecorator):  # noqa: N801 - every round enters several: no generator
-    """Around code that is not ours: what is raised within is an Exception, but for the user's
-    Ctrl-C."""
+    """A context around third-party code: anything raised within becomes an Exception, except the
+    user's Ctrl-C."""
 
     def __enter__(self) -> None:
         pass
@@ -233,19 +232,19 @@ class foreign(ContextDecorator):  # noqa: N801 - every round enters several: no 
 
 
 class ContractError(RuntimeError):
-    """Code of ours called other code of ours in a way that it forbids. That is a defect and no
-    user's mistake; unlike an assertion it is found under `python -O` as well."""
+    """Our own code broke the contract of a function it called. That is a defect and no user's
+    mistake; unlike an assertion it is found under `python -O` as well."""
 
 
 def given(value: T | None, what: str) -> T:
-    """`value`, which the caller must have been given. Raises ContractError if there is none."""
+    """`value`, which must not be None. Raises ContractError if it is."""
     if value is None:
         raise ContractError(f"there is no {what}")
     return value
 
 
 class SequenceError(Exception):
-    """One sequence of a batch failed, for the reason that is this error's cause. Engines take it
+    """One sequence of a batch failed; the reason is this error's cause. Engines remove the sequence
     from the batch; its reader raises the cause. Users never see this error itself."""
 
     def __init__(self, seq_id: int) -> None:
@@ -255,7 +254,7 @@ class SequenceError(Exception):
 
 @contextmanager
 def blaming(seq_id: int) -> Generator[None]:
-    """Whatever is raised within becomes a SequenceError, but for the user's Ctrl-C."""
+    """A context in which any error becomes a SequenceError, except the user's Ctrl-C."""
     try:
         yield
     except BaseException as error:
@@ -274,14 +273,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return nearest(name, names, f"Known: {', '.join(names)}.")
 
 
-# How much two words must have in common for one to be meant by the other (difflib's ratio), and
-# words of how many letters share some by chance: half of them tells less there.
+# How much two words must have in common for one to be meant by the other (difflib's ratio); words
+# of up to `_SHORT` letters share some by chance, so they need more.
 _ALIKE, _SHORT_ALIKE, _SHORT = 0.5, 0.65, 4
 
 
 def nearest(name: str, known: Iterable[str], where: str) -> str:
-    """A hint that names the nearest of `known`, if one is near, and then says `where` all are. A
-    word that differs in half of its letters is another word, unless it only goes on."""
+    """A hint that names the nearest of `known`, if one is near, and then `where` all are listed. A
+    word with half of its letters changed counts as another word, unless it only continues."""
     cutoff = _SHORT_ALIKE if len(name) <= _SHORT else _ALIKE
     words = list(known)
     alike = difflib.get_close_matches(name, words, n=3, cutoff=cutoff)
@@ -295,7 +294,7 @@ def nearest(name: str, known: Iterable[str], where: str) -> str:
 
 
 def _num_edits(one: str, other: str) -> int:
-    """Letters to insert, delete or replace, and pairs to swap (optimal string alignment)."""
+    """Edit distance: letters inserted, deleted, replaced or swapped (optimal string alignment)."""
     before, row = list[int](), list(range(len(other) + 1))
     for number, letter in enumerate(one, start=1):
         older, before, row = before, row, [number]

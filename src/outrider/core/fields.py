@@ -1,8 +1,8 @@
-"""Dataclass fields that document and check themselves: the one source of flags, variables and keys.
+"""Dataclass fields with documentation and checks: the one source of flags, variables and keys.
 
 A field made with `setting` carries its help text, its bounds and its choices. The settings registry
 (settings.py) reads them, so a name, a default or a bound is written once. A `FieldKind` reads a
-value from text or a parsed file, and raises ValueError or OverflowError for what it cannot read.
+value from text or a parsed file, and raises ValueError or OverflowError if it cannot read it.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most so many; `what` says of what, for messages and documents."""
+    """An upper limit; `what` names the counted things, for messages and documents."""
 
     most: int
     what: str
 
 
-# How much one request may ask for: more is refused with ConfigError before any of it is run. Each
-# limit bounds work or memory that a request costs others besides its own tokens.
+# Limits of one request: anything above is refused with ConfigError before any of it runs. Each
+# limit bounds work or memory that a request costs others in addition to its own tokens.
 STOPS = Limit(16, "stop strings")
 STOP_BYTES = Limit(256, "bytes of a stop string in UTF-8")
 BAD_WORDS = Limit(256, "bad words")
 BAD_WORD_BYTES = Limit(256, "bytes of a bad word in UTF-8")
 LOGIT_BIAS = Limit(1024, "token ids with a bias")
 COMPLETIONS = Limit(16, "completions of one prompt")
-TOP_LOGPROBS = Limit(20, "likeliest tokens reported at a place")
+TOP_LOGPROBS = Limit(20, "likeliest tokens reported at a position")
 MESSAGES = Limit(1024, "messages of a conversation, and tools that it offers")
 # Text of any language has 1 to 8 bytes a token; only long runs of blanks come near this.
 BYTES_PER_TOKEN = Limit(
     32, "bytes of a prompt, of all messages or of a prediction, for each token of the window"
 )
-# Whole numbers that no machine reaches, and that every integer type of a kernel holds.
+# Largest whole number of a setting: no machine reaches it, and every integer type of a kernel holds
+# it.
 WHOLE = 2**31 - 1
 
 LIMITS: Mapping[str, Limit] = {
@@ -67,12 +68,12 @@ Class = TypeVar("Class")
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What a `setting` field says of itself. Bounds are inclusive. `count` limits how many entries
-    a list or mapping has, `each` the bytes of an entry. `others` are choices that installed
-    packages add. Where a setting names models or files, starts processes or changes the
-    distribution of the text, `harmless` are the values that a file may say which nobody named; None
-    is all of them. `kind` is the type of its values where neither default nor annotation says it.
-    What is `per_request` has no flag, variable or key of a file."""
+    """Description of a `setting` field. Bounds are inclusive. `count` limits the entries of a list
+    or mapping, `each` the bytes of an entry. `others` are choices that installed packages add.
+    Where a setting names models or files, starts processes or changes the distribution of the text,
+    `harmless` are the only values allowed in a file that the user did not name; None allows all.
+    `kind` is the type of its values where neither default nor annotation says it. A `per_request`
+    field has no flag, variable or file key."""
 
     help: str
     minimum: float | None = None
@@ -87,12 +88,12 @@ class Meta:
 
 
 def setting(default: Any, text: str, **declared: Any) -> Any:
-    """A dataclass field with help and what else `Meta` has, by name."""
+    """A dataclass field with help and further fields of `Meta`, by name."""
     return field(default=default, metadata={"meta": Meta(text, **declared)})
 
 
 def documented(kind: type[Class]) -> type[Class]:
-    """Class decorator: `help` shows what each field means, from the text that flags show."""
+    """Class decorator: `help` shows the meaning of each field, with the text of its flag."""
     lines = [
         f"    {item.name} = {default_of(item)!r}: {meta_of(item).help}"
         for item in fields(cast("Any", kind))
@@ -102,7 +103,7 @@ def documented(kind: type[Class]) -> type[Class]:
 
 
 def as_texts(value: object) -> object:
-    """A tuple of one text, of the texts of a sequence, or of none for None; the rest stays."""
+    """A string or a sequence as a tuple, None as an empty one; any other value unchanged."""
     if value is None:
         return ()
     if isinstance(value, str):
@@ -121,13 +122,13 @@ def default_of(item: Field[Any]) -> Any:
 
 
 def is_changed(config: DataclassInstance, name: str) -> bool:
-    """Whether this setting has another value than its default."""
+    """True if this setting differs from its default."""
     item = next(item for item in fields(config) if item.name == name)
     return getattr(config, name) != default_of(item)
 
 
 def check_fields(config: DataclassInstance) -> None:
-    """Raise ConfigError for the first field of `config` outside what it declares."""
+    """Raise ConfigError for the first field of `config` that breaks its own description."""
     for item in fields(config):
         meta = meta_of(item)
         default = default_of(item) if meta.kind is None else meta.kind()
@@ -148,7 +149,7 @@ def _plain_integer(config: DataclassInstance, name: str, default: object) -> obj
 
 
 def check_type(name: str, value: object, default: object) -> None:
-    """Raise ConfigError unless `value` is of the kind that `default` is; an int is a float too."""
+    """Raise ConfigError unless `value` has the type of `default`; an int is a float too."""
     kinds = (int, float) if isinstance(default, float) else type(default)
     lies = isinstance(value, bool) and not isinstance(default, bool)
     if lies or not isinstance(value, kinds):
@@ -238,10 +239,10 @@ def num_bytes(name: str, text: str) -> int:
 
 
 def shown(value: object) -> str:
-    """`value` for a message: not all of it, and none of what it raises while it is written."""
+    """`value` for a message: shortened, and safe where its `repr` raises."""
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001 - an int of 5,000 digits, or anybody's object
+    except Exception:  # noqa: BLE001 - an int of 5,000 digits, or a third-party object
         return f"a value of type {type(value).__name__}"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
@@ -259,7 +260,7 @@ Value: TypeAlias = bool | int | float | str | tuple[str, ...] | Mapping[int, flo
 
 @dataclass(frozen=True, slots=True)
 class FieldKind:
-    """What values of one type are called, and how to read one: from text or as a file has it."""
+    """The name of one type's values, and a reader of them: from text or from a parsed file."""
 
     noun: str
     read: Callable[[object], Value]
@@ -308,7 +309,7 @@ def _switch(value: object) -> bool:
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    """A list of texts; given as text, a JSON list or the one entry itself."""
+    """A list of texts; given as text, a JSON list or its only entry."""
     if isinstance(value, str):
         value = json.loads(value) if value.lstrip().startswith("[") else [value]
     if not isinstance(value, list | tuple):
@@ -317,7 +318,7 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def _numbers_by_id(value: object) -> Mapping[int, float]:
-    """A mapping; given as text, a JSON object or ID=NUMBER entries between commas."""
+    """A mapping; given as text, a JSON object or comma-separated ID=NUMBER entries."""
     if isinstance(value, str):
         value = json.loads(value) if value.lstrip().startswith("{") else _entries(value)
     if not isinstance(value, dict):
@@ -344,12 +345,12 @@ KINDS: Mapping[type, FieldKind] = {
 
 
 def split(text: str) -> tuple[str, ...]:
-    """What stands between commas, each once, in order."""
+    """The comma-separated words of `text`, each once, in order."""
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
 def words_of(flag: str, text: str, *, hint: str) -> tuple[str, ...]:
-    """The same. Raises ConfigError with `hint` if there is nothing."""
+    """The comma-separated words of a flag. Raises ConfigError with `hint` if there is none."""
     if found := split(text):
         return found
     raise ConfigError(f"{flag} names nothing.", hint=hint)
@@ -358,8 +359,8 @@ def words_of(flag: str, text: str, *, hint: str) -> tuple[str, ...]:
 def numbers_of(
     flag: str, text: str, kind: type[Number], low: float, high: float, *, hint: str
 ) -> tuple[Number, ...]:
-    """Numbers between commas, in order, as often as they are given. Raises ConfigError if there
-    are none, or for what is no such number."""
+    """Comma-separated numbers, in order, repetitions included. Raises ConfigError if there are
+    none, or if a word is no such number."""
     try:
         found = tuple(kind(word) for word in text.split(",") if word.strip())
     except ValueError:
@@ -374,7 +375,7 @@ def numbers_of(
 
 
 def known_words(flag: str, text: str, known: Collection[str], *, kind: str) -> tuple[str, ...]:
-    """The same for names of a `kind` of which all are `known`. Raises ConfigError for others."""
+    """Comma-separated names of a `kind`, all of them `known`. Raises ConfigError for others."""
     found = words_of(flag, text, hint=f"{flag} {','.join(known)}")
     for name in found:
         if name not in known:
@@ -383,7 +384,7 @@ def known_words(flag: str, text: str, known: Collection[str], *, kind: str) -> t
 
 
 def size(num_bytes: float) -> str:
-    """Decimal units, as model hubs print them."""
+    """A number of bytes in decimal units, as model hubs print them."""
     for unit in ("B", "kB", "MB"):
         if num_bytes < 1000:
             return f"{num_bytes:.0f} {unit}"

@@ -24,7 +24,7 @@ from typing import BinaryIO, cast
 from outrider.core.errors import ConfigError, MachineError
 
 _MIB = 1 << 20
-# JSON values in one file: in memory each takes up to 100 bytes, for two or three in the file.
+# Most JSON values in one file: in memory each takes up to 100 bytes, for two or three in the file.
 MAX_JSON_VALUES = 1 << 23
 _OTHERS = (
     (stat.S_ISFIFO, "a pipe"),
@@ -35,7 +35,7 @@ _OTHERS = (
 
 
 class FileKind(Enum):
-    """What a file is for, and the most bytes that one of its kind may have."""
+    """The purpose of a file, and the largest size in bytes of files of this kind."""
 
     CONFIG = ("a model's configuration", 4 * _MIB)
     INDEX = ("an index of weights", 64 * _MIB)
@@ -59,7 +59,7 @@ class FileKind(Enum):
 
     @classmethod
     def of(cls, path: Path) -> FileKind:
-        """Of a JSON file in the folder of a model."""
+        """The kind of a JSON file in the folder of a model."""
         if path.name in ("tokenizer.json", "tokenizer_config.json"):
             return cls.TOKENIZER
         return cls.INDEX if path.name.endswith(".index.json") else cls.CONFIG
@@ -67,7 +67,7 @@ class FileKind(Enum):
 
 def open_regular(path: Path) -> BinaryIO:
     """A stream of the bytes of a regular file. Raises OSError for anything else."""
-    # Looked at before as well: to open some devices is to use them.
+    # Checked before opening as well: to open some devices is to use them.
     _check(os.stat(path).st_mode, path)  # noqa: PTH116 - as fstat below
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     descriptor = os.open(path, flags | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0))
@@ -80,12 +80,13 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path, kind: FileKind) -> bytes:
-    """All of a file. Raises OSError if it cannot be read, or has more than its kind may."""
+    """The bytes of a file. Raises OSError if it cannot be read or is larger than its kind
+    allows."""
     with open_regular(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size <= kind.max_bytes:
             data = stream.read(size + 1)
-            # Files of the system say that they are empty, and others may grow meanwhile.
+            # System files report size 0, and others may grow while they are read.
             while len(data) > size and (more := stream.read(_MIB)):
                 data += more
                 size = len(data) - 1
@@ -101,7 +102,7 @@ def read_bytes(path: Path, kind: FileKind) -> bytes:
 
 
 def file_identity(path: Path) -> tuple[int, int, int] | None:
-    """What changes when the file does; None if there is none."""
+    """Numbers that change when the file does; None if there is no file."""
     with suppress(OSError):
         found = path.stat()
         return found.st_ino, found.st_mtime_ns, found.st_size
@@ -109,21 +110,22 @@ def file_identity(path: Path) -> tuple[int, int, int] | None:
 
 
 def read_text(path: Path, kind: FileKind) -> str:
-    """All of a text in UTF-8, line ends as in every text file. Raises OSError, and
-    UnicodeDecodeError for other bytes."""
+    """The text of a file in UTF-8, with line ends as "\\n". Raises OSError, and UnicodeDecodeError
+    for bytes that are not UTF-8."""
     text = read_bytes(path, kind).decode("utf-8")
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def read_json(path: Path, kind: FileKind) -> object:
-    """What a JSON file holds. Raises OSError, and ValueError for text that is no JSON, nests too
-    deep, names a key of one object twice or has more values than memory should hold."""
+    """The value of a JSON file. Raises OSError, and ValueError for text that is no JSON, nests too
+    deep, has a key twice in one object or more values than memory should hold."""
     return parse_json(read_text(path, kind))
 
 
 def parse_json(text: str) -> object:
-    """As `read_json`: readers differ in which of two values of one key they take, so a text with
-    both would be checked as one thing and used as another."""
+    """The value of a JSON text, with the errors of `read_json`. Duplicate keys are an error because
+    readers differ in which of two values they take: such a text would be checked as one thing and
+    used as another."""
     if sum(map(text.count, ",[{")) > MAX_JSON_VALUES:
         raise ValueError(f"it has more than {MAX_JSON_VALUES} values")
     try:
@@ -155,19 +157,20 @@ _POLL_SECONDS = 0.05
 
 
 class NotPrivateError(Exception):
-    """Why a file or folder may have been written by somebody else; a phrase for a sentence."""
+    """A file or folder may have been written by another user; the message is a phrase that says
+    why."""
 
 
 def private_folder(folder: Path) -> Path:
-    """`folder` without symbolic links, made if need be. Raises NotPrivateError, OSError.
+    """`folder` without symbolic links, created if need be. Raises NotPrivateError, OSError.
 
-    A folder of ours that others may read is closed to them; one that they may write to is refused,
-    since nobody can tell what they put there.
+    If others may read a folder of this user, it is closed to them; if they may write to it, it is
+    refused, since its content cannot be trusted.
 
-    Whoever can replace a library runs code as this user. So libraries are loaded from a folder of
-    mode 0700 that is no symbolic link, below no folder in which a stranger could put another in its
-    place. A folder above may belong to root or to this user; others may write to it only where its
-    sticky bit, as in /tmp, keeps them from moving files of others.
+    A user who can replace a library runs code as this user. So libraries are loaded from a folder
+    of mode 0700 that is no symbolic link, and no folder above it may let a stranger replace it. A
+    folder above may belong to root or to this user; others may write to it only where its sticky
+    bit, as in /tmp, keeps them from moving files of others.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder = folder.parent.resolve(strict=True) / folder.name
@@ -180,7 +183,7 @@ def private_folder(folder: Path) -> Path:
     for above in folder.parents:
         _check_above(above)
     if stat.S_IMODE(found.st_mode) & 0o077:
-        # Refused on a file system that is read-only, where nobody writes anyway.
+        # Refused on a read-only file system, where no user can write anyway.
         with suppress(OSError):
             folder.chmod(0o700)
     return folder
@@ -195,7 +198,7 @@ def _check_owner(path: Path, found: os.stat_result) -> None:
 
 def _check_above(folder: Path) -> None:
     found = folder.stat()
-    # Where users are mapped into a container, / may belong to a number other than 0.
+    # With users mapped into a container, / may belong to a number other than 0.
     if found.st_uid not in (0, os.geteuid(), Path("/").stat().st_uid):
         raise NotPrivateError(f"{folder}, in which it lies, belongs to another user")
     if found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
@@ -203,7 +206,7 @@ def _check_above(folder: Path) -> None:
 
 
 def read_private(path: Path, max_bytes: int) -> bytes:
-    """The content of a regular file of ours. Raises NotPrivateError, OSError."""
+    """The content of a regular file of this user. Raises NotPrivateError, OSError."""
     # Without blocking: a FIFO would wait for its writer.
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(number, "rb") as file:
@@ -213,12 +216,13 @@ def read_private(path: Path, max_bytes: int) -> bytes:
         _check_owner(path, found)
         if found.st_size > max_bytes:
             raise NotPrivateError(f"{path} has {found.st_size} bytes, more than {max_bytes}")
-        # A buffer of as much as is asked for is made first.
+        # `read` first allocates a buffer of the requested size.
         return file.read(found.st_size)
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace `path`, which only we may then read, in one step that outlives a power cut."""
+    """Replace `path` by a file that only this user can read, in one step that survives a power
+    cut."""
     number, draft = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     try:
         with os.fdopen(number, "wb") as file:
@@ -234,17 +238,17 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def draft_of(path: Path) -> Path:
-    """Where this process writes what is to become `path`."""
+    """The temporary file in which this process writes the new content of `path`."""
     return path.parent / f".{path.name}.{os.getpid()}.part"
 
 
 @contextmanager
 def replacing(path: Path, *, alone: bool = False) -> Generator[Path]:
-    """A file to write beside `path`, which takes the place of `path` in one step at the end: a
-    reader sees the old file or the new one, never a part. It goes if writing it fails.
+    """A new file in the folder of `path`, which replaces `path` in one step at the end: a reader
+    sees the old file or the new one, never a part. It is deleted if writing fails.
 
-    Where a process writes `alone`, the file has one name for all processes: the next one overwrites
-    what a process that was killed left behind.
+    If only one process at a time writes (`alone`), the file has one name for all processes: the
+    next one overwrites the leftovers of a process that was killed.
     """
     draft = path.with_name(f".{path.name}.part") if alone else draft_of(path)
     try:
@@ -257,7 +261,7 @@ def replacing(path: Path, *, alone: bool = False) -> Generator[Path]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the names in `folder` reach the disk; some file systems do not offer it."""
+    """Flush the names in `folder` to the disk; some file systems do not support it."""
     with suppress(OSError):
         number = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -267,11 +271,11 @@ def _sync_folder(folder: Path) -> None:
 
 
 class Lock:
-    """The lock of the file `path`, which stays. It is given back by `close`, with this object, or
+    """The lock of the file `path`, which stays. It is released by `close`, with this object, or
     with its process, however that ends.
 
     Waits at most `seconds`, then raises TimeoutError. `held` is False on a file system without
-    locks. Raises OSError where `path` cannot be made.
+    locks. Raises OSError if `path` cannot be created.
     """
 
     def __init__(self, path: Path, seconds: float = 0.0, *, mode: int = 0o666) -> None:
@@ -287,7 +291,7 @@ class Lock:
 
 @contextmanager
 def locked(path: Path, seconds: float) -> Generator[bool]:
-    """As `Lock` of a file of our own, for as long as the block runs; gives `held`."""
+    """A `Lock` of a file of this user for as long as the block runs; yields `held`."""
     lock = Lock(path, seconds, mode=0o600)
     try:
         yield lock.held
@@ -312,8 +316,8 @@ def _lock(number: int, path: Path, seconds: float) -> bool:
 
 @contextmanager
 def writing(path: Path, *kinds: type[Exception]) -> Generator[None]:
-    """Raises MachineError where the block meets an OSError, or an error of one of `kinds`, with
-    which libraries say that `path` cannot be written."""
+    """Turn an OSError in the block, or an error of one of `kinds`, with which libraries report that
+    `path` cannot be written, into a MachineError."""
     try:
         yield
     except (OSError, *kinds) as error:
@@ -326,11 +330,11 @@ def writing(path: Path, *kinds: type[Exception]) -> Generator[None]:
 
 @contextmanager
 def new_folder(folder: Path) -> Generator[list[Path]]:
-    """Make `folder`, which is absent or empty, and give a list for what is put there.
+    """Create `folder`, which is absent or empty, and yield a list for the files written to it.
 
-    Where the block fails, what the list has goes, and the folders that were made, if they are empty
-    then; nothing else is touched. Raises ConfigError if the folder holds something,
-    MachineError where the block meets an OSError.
+    If the block fails, the listed files are deleted, and so are the folders that were created, if
+    they are empty then; nothing else is touched. Raises ConfigError if the folder holds something,
+    MachineError if the block meets an OSError.
     """
     files: list[Path] = []
     made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -346,8 +350,8 @@ def new_folder(folder: Path) -> Generator[list[Path]]:
 
 
 def anonymous_file(name: str, size: int) -> int:
-    """The descriptor of a file of `size` zero bytes that is in no folder; `name` is for who looks
-    at descriptors. Pages are taken when first written. Raises OSError."""
+    """The descriptor of a file of `size` zero bytes that is in no folder; `name` is its name in
+    lists of descriptors. Pages are allocated when first written. Raises OSError."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create(name)
     else:
@@ -362,7 +366,7 @@ def anonymous_file(name: str, size: int) -> int:
 
 
 def remove(*paths: Path) -> None:
-    """As far as it can be done: folders only where they are empty."""
+    """Remove files and empty folders, as far as possible."""
     for path in paths:
         with suppress(OSError):
             path.rmdir() if path.is_dir() else path.unlink()

@@ -1,8 +1,8 @@
 """What other speculative-decoding projects call our settings, for hints and for the settings page.
 
-In files, variables and Python, a name of another project is never read as ours: two names for one
-setting are two places to look for a mistake. It is recognised, and answered with the name that it
-has here. On the command line, flags that take the very same values are read, with a note
+In files, variables and Python, a name of another project is never accepted: two names for one
+setting are two sources of a mistake. It is recognised, and the error gives the name used
+here. On the command line, flags that take the very same values are read, with a note
 (cli/guesses.py).
 """
 
@@ -18,8 +18,8 @@ VARIABLES_OF_OTHERS = ("SPECDEC_", "SHARPI_")
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """`name` is spelled as a variable, a flag or a key is; `here` is a setting, "" where there is
-    no such switch, for the reason in `note`."""
+    """`name` is spelled as a variable, a flag or a key is; `here` is our setting, or "" if there is
+    none, for the reason in `note`."""
 
     name: str
     here: str
@@ -40,10 +40,10 @@ class Foreign:
 
     @property
     def hint(self) -> str:
-        told = f": {self.note}" if self.note else ""
+        note = f": {self.note}" if self.note else ""
         if self.spelled:
-            return f"did you mean {self.spelled!r}? {self.name} is another project's name{told}."
-        return f"{self.name} is another project's name and has no counterpart here{told}."
+            return f"did you mean {self.spelled!r}? {self.name} is another project's name{note}."
+        return f"{self.name} is another project's name and has no counterpart here{note}."
 
 
 def _all(here: str, names: str, note: str = "") -> list[Foreign]:
@@ -178,7 +178,7 @@ _BY_NAME = {item.name: item for item in FOREIGN}
 
 
 def hint_for(name: str) -> str | None:
-    """What a name of another project is called here; None for a name that none of them has."""
+    """A hint with our name for a name of another project; None if no project has that name."""
     key = name.removeprefix(PREFIX).lower()
     item = _BY_NAME.get(name) or _BY_NAME.get(key)
     key = key.lstrip("-").replace("-", "_")
@@ -189,7 +189,7 @@ def hint_for(name: str) -> str | None:
 
 
 def notes_on(variables: Iterable[str]) -> list[str]:
-    """A sentence for each of the environment's variables that other projects read and we do not."""
+    """A sentence for each variable of the environment that other projects read and we do not."""
     found = [(name, hint_for(name)) for name in sorted(variables)]
     return [
         f"{name} is set, which is not read here; {hint or '`outrider config` lists what is.'}"

@@ -2,9 +2,9 @@
 
 Python runs a handler, which may raise KeyboardInterrupt or an alarm's TimeoutError, between any two
 bytecodes of the main thread. Within `deferred` signals are only noted; `deliver`, or the end of the
-outermost `deferred`, hands them to the handlers that were installed before. Within `breakable`,
-around code that may hang, signals that have waited for `PATIENCE_SECONDS` are handed over at once,
-Ctrl-C when it comes a second time; the interrupted work is then undone.
+outermost `deferred`, calls the handlers that were installed before. Within `breakable`, around code
+that may hang, a signal that has waited for `PATIENCE_SECONDS` is handled at once, Ctrl-C when it
+comes a second time; the interrupted work is then undone.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Any
 
 PATIENCE_SECONDS = 2.0
 
-# Those of `signal` make enums, which takes 30 times as long.
+# The functions of module `signal` make enums, which takes 30 times as long.
 _native: Any = import_module("_signal")
 _getsignal: Callable[[int], object] = _native.getsignal
 _install: Callable[[int, object], object] = _native.signal
 
-# Wakes a main thread that hangs: whoever has no handler for it ignores it.
+# Wakes a main thread that hangs; a program without a handler for it ignores it.
 _WAKE = signal.SIGURG
 # Python's handlers of faults and of `abort` come too late for a safe point.
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
@@ -37,7 +37,7 @@ _NUMBERS = sorted(signal.valid_signals() - {_WAKE, *_FAULTS})
 
 
 class _Broken(BaseException):
-    """Carries an Exception of a handler past code that would take it for its own."""
+    """Carries an Exception of a handler past code that would catch it as its own."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -46,10 +46,10 @@ class _Broken(BaseException):
 
 @dataclass(slots=True)
 class _Deferral:
-    """Of the one process that this is. Only the main thread changes it, but for `is_watched`.
-    `before` has the handlers that `note` stands in for, `waiting` when the first signal of a number
-    came and where, `forced` what a handler raised within `breakable`, `is_told` whether the end of
-    the outermost `deferred` calls handlers."""
+    """State of deferred signals, one for the process. Only the main thread changes it, except for
+    `is_watched`. `before` has the handlers that `note` replaces, `waiting` the time and frame of
+    the first signal of each number, `forced` the error that a handler raised within `breakable`.
+    `delivers` says that the end of the outermost `deferred` calls handlers."""
 
     depth: int = 0
     num_breakable: int = 0
@@ -60,10 +60,10 @@ class _Deferral:
     )
     forced: BaseException | None = None
     is_watched: bool = False
-    is_told: bool = True
+    delivers: bool = True
 
     def take_over(self) -> None:
-        """Install `note` for all that has a handler in Python. asyncio's own do nothing."""
+        """Install `note` for all signals with a handler in Python. asyncio's own do nothing."""
         for number in _NUMBERS:
             handler = _getsignal(number)
             if not callable(handler) or handler == self.note:
@@ -73,10 +73,10 @@ class _Deferral:
                 _install(number, self.note)
 
     def put_back(self) -> None:
-        """Install the handlers of before, although each may raise as soon as it is installed."""
+        """Install the former handlers, although each may raise as soon as it is installed."""
         try:
             self.depth = 0
-            # It holds the frames that it went through, and all that they hold.
+            # The error holds the frames that it went through, and all that they hold.
             self.forced = None
             while self.before:
                 number = next(iter(self.before))
@@ -88,7 +88,7 @@ class _Deferral:
                 self.put_back()
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """The handler within `deferred`."""
+        """The handler of signals within `deferred`."""
         if not self.depth:
             self._call(number, frame)
             return
@@ -104,8 +104,8 @@ class _Deferral:
         if may_break and self.waiting and monotonic() - first >= PATIENCE_SECONDS:
             self._force()
 
-    def tell(self) -> None:
-        """Call the program's handlers of signals that came, all, although one may raise."""
+    def call_handlers(self) -> None:
+        """Call the program's handlers of all signals that came, although one may raise."""
         try:
             while self.waiting:
                 number = next(iter(self.waiting))
@@ -113,16 +113,16 @@ class _Deferral:
                 self._call(number, frame)
         finally:
             if self.waiting:
-                self.tell()
+                self.call_handlers()
 
     def _force(self) -> None:
-        if not self.is_told:
-            # Python would print what a handler raises. The wait ends, the signals go on waiting.
+        if not self.delivers:
+            # Python would print what a handler raises. The wait ends, and the signals stay pending.
             self.forced = _Broken(InterruptedError())
             raise self.forced
         try:
-            self.tell()
-        except Exception as error:  # noqa: BLE001 - a handler may be anybody's code
+            self.call_handlers()
+        except Exception as error:  # noqa: BLE001 - a handler may be third-party code
             self.forced = _Broken(error)
             raise self.forced from None
         except BaseException as error:
@@ -135,7 +135,7 @@ class _Deferral:
             handler(number, frame)
 
     def _watch(self) -> None:
-        """An alarm rings once: have a thread look whether the main thread hangs."""
+        """Start a thread that checks whether the main thread hangs, as an alarm rings only once."""
         if _WAKE not in self.before:
             handler = _getsignal(_WAKE)
             if handler is None or callable(handler):
@@ -150,7 +150,7 @@ class _Deferral:
                 self.is_watched = False
 
     def _wake(self, main: int) -> None:
-        """The thread: until nothing waits."""
+        """Body of the thread, which runs until no signal waits."""
         while True:
             sleep(PATIENCE_SECONDS)
             # In this order no signal that comes now is left without a thread.
@@ -165,10 +165,11 @@ _deferral = _Deferral()
 
 
 @contextmanager
-def deferred(*, told: bool = True) -> Generator[None]:
-    """Signals within are told by `deliver`, or at the end; in other threads than the main one this
-    does nothing, nor to signals without a handler in Python. Without `told` those within are told
-    by the next call that defers any: of a finalizer Python would only print what it raises."""
+def deferred(*, delivers: bool = True) -> Generator[None]:
+    """Defer signals: `deliver()`, or the end of the block, calls their handlers. In threads other
+    than the main one this does nothing, nor to signals without a handler in Python. With `delivers`
+    off, the next call that defers any calls the handlers: for a finalizer, where Python would only
+    print an error of theirs."""
     if not _is_ours():
         yield
         return
@@ -181,30 +182,30 @@ def deferred(*, told: bool = True) -> Generator[None]:
         return
     try:
         _deferral.num_breakable = _deferral.num_whole = 0
-        _deferral.is_told = told
+        _deferral.delivers = delivers
         _deferral.take_over()
-        # From here on nothing can come between, and the handlers are put back whatever happens.
+        # From here on nothing can interrupt, and the handlers are put back in any case.
         _deferral.depth = 1
         try:
             yield
         finally:
-            # Masks that catch everything lose what is raised within; libraries raise another error.
+            # Code that catches everything loses an error of a handler; libraries raise another one.
             if _deferral.forced is not None:
                 raise _deferral.forced
     except _Broken as broken:
         error = broken.error
-        if told:
+        if delivers:
             raise error from error.__cause__
     finally:
         try:
             _deferral.put_back()
         finally:
-            if told:
-                _deferral.tell()
+            if delivers:
+                _deferral.call_handlers()
 
 
 class breakable(ContextDecorator):  # noqa: N801 - every round enters several: no generator
-    """Code that may hang, after whose sudden end all that it began can be undone."""
+    """A block that may hang, and all of whose work can be undone after a sudden end."""
 
     def __enter__(self) -> None:
         _deferral.num_breakable += _is_ours()
@@ -215,8 +216,8 @@ class breakable(ContextDecorator):  # noqa: N801 - every round enters several: n
 
 @dataclass(frozen=True, slots=True)
 class WholeLock:
-    """A lock for several changes that belong together: also where code is breakable, none of them
-    is left out."""
+    """A lock for several changes that belong together: even within `breakable` code, all of them
+    are made."""
 
     _lock: Any = field(default_factory=threading.RLock)
 
@@ -230,17 +231,17 @@ class WholeLock:
 
 
 def deliver() -> None:
-    """Tell signals that were noted, if this is the outermost call that defers any: raises what the
-    program's own handlers raise, which is KeyboardInterrupt for Ctrl-C if it has none."""
+    """Call the handlers of pending signals, if this is the outermost call that defers any. Raises
+    what the program's own handlers raise: KeyboardInterrupt for Ctrl-C if it has none."""
     if _deferral.waiting and _deferral.depth == 1 and _is_ours():
-        _deferral.tell()
+        _deferral.call_handlers()
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether `error` comes from a signal's handler, the user's Ctrl-C above all, and not from a
+    """True if `error` comes from a signal's handler, above all the user's Ctrl-C, and not from a
     callback that raised it by itself.
 
-    Where none are deferred it cannot be known, and a KeyboardInterrupt is taken for one.
+    Without deferred signals the two look alike, and any KeyboardInterrupt counts as Ctrl-C.
     """
     if not _is_ours():
         return False
@@ -248,7 +249,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def _is_ours() -> bool:
-    """Signals come to the main thread alone."""
+    """True in the main thread: only it receives signals."""
     return get_ident() == _main
 
 

@@ -34,10 +34,10 @@ Bools: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 @dataclass(slots=True)
 class LogitsProcessor:
-    """One request's shaping. `bad_words` are token sequences; `stop_ids` are held back until
-    `params.min_tokens`. Counts of the text so far are kept from call to call, and only grow.
-    `constraint` masks the vocabulary; `allowed` is a callback in its place. `mask_seconds` is what
-    either took since it was last set to 0."""
+    """The logits processor of one request. `bad_words` are token sequences; `stop_ids` are banned
+    until `params.min_tokens`. Counts of the text so far persist between calls, and only grow.
+    `constraint` masks the vocabulary; `allowed` is a callback for the same purpose. `mask_seconds`
+    is the time of either since it was last set to 0."""
 
     params: SamplingParams
     prompt_length: int
@@ -56,13 +56,13 @@ class LogitsProcessor:
 
     @property
     def active(self) -> bool:
-        """Whether logits change at all."""
+        """True if it may change logits at all."""
         return self.params.shapes_logits or self.constraint is not None
 
     def shape(
         self, logits_NV: Tensor, tokens: Sequence[int], suffixes: Sequence[Sequence[int]]
     ) -> Tensor:
-        """New logits for nodes whose histories are `tokens` and then each one's suffix.
+        """New logits for nodes with the histories `tokens` + suffix.
 
         `tokens` starts with the prompt and may only have grown since the call before.
         """
@@ -73,7 +73,7 @@ class LogitsProcessor:
     def shape_in_place(
         self, shaped_NV: Tensor, tokens: Sequence[int], suffixes: Sequence[Sequence[int]]
     ) -> None:
-        """The same, written over the logits."""
+        """Change the logits in place, as `shape` does."""
         if len(suffixes) != shaped_NV.shape[0]:
             raise ValueError(f"{len(suffixes)} histories for {shaped_NV.shape[0]} rows")
         self._add_bias(shaped_NV)
@@ -86,8 +86,8 @@ class LogitsProcessor:
                 self._ban(shaped_NV[node], [*written, *suffix])
 
     def sparse(self, tokens: Sequence[int]) -> SparseShaping | None:
-        """What `shape` does after `tokens` and any suffix, as lists; None where a mask or a ban may
-        have a say. `tokens` may only have grown since the call before."""
+        """The changes of `shape` after `tokens` and any suffix, as lists; None if a mask or a ban
+        may apply. `tokens` may only have grown since the call before."""
         masks = self.constraint
         if masks is not None and not masks.is_idle(tokens[self.prompt_length :]):
             return None
@@ -99,7 +99,7 @@ class LogitsProcessor:
         return self._sparse
 
     def forced(self, tokens: Sequence[int], most: int) -> Sequence[int]:
-        """Up to `most` tokens that the mask leaves little or no choice of after `tokens`."""
+        """Up to `most` tokens that, by the mask, surely or almost surely follow `tokens`."""
         if self.constraint is None:
             return ()
         began = self.clock()
@@ -166,7 +166,7 @@ class LogitsProcessor:
             return
         masks_NV = masks_NV.to(shaped_NV.device)
         if shaped_NV.is_cpu and shaped_NV.dtype.itemsize >= _NUMPY_BYTES:
-            # PyTorch would wake its threads for each of these, beside those of the kernels.
+            # PyTorch would wake its own threads for each of these, next to those of the kernels.
             self._mask_on_host(shaped_NV.numpy(), masks_NV.numpy())
             return
         ended_N = ~(masks_NV & (shaped_NV > _BANNED)).any(-1)
@@ -181,15 +181,15 @@ class LogitsProcessor:
             np.copyto(shaped_V, _BANNED, where=~(mask_V if allowed else self._ends(len(mask_V))))
 
     def _ends(self, vocab_size: int) -> Bools:
-        """What may follow a text that is at its end: what ends it, and anything if nothing does."""
+        """Allowed tokens at the end of a text: the end tokens, or any token if there are none."""
         ends_V = np.full(vocab_size, not self.stop_ids)
         ends_V[list(self.stop_ids)] = True
         return ends_V
 
 
 class SparseShaping:
-    """Bias and penalties of one request by the ids that they touch: those of `bias_ids` and those
-    that prompt or text have, `seen_ids`, each once, with how often the text has them."""
+    """Bias and penalties of one request by token id: `bias_ids`, and `seen_ids`, the ids in prompt
+    or text, each once, with their counts in the text."""
 
     def __init__(self, params: SamplingParams, prompt_length: int) -> None:
         bias = params.logit_bias or {}
@@ -197,22 +197,22 @@ class SparseShaping:
         self.repetition = params.repetition_penalty
         self.frequency, self.presence = params.frequency_penalty, params.presence_penalty
         self.seen_ids, self.counts = array("i"), array("f")
-        self._prompt_length, self._places = prompt_length, dict[int, int]()
+        self._prompt_length, self._index_of = prompt_length, dict[int, int]()
         self._num_counted = 0
 
     def catch_up(self, tokens: Sequence[int]) -> None:
-        for place in range(self._num_counted, len(tokens)):
-            token = tokens[place]
-            if token not in self._places:
-                self._places[token] = len(self.seen_ids)
+        for position in range(self._num_counted, len(tokens)):
+            token = tokens[position]
+            if token not in self._index_of:
+                self._index_of[token] = len(self.seen_ids)
                 self.seen_ids.append(token)
                 self.counts.append(0)
-            self.counts[self._places[token]] += place >= self._prompt_length
+            self.counts[self._index_of[token]] += position >= self._prompt_length
         self._num_counted = len(tokens)
 
 
 class _TokenCounts:
-    """How often each id occurs in the text, and whether it occurs in prompt or text."""
+    """Counts of each id in the text, and flags of ids in prompt or text."""
 
     def __init__(self, prompt_length: int, like_V: Tensor) -> None:
         self._prompt_length = prompt_length
@@ -251,7 +251,7 @@ def _ends_with(text: Sequence[int], head: Sequence[int]) -> bool:
 
 
 def suffixes_of(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:
-    """The drafted text before each distribution of a draft: nothing at the root, then each node's
+    """The drafted text before each distribution of a draft: () at the root, then each node's
     path."""
     paths: list[tuple[int, ...]] = [()]
     for token, parent in zip(tokens, parents, strict=True):

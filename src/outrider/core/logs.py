@@ -1,4 +1,4 @@
-"""Logs of a server: what kind of error came and where, without its words, which may quote a
+"""Server logs: the type of an error and its location, without its message, which may quote a
 request."""
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ from typing import Any
 _MOST_CAUSES = 8
 
 
-# Loggers of what is compiled at the first use.
+# Loggers of code that is compiled at first use.
 COMPILERS = ("outrider.kernels.native.build", "outrider.plugins.gpu.kernels.trial")
 
 
 def hear_compilers() -> None:
-    """Log their progress, whatever else is logged: compiling takes a while."""
+    """Log the compilers' progress at any log level: compiling takes a while."""
     for name in COMPILERS:
         logging.getLogger(name).setLevel(logging.INFO)
 
 
 class Wordless(logging.Filter):
-    """On a handler: leaves of each record's error its kind, its causes and their places in code."""
+    """Log filter: reduces a record's error to its type, its causes and their locations in code."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and record.exc_info[1] is not None:
-            record.exc_text = places_of(record.exc_info[1])
+            record.exc_text = locations_of(record.exc_info[1])
         return True
 
 
-def places_of(error: BaseException) -> str:
-    """The stack of an error and of those that it came of."""
-    told: list[str] = []
+def locations_of(error: BaseException) -> str:
+    """The stack of an error and of its causes."""
+    parts: list[str] = []
     cause: BaseException | None = error
-    while cause is not None and len(told) < _MOST_CAUSES:
-        told.append("".join(traceback.format_tb(cause.__traceback__)) + type(cause).__name__)
+    while cause is not None and len(parts) < _MOST_CAUSES:
+        parts.append("".join(traceback.format_tb(cause.__traceback__)) + type(cause).__name__)
         unspoken = None if cause.__suppress_context__ else cause.__context__
         cause = cause.__cause__ or unspoken
-    return "\nof\n".join(told)
+    return "\nof\n".join(parts)
 
 
 def tell_of_task(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A loop's handler of what nobody waited for: asyncio's own one shows whole values."""
+    """A loop's handler of errors that no code awaits: asyncio's own one logs whole values."""
     words, error = context.get("message", "a task failed"), context.get("exception")
     logging.getLogger(__name__).error("%s", words, exc_info=error)

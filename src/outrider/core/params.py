@@ -27,7 +27,7 @@ from outrider.core.fields import (
 )
 from outrider.core.foreign import hint_for
 
-# What a checkpoint may advise, by one name in its files and here.
+# Settings that a checkpoint may advise, by the same names as in its files.
 ADVISED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 FinishReason = Literal["stop", "length", "timeout", "error"]
@@ -36,7 +36,7 @@ FinishReason = Literal["stop", "length", "timeout", "error"]
 @documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Validated on construction; raises ConfigError naming the field.
+    """Sampling parameters of a request. Raises ConfigError, naming the field, for a bad value.
 
     Logits pass through these in order: logit_bias, repetition_penalty, frequency_penalty and
     presence_penalty, then bans (bad_words, min_tokens), then the filters temperature, top_k,
@@ -46,8 +46,8 @@ class SamplingParams:
 
     max_tokens: int = setting(
         128,
-        "Write at most this many tokens; chat, run and the server go on until the model ends its "
-        "turn where this is not named.",
+        "Write at most this many tokens; if unset, chat, run and the server go on until the model "
+        "ends its turn.",
         minimum=1,
         maximum=WHOLE,
     )
@@ -61,8 +61,8 @@ class SamplingParams:
     )
     seed: int | None = setting(
         None,
-        "Seed of the request's random numbers; without it each request draws one, which its result "
-        "names.",
+        "Seed of the request's random numbers; if unset, each request draws one, which its result "
+        "reports.",
         kind=int,
         minimum=0,
         maximum=2**63 - 1,
@@ -72,10 +72,10 @@ class SamplingParams:
     )
     skip_special_tokens: bool = setting(
         True,
-        "Leave special tokens out of the text; one that ends it is never in it.",
+        "Leave special tokens out of the text; one that ends the text is never in it.",
         per_request=True,
     )
-    ignore_eos: bool = setting(False, "Go on after the model's end-of-text token.")
+    ignore_eos: bool = setting(False, "Continue after the model's end-of-text token.")
     min_tokens: int = setting(0, "Do not end before this many tokens.", minimum=0, maximum=WHOLE)
     thinking_budget: int | None = setting(
         None,
@@ -85,17 +85,17 @@ class SamplingParams:
         maximum=WHOLE,
     )
     repetition_penalty: float = setting(
-        1.0, "Above 1 avoids tokens of prompt and text; 1 is off.", minimum=0.01, maximum=100
+        1.0, "Above 1, avoid tokens of prompt and text; 1 is off.", minimum=0.01, maximum=100
     )
     presence_penalty: float = setting(
-        0.0, "Subtracted from logits of tokens that the text has.", minimum=-2, maximum=2
+        0.0, "Subtracted from the logits of tokens in the text.", minimum=-2, maximum=2
     )
     frequency_penalty: float = setting(
-        0.0, "Subtracted once for every time that the text has a token.", minimum=-2, maximum=2
+        0.0, "Subtracted once for each occurrence of a token in the text.", minimum=-2, maximum=2
     )
     logit_bias: Mapping[int, float] | None = setting(
         None,
-        "Added to logits of tokens, as ID=BIAS,ID=BIAS.",
+        "Added to the logits of tokens, as ID=BIAS,ID=BIAS.",
         minimum=-100,
         maximum=100,
         count=LOGIT_BIAS,
@@ -110,19 +110,18 @@ class SamplingParams:
     n: int = setting(1, "Completions of each prompt.", minimum=1, maximum=COMPLETIONS.most)
     max_time: float = setting(
         0.0,
-        "End after this many seconds, those in the queue included, with what there is; 0 is no "
-        "limit.",
+        "End after this many seconds, queueing included, with the text so far; 0 is no limit.",
         minimum=0,
         maximum=1e6,
     )
     logprobs: bool = setting(False, "Report the log-probability of every token.")
     top_logprobs: int = setting(
-        0, "Report this many likeliest tokens at every place.", minimum=0, maximum=TOP_LOGPROBS.most
+        0, "Report this many top tokens at every position.", minimum=0, maximum=TOP_LOGPROBS.most
     )
     prompt_logprobs: int | None = setting(
         None,
         "Report the log-probability of every prompt token, and this many likeliest tokens at each "
-        "place.",
+        "position.",
         kind=int,
         minimum=0,
         maximum=TOP_LOGPROBS.most,
@@ -134,23 +133,23 @@ class SamplingParams:
         "verdict, and times.",
     )
     cache_salt: str = setting(
-        "", "Share the memory of prompts with requests of the same salt alone.", per_request=True
+        "", "Share cached prompts only with requests of the same salt.", per_request=True
     )
     prediction: str = setting(
         "",
-        "Your guess of the text: drafts follow it as far as it is right, whatever the drafter is.",
+        "Your guess of the text: any drafter first drafts along it, as far as it is right.",
     )
     speculative: bool | None = setting(
         None,
-        "Whether tokens are drafted for this request: false drafts none at all, true refuses the "
-        "request where none would be; unset does as the engine does.",
+        "False drafts nothing for this request; true refuses the request if nothing would be "
+        "drafted; unset follows the engine.",
         kind=bool,
         per_request=True,
     )
     drafter: str | None = setting(
         None,
-        "What proposes tokens for this request: none, a look-up in texts, or a part of the "
-        "engine's own drafter, which it is where this is unset.",
+        "Drafter of this request: none, a look-up in texts, or a part of the engine's own drafter; "
+        "unset is the engine's own.",
         kind=str,
         choices=tuple(KINDS),
         others=PLUGINS.names,
@@ -159,7 +158,7 @@ class SamplingParams:
     sampler: str | None = setting(
         None,
         "Acceptance rule of this request, an exact one: coupled and match tie its text to its "
-        "seed, whatever drafts; unset is the engine's.",
+        "seed, with any drafter; unset is the engine's.",
         kind=str,
         choices=(*EXACT_SAMPLERS, *LOSSY_SAMPLERS),
         per_request=True,
@@ -197,12 +196,12 @@ class SamplingParams:
 
     @property
     def is_open(self) -> bool:
-        """Whether the text goes on until the model ends it, or the window does."""
+        """True if the text goes on until the model ends it, or the window does."""
         return self.max_tokens == WHOLE
 
     @property
     def shapes_logits(self) -> bool:
-        """Whether the distribution depends on more than the model's own logits and the filters."""
+        """True if the distribution depends on more than the model's own logits and the filters."""
         return bool(
             self.repetition_penalty != 1
             or self.presence_penalty
@@ -213,19 +212,19 @@ class SamplingParams:
         )
 
     def seeded(self, default: int | None = None) -> SamplingParams:
-        """With a seed: its own, else `default`, else one that the system draws. Greedy decoding
-        draws nothing, so it needs none."""
+        """These parameters with a seed: their own, else `default`, else one from the system. Greedy
+        decoding draws nothing, so it needs none."""
         if self.seed is not None or (self.greedy and default is None):
             return self
         return replace(self, seed=int.from_bytes(os.urandom(4)) if default is None else default)
 
     @property
     def rng_seed(self) -> int:
-        """What random numbers begin with: `seed`, or 0 where none was chosen."""
+        """The seed of random numbers: `seed`, or 0 if none was chosen."""
         return self.seed or 0
 
     def numbered(self, number: int) -> SamplingParams:
-        """Those of request `number` of a run: seeds are counted on from the first one's."""
+        """The parameters of request `number` of a run: seeds count up from the first one's."""
         return replace(self, seed=(self.rng_seed + number) % 2**63)
 
     @property
@@ -235,10 +234,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class RequestSpeculation:
-    """How one request is drafted for and judged, where that is not as the engine does. `drafter`
-    and acceptance rule `sampler` are those that it chose ("" is the engine's own), and at most `k`
-    tokens are drafted for it at once (None: as many as the engine drafts). One that `is_guided` has
-    a prediction, which its drafter does not read: drafts follow that first."""
+    """One request's own choices of speculation. `drafter` and acceptance rule `sampler` are those
+    that it chose ("" is the engine's own), and at most `k` tokens are drafted for it at once (None:
+    as many as the engine drafts). A request that `is_guided` has a prediction that its drafter does
+    not read: drafts follow the prediction first."""
 
     drafter: str = ""
     sampler: str = ""
@@ -247,27 +246,27 @@ class RequestSpeculation:
 
     @property
     def has_own(self) -> bool:
-        """Whether it chose who drafts for it."""
+        """True if it chose its drafter."""
         return self.drafter not in ("", OFF)
 
     @property
     def engine_drafts(self) -> bool:
-        """Whether nobody but the engine's own drafter makes its drafts, if anybody does."""
+        """True if only the engine's own drafter drafts for it."""
         return not self.is_guided and not self.has_own
 
     def most(self, k: int) -> int:
-        """Draft tokens at once, where the engine drafts `k`."""
+        """Most draft tokens at once, if the engine drafts `k`."""
         return k if self.k is None else min(k, self.k)
 
     @property
     def exact(self) -> bool:
-        """Whether its text is the target's own, whatever the engine's rule is."""
+        """True if its text is the target's own, under any rule of the engine."""
         return self.k == 0 or bool(self.sampler)
 
 
 AS_THE_ENGINE = RequestSpeculation()
 Options = TypeVar("Options", EngineConfig, SamplingParams)
-# The calls that take them by keyword.
+# The calls that take these options as keywords.
 _TAKEN_BY: Mapping[type, str] = {
     EngineConfig: "LLM(model, ...)",
     SamplingParams: "llm.generate(prompt, ...)",
@@ -279,8 +278,8 @@ def params_for_each(
     count: int,
     options: Mapping[str, object] | None = None,
 ) -> Sequence[SamplingParams]:
-    """One for each of `count` prompts, with `options` in place of their own values. Raises
-    ConfigError if a list is of another length, or for what are no parameters."""
+    """Parameters for each of `count` prompts, with `options` replacing their own values. Raises
+    ConfigError if a list has another length, or an item is no SamplingParams."""
     options = options or {}
     if not isinstance(params, list | tuple):
         one = cast("SamplingParams | None", params)
@@ -291,7 +290,7 @@ def params_for_each(
 
 
 def params_for_one(params: SamplingParams | None, options: Mapping[str, object]) -> SamplingParams:
-    """Of a request with one completion. Raises ConfigError for several, and as above."""
+    """Parameters of a request with one completion. Raises ConfigError for several, and as above."""
     found = _with_options(SamplingParams, params, options)
     if found.n > 1:
         raise ConfigError("a request has one completion, n asks for more.", hint="use generate")
@@ -299,15 +298,15 @@ def params_for_one(params: SamplingParams | None, options: Mapping[str, object])
 
 
 def engine_config(given: EngineConfig | None, options: Mapping[str, object]) -> EngineConfig:
-    """`given`, or all defaults, with `options` in place of its own values. Raises ConfigError."""
+    """`given`, or all defaults, with `options` replacing its own values. Raises ConfigError."""
     return _with_options(EngineConfig, given, options)
 
 
 def _with_options(
     kind: type[Options], given: Options | None, options: Mapping[str, object]
 ) -> Options:
-    """`given`, or all defaults, with `options` in place of its own values. Raises ConfigError for
-    an option that it has not, or a `given` of another type."""
+    """`given`, or all defaults, with `options` replacing its own values. Raises ConfigError for an
+    unknown option, or a `given` of another type."""
     if given is None:
         given = kind()
     if not isinstance(cast("object", given), kind):

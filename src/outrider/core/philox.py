@@ -32,7 +32,7 @@ def philox_uniform(seed: int, counter: tuple[int, int, int, int]) -> float:
 
 
 def philox_uniforms(seed: Word, counter: Counter) -> Floats:
-    """`philox_uniform` of every element; at least one argument is an array."""
+    """`philox_uniform` for every element; at least one argument is an array."""
     return _fraction(*_block(seed, counter))
 
 
@@ -43,7 +43,7 @@ def philox_exponentials(seed: Word, counter: Counter) -> Floats:
 
 
 def minus_log(x: Floats) -> Floats:
-    """-log(x) for x in (0, 1), within a few units in the last place, the same on every machine.
+    """-log(x) for x in (0, 1), within a few units in the last digit, the same on every machine.
 
     Mathematical libraries differ in a logarithm's last bit. This one is built from sums, products
     and one division, which IEEE 754 rounds alike everywhere, so a race ends the same way on every

@@ -1,9 +1,9 @@
-"""What other packages bring: drafters, acceptance rules and controllers, found by entry points.
+"""Plugins of other packages: drafters, acceptance rules and controllers, found by entry points.
 
-A package names each in the group `outrider.drafters`, `outrider.rules` or `outrider.controllers`,
-with the place of its description: a `DrafterKind` (drafter_kinds.py), a `RuleKind` or a
-`ControllerKind`. The metadata of installed packages is read when a name is asked for that is not
-built in, or when all are listed, and a package is imported when its name is.
+A package lists each in the group `outrider.drafters`, `outrider.rules` or `outrider.controllers`,
+with the location of its description: a `DrafterKind` (drafter_kinds.py), a `RuleKind` or a
+`ControllerKind`. The metadata of installed packages is read when a name is used that is not built
+in, or when all are listed, and a package is imported when its name is used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Described(Protocol):
-    """`builder` names the function that makes it, as "module:function"."""
+    """A description of a plugin. `builder` names the function that makes it ("module:function")."""
 
     @property
     def name(self) -> str: ...
@@ -45,8 +45,8 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleKind:
-    """An acceptance rule as --sampler names it; `builder` takes a `Sampling` (sampling.py). One
-    that says it is `exact` claims the target's own distribution, which `outrider verify` tests."""
+    """An acceptance rule as --sampler names it; `builder` takes a `Sampling` (sampling.py). A rule
+    that is `exact` claims the target's own distribution, which `outrider verify` tests."""
 
     name: str
     builder: str
@@ -63,7 +63,7 @@ class ControllerKind:
 
 @cache
 def installed(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
-    """Entry points of all packages, by name; several where packages took the same name."""
+    """Entry points of all packages, by name; several if packages use the same name."""
     from importlib.metadata import entry_points
 
     found: dict[str, tuple[EntryPoint, ...]] = {}
@@ -73,27 +73,28 @@ def installed(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
 
 
 def construct(builder: str, *given: object) -> Any:
-    """What the function that `builder` names makes of `given`."""
+    """The result of calling the function that `builder` names with `given`."""
     module, _, function = builder.partition(":")
     return getattr(import_module(module), function)(*given)
 
 
 @dataclass(frozen=True, slots=True)
 class Plugins(Generic[Kind]):
-    """Those of one `noun`, such as drafter. The names that are `built_in` are never theirs."""
+    """Plugins of one `noun`, such as drafter. They cannot have a name that is `built_in`."""
 
     noun: str
     kind: type[Kind]
     built_in: tuple[str, ...]
 
     def names(self) -> tuple[str, ...]:
-        """Raises ConfigError if a package takes a name that is built in, or another package's."""
+        """Names of all plugins. Raises ConfigError if a package uses a name that is built in, or
+        another package's."""
         for name in self._installed:
             self._check_name(name)
         return tuple(self._installed)
 
     def load(self, name: str) -> Kind:
-        """Its description. Raises ConfigError if there is none, or the package is broken."""
+        """The description of a plugin. Raises ConfigError if there is none, or it is broken."""
         if name not in self._installed:
             known = (*self.built_in, *self._installed)
             raise ConfigError(f"unknown {self.noun} {name!r}.", hint=did_you_mean(name, known))
@@ -105,11 +106,11 @@ class Plugins(Generic[Kind]):
         return kind
 
     def package(self, name: str) -> str:
-        """The package that brings it, and its version."""
+        """The package of a plugin, and its version."""
         return _package(self._installed[name][0])
 
     def every(self) -> list[Kind]:
-        """All that load. A broken one is left out, with a warning."""
+        """Every plugin that loads. A broken one is left out, with a warning."""
         found: list[Kind] = []
         for name in self._installed:
             try:
@@ -119,7 +120,7 @@ class Plugins(Generic[Kind]):
         return found
 
     def build(self, kind: Kind, *given: object) -> Any:
-        """What its builder makes of `given`. Raises ConfigError if its package fails at it."""
+        """The result of its builder for `given`. Raises ConfigError if the package's code fails."""
         if kind.name in self.built_in:
             return construct(kind.builder, *given)
         return self._of_package(kind.name, lambda: construct(kind.builder, *given))

@@ -26,12 +26,12 @@ from outrider.core.tree import ROOT
 
 @dataclass(frozen=True, slots=True)
 class DraftNeeds:
-    """What a drafter asks of the target pass; the engine reads this instead of its class.
+    """A drafter's needs of the target pass; the engine reads this instead of its class.
 
-    `hidden_layers` are kept of every token: i is the residual after i layers, 0 to L. `num_likely`
-    is how many of the likeliest tokens `Outcome.likely` names after each one that was verified.
-    `shares_memory` says that it drafts in the target's own memory, and so may never be left behind
-    in the midst of a draft.
+    The states of `hidden_layers` are stored for every token: i is the residual after i layers, 0 to
+    L. `num_likely` is the number of likeliest tokens that `Outcome.likely` reports after each
+    verified token. A drafter that `shares_memory` drafts in the target's own KV cache, and so must
+    never be left in the midst of a draft.
     """
 
     hidden_layers: tuple[int, ...] = ()
@@ -68,11 +68,11 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Logits packed row by row, as asked for by each row's `logits_from`.
+    """Logits packed row by row, from each row's `logits_from` on.
 
     `logits_MV` is float32 and may be a view of a buffer that the model's next step overwrites; the
     caller may write into it.
-    `num_passes` says how often the weights were read.
+    `num_passes` is the number of times that the weights were read.
     """
 
     logits_MV: Tensor
@@ -81,15 +81,15 @@ class StepOutput:
 
 
 class CacheStore(Protocol):
-    """Model memory of many sequences (state/). Nodes are staged by `step`, kept by `commit`.
+    """KV cache and states of many sequences (cache/). `step` stages nodes, `commit` keeps them.
 
-    Contract: after `commit(path)` the next step returns what it would for a model that was fed only
-    the committed tokens. `commit({seq: ()})` is rollback.
+    Contract: after `commit(path)` the next step returns the logits of a model that was fed only the
+    committed tokens. `commit({seq: ()})` is rollback.
     """
 
     def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
-        """Start a sequence that will read `tokens`; the number already in shared memory, which it
-        shares with sequences of the same `salt` alone."""
+        """Start a sequence that will read `tokens`. Returns the number of them already cached,
+        which only sequences of the same `salt` share."""
         ...
 
     def fork(self, source: int, new: int, length: int | None = None) -> None:
@@ -98,17 +98,18 @@ class CacheStore(Protocol):
         ...
 
     def length(self, seq_id: int) -> int:
-        """Committed tokens."""
+        """Number of committed tokens."""
         ...
 
     def num_staged(self, seq_id: int) -> int: ...
     def reserve(self, counts: Mapping[int, int]) -> None:
-        """Hold room for so many more nodes of each sequence. Raises CapacityError, holding no more
-        than before, when there is not enough."""
+        """Reserve memory for so many more nodes of each sequence. Raises CapacityError, and
+        reserves no more than before, if there is not enough."""
         ...
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> int:
-        """Keep exactly these nodes of each sequence; the number of rows that had to be copied."""
+        """Keep exactly these nodes of each sequence. Returns the number of rows that were
+        copied."""
         ...
 
     def close(self, seq_id: int) -> None: ...
@@ -119,11 +120,11 @@ class CacheStore(Protocol):
 
 @runtime_checkable
 class HiddenStore(CacheStore, Protocol):
-    """A memory that also keeps the hidden states that a drafter asked for."""
+    """A store that also holds the hidden states that a drafter needs."""
 
     def hidden(self, seq_id: int, start: int, stop: int) -> Tensor:
-        """Those of committed tokens `start` to `stop`, hidden_PKD, in the order of the layers that
-        were asked for; a copy, in the memory's dtype."""
+        """Hidden states of committed tokens `start` to `stop`, hidden_PKD, in the order of the
+        drafter's `hidden_layers`; a copy, in the store's dtype."""
         ...
 
 
@@ -142,10 +143,10 @@ class DraftRow:
     """One sequence's request for a draft.
 
     `tokens` is everything emitted so far, prompt included; the last one is pending (not yet in
-    the target's memory). `last` is the outcome of the round before, None in a first round.
-    `prediction` is the caller's own guess of the text after the prompt. A drafter that shapes its
-    logits as the target's are (`shaper`, None: not at all) is accepted more often. `hidden` reads
-    the states that it asked for; None if it asked for none.
+    the target's KV cache). `last` is the outcome of the round before, None in a first round.
+    `prediction` is the caller's own guess of the text after the prompt. A drafter that processes
+    its logits with `shaper` (None: not at all), as the target's are, is accepted more often.
+    `hidden` reads the states that the drafter needs; None if it needs none.
     """
 
     seq_id: int
@@ -161,18 +162,18 @@ class DraftRow:
 
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
-    """Of one sequence: `read(start, stop)` gives hidden_PKD of those tokens, up to `length` of
-    them. The target may not have read all that was emitted when a text is new."""
+    """Hidden states of one sequence: `read(start, stop)` gives hidden_PKD of those tokens, up to
+    `length` of them. In a new text the target may not have read all emitted tokens yet."""
 
     length: int
     read: Callable[[int, int], Tensor]
 
 
 class Drafter(Protocol):
-    """Proposes; never decides (drafters/). It cannot change the output, only the time.
+    """Proposes drafts; never decides (drafters/). It cannot change the output, only the time.
 
-    It may return less than the budget, never more. A drafter that samples reports the very
-    distribution it drew each node from; `probs_NV` is None only when nothing was sampled.
+    It may return less than the budget, never more. A drafter that samples reports the exact
+    distribution of each node; `probs_NV` is None only if no node was sampled.
     """
 
     @property
@@ -189,53 +190,54 @@ class Remembering(Protocol):
     """A drafter that learns from the texts of all requests."""
 
     def forget(self) -> None:
-        """Be as before the first request. None may be open."""
+        """Return to the state before the first request. No sequence may be open."""
         ...
 
 
 @runtime_checkable
 class KeepsApart(Protocol):
-    """A drafter that remembers texts of requests, and can leave a text out of what it remembers."""
+    """A drafter that remembers texts of requests, and can leave out a text."""
 
     def open_apart(self, seq_id: int, prompt: Sequence[int]) -> None:
-        """Open a text that drafts from itself alone and for itself alone, in place of `open`."""
+        """Open a sequence that drafts from its own text alone, which no other sequence sees; used
+        instead of `open`."""
         ...
 
 
 @runtime_checkable
 class HasMembers(Protocol):
-    """A drafter that is made of others."""
+    """A drafter that consists of several others."""
 
     def member(self, name: str) -> Drafter | None:
-        """The one called `name` that can serve requests of its own, if there is one."""
+        """The member called `name` that can serve requests of its own, or None."""
         ...
 
 
 @runtime_checkable
 class ShutsDown(Protocol):
-    """A drafter that holds more than memory, such as a process."""
+    """A drafter that holds resources other than memory, such as a process."""
 
     def shut_down(self) -> None:
-        """Give it back. The next request may bring it up again."""
+        """Release them. The next request may start them again."""
         ...
 
 
 @runtime_checkable
 class HasNotes(Protocol):
-    """A drafter that has something to say to users."""
+    """A drafter with notes for users."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What they should know of this run; empty if all went well."""
+        """Sentences that users should know about this run; empty if all went well."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AheadRow:
-    """A round whose verdict is still open: `draft` is being verified after `pending`, the last of
-    `start` tokens. `budget` is that of the round after it, and `rng_after(n)` are the numbers of
-    that round if this one emits n tokens. `window` is how many seconds such verifications took
-    lately, 0 if none did."""
+    """A round with an open verdict: `draft` is being verified after `pending`, the last of `start`
+    tokens. `budget` is the budget of the following round, and `rng_after(n)` its random numbers if
+    this round emits n tokens. `window` is the recent duration of such verifications in seconds, 0
+    if there were none."""
 
     seq_id: int
     start: int
@@ -249,10 +251,10 @@ class AheadRow:
 
 @runtime_checkable
 class DraftAhead(Drafter, Protocol):
-    """A drafter that prepares for likely verdicts while the target finds the true one.
+    """A drafter that prepares drafts for likely verdicts while the target finds the true one.
 
-    What it prepares serves the next `propose` alone, and that only if the verdict was foreseen: the
-    draft then says `hit`. Between the two calls nothing else is asked of these sequences.
+    The prepared drafts serve the next `propose` alone, and only if the verdict was predicted: the
+    draft then says `hit`. Between the two calls no other method is called for these sequences.
     """
 
     def propose_after(self, rows: Sequence[AheadRow]) -> None: ...
@@ -260,7 +262,7 @@ class DraftAhead(Drafter, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VerifyRow:
-    """`distributions` entry 0 follows the root; entry i + 1 follows draft node i.
+    """Input of a rule. `distributions` entry 0 follows the root, entry i + 1 draft node i.
 
     `soft_NV` has the same rows as probabilities even when decoding is greedy (then at temperature
     1); only lossy rules get it.
@@ -273,8 +275,8 @@ class VerifyRow:
 
 
 class AcceptanceRule(Protocol):
-    """Decides; a pure function of its rows (verify/). `exact` claims the target's own
-    distribution."""
+    """Decides on drafts; a pure function of its rows (verify/). A rule that is `exact` claims the
+    target's own distribution."""
 
     @property
     def exact(self) -> bool: ...
@@ -285,7 +287,7 @@ class Controller(Protocol):
     """Chooses the next budgets from past traces (control/)."""
 
     def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
-        """Those of sequences that draft together now, one each."""
+        """Budgets of sequences that draft together now, one each."""
         ...
 
     def observe(self, trace: RoundTrace) -> None: ...

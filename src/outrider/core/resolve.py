@@ -1,4 +1,4 @@
-"""What a configuration means with the models that are there: resolved once, then only read.
+"""Meaning of a configuration for the models that are there: resolved once, then only read.
 
 Three settings may leave their choice to the program: the drafter, the schedule and the controller.
 """
@@ -25,19 +25,19 @@ from outrider.core.errors import ConfigError
 from outrider.core.params import RequestSpeculation, SamplingParams
 from outrider.core.tree import MAX_WIDTH
 
-# What nobody named drafts trees of so many tokens, so deep, of which those that pay are verified
-# (control/scored.py).
+# Automatic drafts: trees of up to so many tokens, up to so deep, of which the nodes that pay are
+# verified (control/scored.py).
 AUTO_K, AUTO_NODES = 12, 24
-# Chains, where a target keeps something for every drafted token or verifies trees more slowly.
+# Chains, for a target that stores something for every drafted token or verifies trees more slowly.
 AUTO_CHAIN = 8
-# Draft tokens of a pass whose drafts nobody chose the length of: beyond, a row of any batch costs
-# more than it brings.
+# Draft tokens of a pass with automatic draft lengths: above this, a row of any batch costs more
+# than it gains.
 MOST_DRAFTED = 48
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of a drafter where it was made: its best k for chains, and whether that is
+    """Result of measuring a drafter where it was made: its best k for chains, and whether that is
     faster than plain decoding."""
 
     k: int
@@ -46,11 +46,12 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedConfig:
-    """`settings` name their schedule and their controller, and `drafter` is the one that they mean.
-    `given` is the drafter that a model, heads or a copy of the target that nobody named are by
-    themselves; None where there is none of them. With `keeps_lengths`, sampled texts that depend on
-    the lengths of drafts have those of `fixed`, so that a seed repeats them. With `left_to_us`
-    nobody named what drafts, and with `free_size` nobody said how much."""
+    """A configuration without `auto`. `settings` have the resolved schedule and controller, and
+    `drafter` is the resolved drafter. `given` is the drafter that belongs to the model, heads or
+    copy of the target that were found without being named; None if there are none. With
+    `keeps_lengths`, sampled texts that depend on draft lengths use the lengths of `fixed`, so that
+    a seed repeats them. With `left_to_us` the drafter was chosen automatically, and with
+    `free_size` the size of drafts as well."""
 
     settings: EngineConfig
     drafter: DrafterKind
@@ -61,43 +62,43 @@ class ResolvedConfig:
 
     @property
     def k(self) -> int:
-        """Draft tokens in a row at most."""
+        """Most draft tokens in a row."""
         return self.settings.most_k if self.drafter.drafts else 0
 
     @property
     def draft_size(self) -> int:
-        """Draft tokens of one sequence and round at most."""
+        """Most draft tokens of one sequence and round."""
         return max(self.k, self.settings.tree_nodes) if self.drafter.drafts else 0
 
     @property
     def ties_seeds(self) -> bool:
-        """Whether the rule match judges instead of block and token: it accepts as many of the
-        drafts that were not drawn, and a seed has one text whatever is drafted."""
+        """True if the rule match judges instead of block and token: it accepts as many drafts that
+        were not sampled, and a seed has the same text with any drafts."""
         return self.left_to_us and self.drafter.looks_up
 
     @property
     def most_drafted(self) -> int | None:
-        """Draft tokens of all sequences of a pass at most, where that bounds them: long drafts of
-        one request and short ones of many then take the same memory."""
+        """Most draft tokens of all sequences of a pass, or None: long drafts of one request and
+        short ones of many then take the same memory."""
         if not self.left_to_us or self.settings.schedule != "single":
             return None
         return max(MOST_DRAFTED, self.settings.most_batch)
 
     @property
     def pass_rows(self) -> int:
-        """Rows of a pass that are verified at most."""
+        """Most rows that a pass verifies."""
         batch = self.settings.most_batch
         most = batch * self.draft_size
         return batch + (most if self.most_drafted is None else min(most, self.most_drafted))
 
     @property
     def has_heads(self) -> bool:
-        """Whether heads draft, or are a part of what does."""
+        """True if heads draft, alone or as a member of the drafter."""
         return self.given is not None and self.given.source == "heads"
 
     @property
     def copy(self) -> DrafterKind | None:
-        """The copy of the target that drafts, or is a part of what does."""
+        """The copy of the target that drafts, alone or as a member of the drafter."""
         for kind in (self.drafter, self.given if self.drafter.source == "draft" else None):
             if kind is not None and kind.source == "copy":
                 return kind
@@ -105,57 +106,57 @@ class ResolvedConfig:
 
     @property
     def ahead(self) -> bool:
-        """Whether drafts are made ahead of verdicts, where the drafter can."""
+        """True if drafts are made ahead of verdicts, by drafters that can."""
         return self.settings.schedule == "ssd"
 
     @property
     def wants_trees(self) -> bool:
-        """Whether drafts are trees, where the drafter can branch."""
+        """True if drafts are trees, from drafters that can branch."""
         return self.settings.tree_nodes > self.settings.most_k
 
     @property
     def why_chains(self) -> str:
-        """Why drafts never branch, as the rest of a sentence on `tree_nodes`; "" if they may."""
+        """Reason for which drafts never branch, to end a sentence on `tree_nodes`, or ""."""
         settings, kind = self.settings, self.drafter
         if not self.wants_trees:
             return f"={settings.tree_nodes} is not above k={settings.most_k}: drafts are chains"
         if not kind.branches:
             return f" has no effect on drafter {kind.name}, which drafts chains"
         if kind.drafts_ahead and self.ahead:
-            return " has no effect with schedule ssd: what is drafted ahead are chains"
+            return " has no effect with schedule ssd: drafts made ahead are chains"
         if kind.has_process and settings.drafter_home == "process":
             return " has no effect on a draft model in a process, which drafts chains"
         return ""
 
     @property
     def num_nodes(self) -> int:
-        """Nodes that a tree may have; 0 where drafts never branch."""
+        """Most nodes of a tree; 0 if drafts never branch."""
         return 0 if self.why_chains else self.settings.tree_nodes
 
     @property
     def staged_rows(self) -> int:
-        """Rows of the target's memory that a round may stage below a text: those of the draft, or
-        all that a copy in that memory reads for a tree."""
+        """Rows of the target's KV cache that a round may stage below a text: the draft, or all rows
+        that a copy with the same cache reads for a tree."""
         return max(self.draft_size, self._rows_of_levels)
 
     @property
     def _rows_of_levels(self) -> int:
-        """Nodes that a copy of the target may read for a tree: no node of its last level."""
+        """Most nodes that a copy of the target reads for a tree: none of its last level."""
         if self.copy is None:
             return 0
         return (self.k - 1) * min(self.num_nodes, MAX_WIDTH)
 
     def rows_past_end(self, *, captures: bool) -> int:
         """KV rows that a round may write past the longest text. A chain ends where the text does,
-        and a tree has siblings; captured rounds draft and stage k tokens even where fewer count."""
+        but a tree has siblings; captured rounds draft and stage k tokens even if fewer count."""
         if not self.drafter.drafts:
             return 0
         return max(self.settings.tree_nodes, self._rows_of_levels, self.k if captures else 0)
 
     def sized(self, *, branches: bool, window: int | None = None) -> ResolvedConfig:
-        """The same with the longest drafts that may pay, where nobody chose their size and one lane
-        verifies them: for a target whose texts have `window` tokens at most, and that verifies
-        trees as cheaply as chains, or not."""
+        """The same configuration with the longest drafts that may pay, if their size is automatic
+        and one lane verifies them. `window` is the most tokens of the target's texts, and
+        `branches` says that it verifies trees as cheaply as chains."""
         settings = self.settings
         if not self.free_size or settings.schedule != "single":
             return self
@@ -166,8 +167,8 @@ class ResolvedConfig:
         return self.with_settings(sizes)
 
     def of_request(self, params: SamplingParams) -> RequestSpeculation:
-        """What `params` ask of speculation, where that differs from what the engine does. Raises
-        ConfigError for what it cannot do."""
+        """The request's own choices of speculation in `params`. Raises ConfigError if this engine
+        cannot follow them."""
         wants_none = params.speculative is False or params.drafter == OFF or params.k == 0
         if params.speculative and (wants_none or not self.draft_size):
             why = "this engine drafts nothing" if not self.draft_size else "drafter is none"
@@ -184,13 +185,13 @@ class ResolvedConfig:
         return RequestSpeculation(drafter, sampler, params.k, is_guided)
 
     def _drafter_of(self, params: SamplingParams) -> str:
-        """The drafter that `params` ask for; "" for the engine's own."""
+        """The drafter that `params` choose; "" for the engine's own."""
         wanted = params.drafter or ""
         if wanted in ("", self.drafter.name, self.settings.drafter):
             return ""
         if not self.draft_size:
             raise ConfigError(
-                f"drafter {wanted!r}: this engine drafts nothing, so it has no room for drafts.",
+                f"drafter {wanted!r}: this engine drafts nothing, so it has no memory for drafts.",
                 hint="load the engine with a drafter and a k above 0, or leave drafter out",
             )
         if wanted not in self._parts and not drafter_named(wanted).looks_up:
@@ -203,8 +204,8 @@ class ResolvedConfig:
 
     @property
     def choosable(self) -> tuple[str, ...]:
-        """Drafters that a request may choose: the engine's own, what is a part of it, and those
-        that need no model. An engine that drafts nothing has no room for drafts."""
+        """Drafters that a request may choose: the engine's own, its parts, and those that need no
+        model. An engine that drafts nothing has no memory for drafts."""
         if not self.draft_size:
             return (OFF,)
         others = [kind.name for kind in every_drafter() if kind.looks_up]
@@ -212,13 +213,13 @@ class ResolvedConfig:
 
     @property
     def _parts(self) -> tuple[str, ...]:
-        """The engine's own drafter, and the model or heads that are a part of it."""
+        """The engine's own drafter, and the model or heads that are a member of it."""
         if self.drafter.source == "draft" and self.given is not None:
             return self.drafter.name, self.given.name
         return (self.drafter.name,)
 
     def _sampler_of(self, params: SamplingParams) -> str:
-        """The rule that `params` ask for; "" where the engine's own decides alike."""
+        """The rule that `params` choose; "" if the engine's own gives the same result."""
         own = self.settings.sampler
         if self.ties_seeds and not params.greedy and (params.sampler or own) in UNTIED_SAMPLERS:
             return "match"
@@ -226,7 +227,7 @@ class ResolvedConfig:
         return "" if alike else str(params.sampler)
 
     def with_settings(self, settings: EngineConfig) -> ResolvedConfig:
-        """The same drafter under other settings, or none where those leave nothing to draft."""
+        """The same drafter under other settings, or none if these leave nothing to draft."""
         return replace(
             self, settings=settings, drafter=self.drafter if settings.most_k else KINDS[OFF]
         )
@@ -235,14 +236,14 @@ class ResolvedConfig:
 def resolve(
     config: EngineConfig, given: str | None, known: Measured | None = None, *, found: bool = False
 ) -> ResolvedConfig:
-    """What `config` means where there is a draft model, heads or a copy of the target, of the kind
-    `given`, or none of them. `known` is what was measured of that, and `found` says that nobody
-    named it.
+    """Resolve `config`. `given` is the kind of drafter that the draft model, heads or copy of the
+    target make, or None without them. `known` is the measurement of that drafter, and `found` says
+    that it was found without being named.
 
     Raises ConfigError if the drafter needs a draft model or heads of another kind, or cannot live
     in a process.
     """
-    # What draws, and what judges, takes numbers of its own device alone.
+    # A drafter and a rule that draw numbers can use those of their own device only.
     home = "process" if _is_apart(config) else config.drafter_home
     homed = replace(config, drafter_home=home)
     drafter = _drafter(homed, given, joins=found and _can_join(homed))
@@ -264,28 +265,29 @@ def resolve(
 
 
 def _is_left_to_us(config: EngineConfig, drafter: DrafterKind) -> bool:
-    """A drafter that nobody named, with a controller that nobody named or that decides likewise."""
+    """True if the drafter is automatic, and the controller automatic or one that acts alike."""
     is_ours = config.drafter == AUTO and drafter.name in (WITHOUT_DRAFT, WITH_FOUND)
     return is_ours and config.controller in (AUTO, "goodput") and config.sampler in EXACT_SAMPLERS
 
 
 def _may_stop(config: EngineConfig, drafter: DrafterKind, known: Measured | None) -> bool:
-    """Heads that are not known to pay, and whatever is known not to, stop where they do not."""
+    """True for drafts that stop where they do not pay: heads that are not known to pay, and any
+    drafter that is known not to."""
     if config.controller != AUTO or drafter.folder is None or config.k is not None:
         return False
     return drafter.source == "heads" if known is None else not known.pays
 
 
 def _k(config: EngineConfig, drafter: DrafterKind, known: Measured | None) -> int:
-    """The best by what was measured, where chains of fixed lengths are drafted by what measured it
-    and pay."""
+    """The measured best k, if chains of fixed length are drafted by the measured drafter and pay;
+    else the set one."""
     is_chain = drafter.folder is not None and not config.tree_nodes
     is_left = config.k is None and config.resolved_controller == "fixed"
     return known.k if known is not None and known.pays and is_chain and is_left else config.most_k
 
 
 def _can_join(config: EngineConfig) -> bool:
-    """Whether a draft model or heads may draft together with look-ups: on one lane, in one
+    """True if a draft model or heads may draft together with look-ups: on one lane, in one
     process."""
     return config.schedule in ("single", AUTO) and config.drafter_home == "thread"
 
@@ -294,7 +296,7 @@ def _drafter(config: EngineConfig, given: str | None, *, joins: bool) -> Drafter
     if config.most_k == 0:
         return KINDS[OFF]
     if config.drafter == AUTO and given is None and config.sampler not in EXACT_SAMPLERS:
-        # The text of a lossy rule depends on drafts, which may not depend on other requests then.
+        # The text of a lossy rule depends on drafts, which must not depend on other requests then.
         return KINDS[OWN_TEXT]
     if config.drafter == AUTO:
         return KINDS[WITH_FOUND if joins or given == COPY else given or WITHOUT_DRAFT]
@@ -318,22 +320,22 @@ def _is_apart(config: EngineConfig) -> bool:
 
 
 def _schedule(config: EngineConfig, drafter: DrafterKind) -> str:
-    """Lanes on one memory share its bandwidth, and one packed pass already uses that, so `auto`
-    keeps one lane, also for a draft model in a process of its own. Where that has a memory of its
-    own `ssd` finds out by trials whether drafting ahead pays."""
+    """The resolved schedule. Lanes on one memory share its bandwidth, and one packed pass already
+    uses that, so `auto` keeps one lane, also for a draft model in a process of its own. If the
+    draft model has its own memory, `ssd` finds out by trials whether drafting ahead pays."""
     if config.schedule != AUTO:
         return config.schedule
     return "ssd" if _is_apart(config) and drafter.drafts_ahead else "single"
 
 
 def _no_source(drafter: DrafterKind, given: DrafterKind | None) -> ConfigError:
-    """What a drafter reads is missing, or --draft names something else."""
+    """Error for a drafter whose source is missing, or whose --draft names something else."""
     needed = drafter.needs_words or "a draft model"
     if given is None:
         made = "draft" if drafter.folder == MODEL else drafter.name
         return ConfigError(
             f"drafter {drafter.name!r} needs {needed}, and none was given.",
-            hint="name a folder with --draft; `outrider draft suggest TARGET` says what there is, "
+            hint="name a folder with --draft; `outrider draft suggest TARGET` lists what there is, "
             f"`outrider train {made}` makes one, --drafter ngram needs none",
         )
     words = given.needs_words if given.folder == MODEL or given.in_target else given.name

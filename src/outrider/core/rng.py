@@ -30,7 +30,7 @@ _IN_CACHE = 1 << 15
 
 
 class Role(IntEnum):
-    """What a number decides; part of its key, so no number is used twice."""
+    """The purpose of a number; part of its key, so no number is used twice."""
 
     DRAFT = 0
     ACCEPT = 1
@@ -41,7 +41,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoundKeys:
-    """What numbers of a round are keyed by but for node and role, one a sequence, on a device.
+    """Keys of a round's numbers except node and role, one a sequence, on a device.
 
     `seed_B` is int64 (its bits are the seed's), the others of any integer dtype below 2^32.
     """
@@ -55,7 +55,7 @@ class Rng(Protocol):
     """The only source of randomness. `node` is a draft node's index, or ROOT.
 
     The round's start belongs in the key: under trees and block rules the later drafts influence how
-    much is kept, so a number used again at the same position in the next round would bias the
+    much is accepted, so a number used again at the same position in the next round would bias the
     output. Only the match and coupled rules key by absolute position.
 
     A race gives each token id an exponential number of its own and takes the token whose number,
@@ -67,37 +67,37 @@ class Rng(Protocol):
     def coin(self, probability: float, node: int, role: Role) -> bool: ...
     def pick(self, weights_V: Tensor, node: int, role: Role) -> int: ...
     def pick_at(self, weights_V: Tensor, depth: int) -> int:
-        """Keyed by absolute position: `depth` tokens after the round's start."""
+        """A draw keyed by absolute position: `depth` tokens after the round's start."""
         ...
 
     def race_at(self, weights_V: Tensor, depth: int) -> int:
-        """A race at an absolute position: whoever races there draws with the same numbers."""
+        """A race at an absolute position: every race there draws with the same numbers."""
         ...
 
 
-# (weights_V, uniform) -> index: `inverse_cdf`, or a kernel of the same meaning.
+# (weights_V, uniform) -> index: `inverse_cdf`, or an equivalent kernel.
 Pick: TypeAlias = Callable[[Tensor, float], int]
-# How a drafter draws the token of draft node `node`, `depth` tokens below the pending one:
+# Draws the token of draft node `node`, `depth` tokens below the pending one, for a drafter:
 # (probs_V, rng, node, depth) -> token.
 DrawNode: TypeAlias = Callable[[Tensor, Rng, int, int], int]
 
 
 def pick_node(probs_V: Tensor, rng: Rng, node: int, depth: int) -> int:
-    """With a number of the node's own, as rules that compare p with q need it."""
+    """A draw with the node's own number, as rules need it that compare p with q."""
     del depth
     return rng.pick(probs_V, node, Role.DRAFT)
 
 
 def race_node(probs_V: Tensor, rng: Rng, node: int, depth: int) -> int:
-    """With the numbers that the coupled rule will draw with at the node's position. A younger
+    """A race with the numbers that the coupled rule will use at the node's position. A younger
     sibling is the runner-up of the same race."""
     del node
     return rng.race_at(probs_V, depth)
 
 
 def draw_for(sampler: str) -> DrawNode:
-    """How drafts are drawn for the acceptance rule `sampler`: they agree most with the coupled
-    rule's own draws when both race with the same numbers."""
+    """The method of drawing drafts for the acceptance rule `sampler`: they agree most with the
+    coupled rule's own draws when both race with the same numbers."""
     return race_node if sampler == "coupled" else pick_node
 
 
@@ -122,8 +122,8 @@ def _check_total(total: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class KeyedRng:
-    """The production `Rng` of one round of one sample of one request. `choose` finds the index
-    that a uniform number stands for."""
+    """The production `Rng` of one round of one sample of one request. `choose` maps a uniform
+    number to an index."""
 
     seed: int
     sample: int
@@ -163,9 +163,9 @@ class KeyedRng:
 
 @dataclass(frozen=True, slots=True)
 class NotingRng(KeyedRng):
-    """The same numbers, and a note of those that decided: `coins` has by draft node the chance of
-    heads and the number, None where heads or tails were certain; `picks` the numbers that tokens
-    were picked with, in order. A race has no single number."""
+    """The same numbers, with a record of those that decided: `coins` has by draft node the
+    probability of heads and the number, None if heads or tails were certain; `picks` has the
+    numbers of picked tokens, in order. A race has no single number."""
 
     coins: dict[int, tuple[float, float | None]] = field(
         default_factory=dict[int, tuple[float, float | None]]

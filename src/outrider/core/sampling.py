@@ -3,7 +3,7 @@
 The processed distribution of a node is one and the same in the acceptance ratio, in the residual
 and in the draw. A greedy distribution is a point mass, held as a token id, so greedy decoding
 builds no probabilities. `Sampling` holds the operators: an engine passes those of its kernels
-(kernels/registry.py), everybody else uses the PyTorch definitions of this file.
+(kernels/registry.py), all other code uses the PyTorch definitions of this file.
 
 Shapes:  N = nodes or distributions of one sequence's round, V = vocabulary.
 """
@@ -31,7 +31,7 @@ Softmax: TypeAlias = Callable[[Tensor, float, Tensor], None]
 TopK: TypeAlias = Callable[[Tensor, int, Tensor], None]
 # (probs_NV, top_p, min_p): each row without its unlikely tokens, in place, its sum one again.
 KeepLikely: TypeAlias = Callable[[Tensor, float, float], None]
-# (probs_NV, tokens): the probability that each token has under the distribution of its place.
+# (probs_NV, tokens): the probability of each token under the distribution of its position.
 Masses: TypeAlias = Callable[[Tensor, Sequence[int]], list[float]]
 
 
@@ -39,31 +39,31 @@ class Leftover(Protocol):
     def __call__(
         self, p_V: Tensor, proposal: int | Tensor, share: float = 1.0
     ) -> tuple[Tensor, float]:
-        """Weights of shape V and their sum: what `proposal` leaves of `share` times `p_V`.
+        """Weights of shape V and their sum: the rest of `share` times `p_V` without `proposal`.
 
         The proposal is a distribution q, which leaves max(share * p - q, 0), or a point mass, a
-        token id, which leaves nothing of its token. The next call may write over the weights, and
-        may be given them as its `p_V`.
+        token id, which leaves nothing of its token. The next call may overwrite the weights, and
+        may get them as its `p_V`.
         """
         ...
 
 
 def softmax(logits_NV: Tensor, temperature: float, out_NV: Tensor) -> None:
-    """Row by row; a row's bits depend on that row alone. Logits may be of an inference mode."""
+    """Softmax row by row; a row's bits depend on that row alone. Accepts inference tensors."""
     with torch.inference_mode():
         out_NV.copy_(torch.softmax(logits_NV / temperature, dim=-1))
 
 
 def top_k(logits_NV: Tensor, k: int, out_NV: Tensor) -> None:
-    """Ties with the k-th largest are kept."""
+    """Top-k filter. Ties with the k-th largest are kept."""
     with torch.inference_mode():
         edge_N1 = torch.topk(logits_NV, k, dim=-1).values[:, -1:]
         out_NV.copy_(logits_NV.masked_fill(logits_NV < edge_N1, float("-inf")))
 
 
 def keep_likely(probs_NV: Tensor, top_p: float, min_p: float) -> None:
-    """The smallest set of likeliest tokens whose mass reaches `top_p`, at least one and of equal
-    ones the first; then, of what is left, what is at least `min_p` of the likeliest."""
+    """Keep the smallest set of likeliest tokens whose mass reaches `top_p`, at least one and of
+    equal ones the first; then drop tokens below `min_p` of the likeliest."""
     with torch.inference_mode():
         if top_p < 1:
             probs_NV.copy_(nucleus(probs_NV, top_p))
@@ -73,8 +73,8 @@ def keep_likely(probs_NV: Tensor, top_p: float, min_p: float) -> None:
 
 
 def nucleus(probs_NV: Tensor, top_p: float | Tensor) -> Tensor:
-    """Rows with the smallest set of likeliest tokens whose mass reaches `top_p`, of shape [N, 1] if
-    rows have their own; their sum is one again."""
+    """Rows with the smallest set of likeliest tokens whose mass reaches `top_p`, renormalised.
+    `top_p` has shape [N, 1] if rows have their own."""
     sorted_NV, order_NV = probs_NV.sort(dim=-1, descending=True, stable=True)
     before_NV = sorted_NV.double().cumsum(-1) - sorted_NV
     keep_NV = before_NV < top_p
@@ -84,14 +84,14 @@ def nucleus(probs_NV: Tensor, top_p: float | Tensor) -> Tensor:
 
 
 def renormalised(probs_NV: Tensor) -> Tensor:
-    """Rows over their sums."""
+    """Rows divided by their sums."""
     # A running sum adds in one order; a plain sum of one long row is split among threads.
     total_N1 = probs_NV.cumsum(-1, dtype=torch.float64)[:, -1:]
     return probs_NV / total_N1.to(probs_NV.dtype)
 
 
 def leftover(p_V: Tensor, proposal: int | Tensor, share: float = 1.0) -> tuple[Tensor, float]:
-    """As `Leftover` says; weights and sum are float64."""
+    """Plain version of `Leftover`; weights and sum are float64."""
     if isinstance(proposal, int):
         left_V = share * p_V.double()
         left_V[proposal] = 0
@@ -101,21 +101,21 @@ def leftover(p_V: Tensor, proposal: int | Tensor, share: float = 1.0) -> tuple[T
 
 
 def masses(probs_NV: Tensor, tokens: Sequence[int]) -> list[float]:
-    """As `Masses` says; waits for the device once."""
+    """Plain version of `Masses`; waits for the device once."""
     return probs_at(probs_NV, range(len(tokens)), tokens)
 
 
 def probs_at(probs_NV: Tensor, rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
-    """What row `rows[i]` has for `tokens[i]`; waits for the device once."""
+    """Probability of `tokens[i]` in row `rows[i]`; waits for the device once."""
     vocab_size = probs_NV.shape[-1]
-    places = [row * vocab_size + token for row, token in zip(rows, tokens, strict=True)]
-    where = torch.tensor(places, dtype=torch.int64, device=probs_NV.device)
+    indices = [row * vocab_size + token for row, token in zip(rows, tokens, strict=True)]
+    where = torch.tensor(indices, dtype=torch.int64, device=probs_NV.device)
     return host_floats(probs_NV.take(where))
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The operators of one side: all native, or all as defined here."""
+    """The operators of one backend: all native, or all as defined here."""
 
     softmax: Softmax = softmax
     pick: Pick = inverse_cdf
@@ -129,13 +129,13 @@ class Sampling:
 PLAIN = Sampling()
 
 
-# A quotient by less would overflow to infinity, and its distribution would not be numbers.
+# A quotient by less would overflow to infinity, and its distribution would not be numeric.
 MIN_TEMPERATURE = 1e-20
 
 
 @dataclass(frozen=True, slots=True)
 class Distributions:
-    """One distribution a node: exactly one of `tokens` (point masses) and `probs_NV` is given."""
+    """One distribution per node: exactly one of `tokens` (point masses) and `probs_NV` is given."""
 
     tokens: tuple[int, ...] | None = None
     probs_NV: Tensor | None = None
@@ -154,8 +154,8 @@ class Distributions:
 
 
 def empty_probs(count: int, logits_V: Tensor) -> Tensor:
-    """Room for `count` distributions made of logits like these, in their dtype."""
-    # MPS lacks float64, in which sums are made and draws fall.
+    """Uninitialised memory for `count` distributions of logits like these, in their dtype."""
+    # MPS lacks float64, which sums and draws use.
     device = "cpu" if logits_V.device.type == "mps" else logits_V.device
     return logits_V.new_empty((count, logits_V.shape[-1]), device=device)
 
@@ -168,9 +168,9 @@ def processed_probs(
 ) -> Tensor:
     """Probabilities under `params`, temperature > 0; the dtype of `logits_NV` is kept.
 
-    Filters apply in the order temperature, top-k, top-p, min-p, each on what is left. Ties at a
-    top-k edge are all kept, so the distribution does not depend on the order of a sort. `out_NV`,
-    if given, is what is returned: room from `empty_probs`, or the logits themselves on a CPU.
+    Filters apply in the order temperature, top-k, top-p, min-p, each to the rest. Ties at a top-k
+    edge are all kept, so the distribution does not depend on the order of a sort. The result is
+    written to `out_NV`, if given: a tensor of `empty_probs`, or the logits themselves on a CPU.
     """
     if out_NV is None:
         out_NV = empty_probs(len(logits_NV), logits_NV)
@@ -199,7 +199,7 @@ def draw(distribution: int | Tensor, rng: Rng, node: int) -> int:
 
 
 def draw_at(distribution: int | Tensor, rng: Rng, depth: int) -> int:
-    """The target's own token `depth` places after the round's start, keyed by position."""
+    """The target's own token `depth` positions after the round's start, keyed by position."""
     return distribution if isinstance(distribution, int) else rng.pick_at(distribution, depth)
 
 
@@ -211,10 +211,11 @@ def log_probs(logits_NV: Tensor) -> Tensor:
 def token_logprobs(
     log_NV: Tensor, distributions: Sequence[int], tokens: Sequence[int], num_top: int
 ) -> tuple[TokenLogprobs, ...]:
-    """Of `tokens`, the i-th of which came from row `distributions[i]` of `log_NV`.
+    """Log-probabilities of `tokens`, the i-th of which came from row `distributions[i]` of
+    `log_NV`.
 
-    Greedy decoding has only a point mass; there the log-probabilities come from the logits of the
-    choice, processed but at temperature 1, so that they still say how sure the model was.
+    Greedy decoding has only a point mass; its log-probabilities come from the processed logits at
+    temperature 1, so that they still say how sure the model was.
     """
     return tuple(
         TokenLogprobs(

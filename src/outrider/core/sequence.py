@@ -17,19 +17,19 @@ StopMatch = Callable[[Sequence[int]], int | None]
 
 @dataclass(slots=True)
 class LiveSequence:
-    """`tokens` is the prompt and everything emitted; its last entry is pending.
+    """State of a request. `tokens` is the prompt and all emitted tokens; the last one is pending.
 
-    Pending means: decided and shown to the user, but not yet in the target's memory. `limit` is
-    how many tokens may be emitted. `match` is told of emitted tokens and answers how many of them
-    to keep when a stop string ended within; None goes on. `shaper` changes logits, if there is one.
-    `prediction` is the caller's own guess of the text after the prompt, `speculation` what the
-    request asked of drafts by itself. `pick` is what its noise draws with. `budget` is that of its
-    next draft. `no_drafts` says why nothing is drafted for it any more, if so; `rested` says why
-    nothing was for a while. `deadline` is when its time is up, by the engine's clock, and
-    `mask_seconds` what its mask took in its last round. `num_cached` of its tokens were in memory
-    when it came. It `is_watched` where its text is read while it is written. `error` is why the
+    Pending means: decided and shown to the user, but not yet in the target's KV cache. `limit` is
+    the most tokens that may be emitted. `match` gets emitted tokens and returns how many of them to
+    keep when a stop string ended within, or None to go on. `shaper` changes logits, if there is
+    one. `prediction` is the caller's own guess of the text after the prompt, `speculation` the
+    request's own choices. `pick` is the operator of its draws. `budget` is that of its next draft.
+    `no_drafts` is the reason if it is not drafted for any more; `rested` the reason if it was not
+    for a while. `deadline` is the end of its time on the engine's clock, and `mask_seconds` the
+    time of its mask in its last round. `num_cached` of its tokens were in the cache when it came.
+    It `is_watched` if its text is read while it is written. `error` is the reason for which the
     engine gave it up, if it did; it is then neither live nor finished. `prompt_logprobs` has an
-    entry a prompt token, None for the first, as far as they are known and if they are asked for.
+    entry a prompt token, None for the first, as far as they are known and if they are requested.
     """
 
     seq_id: int
@@ -64,7 +64,7 @@ class LiveSequence:
 
     @property
     def is_unscored(self) -> bool:
-        """Whether log-probabilities of its prompt are asked for and not all known."""
+        """True if log-probabilities of its prompt are requested and not all known."""
         return 0 < len(self.prompt_logprobs) < self.prompt_length
 
     @property
@@ -82,5 +82,5 @@ class LiveSequence:
         return self.rng_at(len(self.tokens))
 
     def rng_at(self, start: int) -> KeyedRng:
-        """Those of a round that starts when there are `start` tokens."""
+        """The random numbers of a round that starts when there are `start` tokens."""
         return KeyedRng(self.params.rng_seed, self.sample, start, self.pick)

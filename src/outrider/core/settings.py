@@ -48,22 +48,22 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _MAX_CHARS = 256 << 10
-# A line of options that are lists is the deepest: a mapping, of lists, in the file's own mapping.
+# Options that are lists nest deepest: a mapping, of lists, in the file's own mapping.
 _MAX_LEVELS = 4
 _MAX_EVENTS = 20_000
-# tomllib takes the square of the parts of a dotted key.
+# tomllib takes quadratic time in the parts of a dotted key.
 _MAX_DOTS, _BETWEEN_KEYS = 256, re.compile(r"[\n,=\[\]{}]")
 _MAX_REASON = 300
 _NOTHING = ("", "~", "null", "Null", "NULL")
 
 
 def read_settings(path: Path) -> dict[str, object]:
-    """What `path` says, by key. Raises ConfigError if it cannot be read or understood.
+    """Values of the file `path`, by key. Raises ConfigError if it cannot be read or understood.
 
-    What a stranger wrote must cost nothing, so all is read within bounds. Of YAML a mapping of few
-    levels is read: anchors, aliases, tags and further documents are refused, and a scalar without
-    quotes stays the text that was written. So `no`, `1:30` and `010` are never taken for something
-    that nobody meant.
+    A file from a stranger must not exhaust the machine, so all is read within bounds. YAML must be
+    a mapping of few levels: anchors, aliases, tags and further documents are refused, and a scalar
+    without quotes stays the text that was written. So `no`, `1:30` and `010` never become a
+    boolean, a duration or an octal number.
     """
     readers = {".toml": _from_toml, ".yaml": _from_yaml, ".yml": _from_yaml}
     if path.suffix not in readers:
@@ -73,7 +73,7 @@ def read_settings(path: Path) -> dict[str, object]:
         return readers[path.suffix](text)
     except RecursionError:
         reason = "it is nested too deeply"
-    except Exception as error:  # noqa: BLE001 - what a parser raises for a damaged file is its own
+    except Exception as error:  # noqa: BLE001 - parsers raise their own errors for damaged files
         reason = " ".join(str(error).split()) or type(error).__name__
     raise ConfigError(
         f"{path}: {reason[:_MAX_REASON]}", hint="a settings file has `setting: value` lines"
@@ -114,7 +114,7 @@ def _from_yaml(text: str) -> dict[str, object]:
     value = _node(next(events), events, 1)
     next(events)
     if not isinstance(next(events), yaml.StreamEndEvent):
-        raise ValueError("it holds several documents, and one is read")
+        raise ValueError("it holds several documents instead of one")
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -130,7 +130,7 @@ def _bounded(events: Iterator[Any]) -> Iterator[Any]:
 
 
 def _node(event: Any, events: Iterator[Any], level: int) -> object:
-    """The value that begins with `event`; what is in it is taken from `events`."""
+    """The value that begins with `event`; its parts are taken from `events`."""
     import yaml
 
     where = f"line {event.start_mark.line + 1}"
@@ -165,22 +165,22 @@ DEFAULT_FILE = "outrider.toml"
 COLORS = ("auto", "always", "never")
 LOG_LEVELS = ("error", "warning", "info", "debug")
 LOG_FORMATS = ("text", "json")
-# Of a name that means nothing, so much is compared with those that do.
+# Characters of an unknown name that are compared with known ones.
 _MOST_COMPARED = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramConfig:
-    """What the command line decides besides the engine and the sampling."""
+    """Settings of the command line other than those of the engine and of sampling."""
 
     target: str = setting(
         "outrider/embedded",
-        "Model whose text you get: a folder, a GGUF file or a hub id, or the embedded one.",
+        "Model that writes the text: a folder, a GGUF file or a hub id, or the embedded one.",
         harmless=("outrider/embedded",),
     )
     draft: str = setting(
         "auto",
-        "Model or heads that propose: auto is the target's known partner, none does without.",
+        "Model or heads that draft: auto is the target's known partner, none loads none.",
         harmless=("auto", "none"),
     )
     color: str = setting(
@@ -188,7 +188,7 @@ class ProgramConfig:
     )
     log_level: str = setting("warning", "Least severe events to log.", choices=LOG_LEVELS)
     log_format: str = setting(
-        "text", "How events are logged; json is one object a line.", choices=LOG_FORMATS
+        "text", "Format of logged events; json is one object a line.", choices=LOG_FORMATS
     )
     debug: bool = setting(False, "Show the traceback of an error.")
 
@@ -221,7 +221,7 @@ class Setting:
 
     @property
     def accepts(self) -> str:
-        """What a value looks like, for help and documents."""
+        """The form of a value, for help and documents."""
         if self.meta.choices:
             return " | ".join(self.meta.choices)
         low, high = self.meta.minimum, self.meta.maximum
@@ -232,7 +232,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value as a layer states it, still text or untyped, and where it came from."""
+    """A value as a layer gives it, still text or untyped, and its origin."""
 
     value: object
     origin: str
@@ -243,7 +243,7 @@ Layer: TypeAlias = Mapping[str, Given]
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The value that won, and the layer it won from (`DEFAULT` if none gave one)."""
+    """The value of the strongest layer, and its origin (`DEFAULT` if no layer has one)."""
 
     setting: Setting
     value: Value | None
@@ -263,14 +263,14 @@ class Resolved:
         return self._build(SamplingParams)
 
     def repeatable_sampling(self) -> SamplingParams:
-        """With seed 0 where no other was chosen: studies and proofs are repeated."""
+        """Sampling parameters with seed 0 unless one was chosen: studies and proofs repeat."""
         return self.sampling().seeded(0)
 
     def program(self) -> ProgramConfig:
         return self._build(ProgramConfig)
 
     def decided(self) -> dict[str, Value | None]:
-        """The settings that something other than their default decided, for a run's record."""
+        """The settings without their default origin, for a run's record."""
         return {name: item.value for name, item in self.chosen.items() if item.origin != DEFAULT}
 
     def _build(self, group: type[Group]) -> Group:
@@ -279,7 +279,7 @@ class Resolved:
 
 
 def resolve(*layers: Layer) -> Resolved:
-    """Strongest layer first. Raises ConfigError, naming the origin, for a value that cannot be.
+    """Merge layers, the strongest first. Raises ConfigError, naming the origin, for a bad value.
 
     Values that a stronger layer overrides are checked as well: a mistake in a file is found
     when it is made, not when the flag that hid it goes away.
@@ -307,27 +307,27 @@ def typed(item: Setting, given: Given) -> Value:
 
 
 def command_line(values: Mapping[str, object]) -> Layer:
-    """Values by setting name, as the argument parser collected them."""
+    """The layer of the argument parser's values, by setting name."""
     return {name: Given(value, SETTINGS[name].flag) for name, value in values.items()}
 
 
 def environment(variables: Mapping[str, str]) -> Layer:
-    """Raises ConfigError for an OUTRIDER_ variable that names no setting."""
+    """The layer of OUTRIDER_ variables. Raises ConfigError if one names no setting."""
     by_variable = {item.variable: item.name for item in SETTINGS.values()}
     _refuse_unknown(variables, by_variable, "unknown variable")
     return {by_variable[name]: Given(value, name) for name, value in variables.items()}
 
 
 def file(path: Path) -> Layer:
-    """A TOML or YAML file of settings. Raises ConfigError if it cannot be read or understood."""
+    """The layer of a TOML or YAML file. Raises ConfigError if it cannot be read or understood."""
     data = read_settings(path)
     _refuse_unknown(data, SETTINGS, f"{path}: unknown key")
     return {name: Given(value, f"{path}:{name}") for name, value in data.items()}
 
 
 def default_file(folder: Path) -> Layer:
-    """`outrider.toml` in `folder`, if it is there. Whoever wrote it need not be who runs here, so
-    ConfigError is raised for what only a file that the user named may say."""
+    """The layer of `outrider.toml` in `folder`, if it is there. Another user may have written it,
+    so ConfigError is raised for settings that only a file named by the user may have."""
     path = folder / DEFAULT_FILE
     if not path.is_file():
         return {}
@@ -360,7 +360,7 @@ def _bound(value: float | None) -> str:
 
 
 def _limits(meta: Meta) -> str:
-    """How many entries, and how long each, as in ", 16 at most, of 256 bytes"."""
+    """Limits of the number and length of entries, as in ", 16 at most, of 256 bytes"."""
     count = f", {meta.count.most} at most" if meta.count else ""
     return count + (f", of {meta.each.most} bytes" if meta.each else "")
 

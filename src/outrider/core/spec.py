@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Protocol, Self
 
-# Bytes a weight of matrices, and of the output head; of int4, each group of 32 has a scale and a
-# minimum of two bytes each, in a head of 8 bits a scale.
+# Bytes a weight of matrices, and of the output head. In int4, each group of 32 has a scale and a
+# minimum of two bytes each; the 8-bit head has only a scale.
 QUANTISED_BYTES = {"int8": 1.0, "int4": 0.625}
 HEAD_BYTES = {"int8": 1.0, "int4": 1.0625}
-# Keys and values of int8 that share a scale of two bytes.
+# Values of int8 keys and values that share a scale of two bytes.
 KV_GROUP = 32
 
 
@@ -17,16 +17,17 @@ KV_GROUP = 32
 class ModelSpec:
     """Sizes of a decoder. `max_tokens` is its window; `stop_ids` end a text it writes.
 
-    `quantise`, int8 or int4, says how its matrices are held; the table of tokens is not one of
-    them, but the output head of int4 is the table too if they are `tied`. Where all are held as
-    a quantised file has them, `stored_bytes` is what they take. `kv_dtype` is auto, of keys and
-    values of `bytes_per_kv` each, or int8 (kernels/kv_rows.py). Every parameter counts once,
-    though a tied output head is held apart from the table. Some layers see the last `window`
-    tokens alone, if that is not 0, and no layer sees more than the last `reach`, if that is not 0.
-    Where others see all, `local_layers` are those that see `window` tokens.
-    Of a hybrid `num_kv_layers` attend; the states of the others take `state_bytes` a sequence, and
-    what one token does to them `input_bytes`. Of a mixture each token uses `num_active_experts` of
-    `num_experts` in every layer that has them; all experts together are `expert_parameters`.
+    `quantise`, int8 or int4, is the format of its matrices; the token table is not one of them, but
+    the output head of int4 is the table too if they are `tied`. If all tensors stay as a quantised
+    file has them, `stored_bytes` is their size. `kv_dtype` is auto, for keys and values of
+    `bytes_per_kv` each, or int8 (kernels/kv_rows.py). Every parameter counts once, even if a tied
+    output head is held in addition to the table. Some layers see only the last `window` tokens, if
+    that is not 0, and no layer sees more than the last `reach`, if that is not 0. `local_layers`
+    are the layers that see `window` tokens while others see all.
+    In a hybrid `num_kv_layers` attend; the states of the other layers take `state_bytes` a
+    sequence, and the change by one token `input_bytes`. In a mixture each token uses
+    `num_active_experts` of `num_experts` in every layer that has them; all experts together are
+    `expert_parameters`.
     """
 
     name: str
@@ -67,11 +68,11 @@ class ModelSpec:
 
     @property
     def local_bytes_per_token(self) -> int:
-        """Of those, what local layers take."""
+        """Part of `kv_bytes_per_token` that local layers take."""
         return self.kv_bytes_per_token // self.num_layers * len(self.local_layers)
 
     def arena_bytes(self, num_slots: int, num_local_slots: int) -> int:
-        """Of keys and values, with so many slots for a token in all layers but the local ones."""
+        """Bytes of keys and values, with separate slot counts for local and other layers."""
         local = self.local_bytes_per_token
         return num_slots * (self.kv_bytes_per_token - local) + num_local_slots * local
 
@@ -89,11 +90,11 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """What the configs of all families say of a decoder.
+    """Sizes of a decoder that the configs of all families have.
 
     `max_tokens` is the window in which the decoder equals the original; `notes` are sentences for
-    the user on what the loader decided. `dtype` is the checkpoint's own, "" if unsaid. With
-    `tie_word_embeddings` the output head is the table of tokens.
+    the user on the loader's decisions. `dtype` is the checkpoint's own, "" if unknown. With
+    `tie_word_embeddings` the output head is the token table.
     """
 
     family: str
@@ -119,13 +120,13 @@ class DecoderConfig:
         raise NotImplementedError
 
     def for_context(self, num_tokens: int) -> Self:
-        """The same for sequences of up to so many tokens, where a wish for more than `max_tokens`
-        makes another model of it; 0 is no wish."""
+        """The config for sequences of up to so many tokens, for a family in which more than
+        `max_tokens` makes another model; 0 requests nothing."""
         del num_tokens
         return self
 
     def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
-        """`name` is what reports call the model."""
+        """The ModelSpec; `name` is the model's name in reports."""
         sizes = {key.name: getattr(self, key.name) for key in fields(DecoderConfig)}
         del sizes["dtype"], sizes["notes"], sizes["tie_word_embeddings"]
         return ModelSpec(
@@ -138,14 +139,14 @@ class DecoderConfig:
         )
 
 
-# States of a sequence beside those of its round: what is committed, and where pages end.
+# States of a sequence in addition to those of its round: the committed one, and those of page ends.
 _RING_EXTRA = 3
-# The same, and one that replayed inputs go to, and that before a round's first input.
+# The same, and one for replayed inputs, and the one before a round's first input.
 _REPLAY_STATES = 5
 
 
 class StateSizes(Protocol):
-    """Bytes of one recurrent state, and of what one token does to it; 0 of a model without."""
+    """Bytes of one recurrent state, and of one token's change to it; 0 without such layers."""
 
     @property
     def state_bytes(self) -> int: ...
@@ -155,8 +156,9 @@ class StateSizes(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentCapacity:
-    """For `num_sequences` at a time, each of which can return to `history` nodes of its round
-    besides the pending token; `num_checkpoints` states are kept for texts that begin alike."""
+    """Number of recurrent states for `num_sequences` at a time, each of which can return to
+    `history` nodes of its round in addition to the pending token; `num_checkpoints` states are
+    stored for texts with a common beginning."""
 
     rollback: str = "replay"
     history: int = 16
@@ -170,18 +172,18 @@ class RecurrentCapacity:
 
     @property
     def num_staged(self) -> int:
-        """Of those of a sequence, the states of nodes that are not committed."""
+        """States of a sequence for nodes that are not committed."""
         return _REPLAY_STATES - 2 if self.rollback == "replay" else self.history + _RING_EXTRA
 
     @property
     def num_inputs(self) -> int:
-        """Those of a round, and those of the round before that are still to be replayed."""
+        """Inputs of a round, and those of the round before that are still to be replayed."""
         if self.rollback == "ring":
             return 0
         return 2 * self.num_sequences * (self.history + 1)
 
     def num_bytes(self, sizes: StateSizes) -> int:
-        """What the states of such a model take when all cells are in use, beside its arena."""
+        """Bytes of the states of such a model when all cells are in use, without its arena."""
         return self.num_states * sizes.state_bytes + self.num_inputs * sizes.input_bytes
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.core.constraint import TokenConstraint
 
-# No round drafts deeper (`k` of core/settings.py is at most 64).
+# Deepest possible draft (`k` of core/settings.py is at most 64).
 _DEEPEST = 128
 
 
@@ -45,7 +45,8 @@ class _Position(NamedTuple):
 class ThoughtBudget:
     """A TokenConstraint of one request: after `limit` tokens of thoughts come those of `closing`.
     `piece` gives a token's bytes, `begun` says that the prompt has opened the thoughts, and `inner`
-    masks the rest of the text: what it refuses is not forced. Without a limit it only counts."""
+    masks the rest of the text: a token that it refuses is not forced. Without a limit it only
+    counts."""
 
     knows_forced = True
 
@@ -104,8 +105,8 @@ class ThoughtBudget:
         return at.num, None if self._limit is None else at.cut
 
     def _after(self, text: Sequence[int]) -> _Position:
-        """The position after `text`, from that of the call before, if its text goes on with that
-        one's. Texts of a request part in a draft at the earliest, so no more is compared."""
+        """The position after `text`, found from that of the call before if its text is the
+        beginning of this one. Texts of a request differ only in a draft, so no more is compared."""
         num, last = self._num, self._last
         if list(text[num - len(last) : num]) != last:
             self._at, num = self._start, 0
@@ -153,7 +154,7 @@ class ThoughtBudget:
         )
 
     def _before(self, at: _Position, held: bytes) -> _Position:
-        """The position where `held` is what follows the last thoughts, or the prompt."""
+        """The position with `held` as the text after the last thoughts, or after the prompt."""
         tags = self._tags
         held = held if tags.anywhere else held.lstrip()
         start = held.find(tags.begin) if tags.anywhere else 0

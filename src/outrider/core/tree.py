@@ -17,15 +17,15 @@ from typing import TypeAlias
 
 # The pending token, below which a draft hangs, as a parent.
 ROOT = -1
-# [depth][rank]: the chance that the candidate of that rank is the next token, where the path
-# before it is the text. Never rising with the rank.
+# [depth][rank]: the probability that the candidate of that rank is the next token, given that the
+# path before it is the text. Never rising with the rank.
 Chances: TypeAlias = Sequence[Sequence[float]]
 
-# The most nodes of one level of a tree that a drafter looks at; room is made for so many.
+# Most nodes of a tree level that a drafter reads; memory is allocated for so many.
 MAX_WIDTH = 16
 # Matrix tiles of CPUs and GPUs take so many rows; a pass of fewer costs the same.
 ROW_TILE = 16
-# Where no tally is known: the first candidate is right in three of four cases at the first place,
+# Without a tally: the first candidate is right in three of four cases at the first position,
 # somewhat less often at later ones, and those behind it share part of the rest.
 _FIRST, _LATER, _BEHIND = 0.75, 0.95, (0.35, 0.16, 0.1, 0.07, 0.05, 0.04, 0.03)
 
@@ -33,7 +33,7 @@ _FIRST, _LATER, _BEHIND = 0.75, 0.95, (0.35, 0.16, 0.1, 0.07, 0.05, 0.04, 0.03)
 @dataclass(frozen=True, slots=True)
 class Shape:
     """A tree without tokens, its worthiest nodes first: parents before children, elder siblings
-    before younger ones. `ranks[n]` says which of its parent's candidates node n is, 0 the best."""
+    before younger ones. `ranks[n]` is the rank of node n among its parent's candidates, 0 best."""
 
     parents: tuple[int, ...]
     ranks: tuple[int, ...]
@@ -52,7 +52,7 @@ class Shape:
 
     @property
     def expected(self) -> float:
-        """Accepted tokens a round, if the chances are right."""
+        """Expected accepted tokens a round, if the probabilities are right."""
         return sum(self.worths)
 
     def first(self, count: int) -> Shape:
@@ -63,41 +63,41 @@ class Shape:
         """The same tree, level by level: for drafters that read a level to make the next."""
         depths = self.depths
         order = sorted(range(len(self)), key=lambda node: depths[node])
-        place = {node: index for index, node in enumerate(order)} | {ROOT: ROOT}
+        index_of = {node: index for index, node in enumerate(order)} | {ROOT: ROOT}
         return Shape(
-            tuple(place[self.parents[node]] for node in order),
+            tuple(index_of[self.parents[node]] for node in order),
             tuple(self.ranks[node] for node in order),
             tuple(self.worths[node] for node in order),
         )
 
     def narrowed(self, width: int) -> Shape:
-        """Without what hangs below all but the `width` worthiest parents of each level."""
-        depths, place = self.depths, {ROOT: ROOT}
+        """The tree with only the `width` worthiest parents of each level."""
+        depths, index_of = self.depths, {ROOT: ROOT}
         parents: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
             level = parents.setdefault(depths[node], [])
-            if parent in place and parent not in level and len(level) < width:
+            if parent in index_of and parent not in level and len(level) < width:
                 level.append(parent)
             if parent in level:
-                place[node] = len(place) - 1
-        kept = [node for node in place if node != ROOT]
+                index_of[node] = len(index_of) - 1
+        kept = [node for node in index_of if node != ROOT]
         return Shape(
-            tuple(place[self.parents[node]] for node in kept),
+            tuple(index_of[self.parents[node]] for node in kept),
             tuple(self.ranks[node] for node in kept),
             tuple(self.worths[node] for node in kept),
         )
 
 
 def best_shape(chances: Chances, num_nodes: int) -> Shape:
-    """The tree of at most `num_nodes` nodes through which most of the text is expected to run.
+    """The tree of at most `num_nodes` nodes with the most expected accepted tokens.
 
     `len(chances)` bounds its depth. Takes O(R log R); nodes that are worth nothing are left out.
     """
     parents: list[int] = []
     ranks: list[int] = []
     worths: list[float] = []
-    # What may be taken next: the worth, negative, and when it was found, which breaks ties; then
-    # parent, depth, rank and the parent's worth.
+    # Candidates: the negative worth, and the order of discovery, which breaks ties; then parent,
+    # depth, rank and the parent's worth.
     edge: list[tuple[float, int, int, int, int, float]] = []
     found = 0
 
@@ -124,19 +124,19 @@ def chain_shape(depth: int) -> Shape:
 
 
 def fill_rows(num_nodes: int, most: int) -> int:
-    """At least `num_nodes`, and as many more, up to `most`, as fill the last tile of rows; one row
-    is the pending token's. What a pass costs grows by whole tiles."""
+    """`num_nodes`, increased up to `most` to fill the last tile of rows; one row is the pending
+    token's. The cost of a pass grows by whole tiles."""
     rows = -(-(num_nodes + 1) // ROW_TILE) * ROW_TILE
     return max(min(rows - 1, most), 0)
 
 
-def guessed_chances(num_places: int, num_ranks: int = 8) -> Chances:
-    """Where nobody counted."""
-    return with_siblings([_FIRST * _LATER**place for place in range(num_places)], num_ranks)
+def guessed_chances(num_positions: int, num_ranks: int = 8) -> Chances:
+    """Default probabilities, without any counts."""
+    return with_siblings([_FIRST * _LATER**depth for depth in range(num_positions)], num_ranks)
 
 
 def with_siblings(firsts: Sequence[float], num_ranks: int = 8) -> Chances:
-    """Where only the first candidates' chances are known: the others share what is left."""
+    """Probabilities of all ranks from those of the first candidates: the others share the rest."""
     behind = ((first, *((1 - first) * share for share in _BEHIND)) for first in firsts)
     return [falling(shares[:num_ranks]) for shares in behind]
 

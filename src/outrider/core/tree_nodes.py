@@ -2,7 +2,7 @@
 
 A node's worth is the product of the drafter's own probabilities along its path (Li et al. 2024,
 arXiv 2406.16858). A level has only nodes whose children may still be among the worthiest. Of equal
-nodes those found first are kept: parents before children and, of equal tokens, lower ids first.
+nodes the earliest are kept: parents before children and, of equal tokens, lower ids first.
 This file is the definition; kernels/native/trees.py does the same in C++.
 
 Shapes:  V = vocabulary, M = nodes of a level, R = ranks.
@@ -24,14 +24,14 @@ from outrider.core.tree import ROOT
 # mass, so greedy trees take chances from a sharper distribution. On the embedded pair, 15 nodes a
 # round: 5.1 to 5.5 tokens a round at 1, 6.2 to 6.3 at 1.5, 6.0 at 2; a chain of 15 has 5.4 to 5.9.
 SHARPNESS = 1.5
-# What a float32 is turned by, as an integer, where its sign is set: then integers rise as it does.
+# Mask that is xor-ed to a negative float32's bits, so that integers rise as the floats do.
 _MAGNITUDE = 0x7FFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
-    """At most so many nodes, so many of them on a path, and so many of a level that are read, none
-    of which is worth less than `least_read`."""
+    """Limits of a tree: its nodes, the nodes of a path, and the nodes of a level that are read,
+    none of which is worth less than `least_read`."""
 
     num_nodes: int
     depth: int
@@ -41,8 +41,8 @@ class TreeLimits:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Nodes that are to be read next: their tokens, and where in the level before each one's parent
-    stood, 0 for those below the root."""
+    """Nodes to read next: their tokens, and the index of each one's parent in the level before, 0
+    for those below the root."""
 
     tokens: Sequence[int] = ()
     above: Sequence[int] = ()
@@ -50,7 +50,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class KeptNodes:
-    """The worthiest nodes, worthiest first; parents are places in here, or ROOT."""
+    """The worthiest nodes, worthiest first; parents are indices into them, or ROOT."""
 
     tokens: Sequence[int]
     parents: Sequence[int]
@@ -59,8 +59,8 @@ class KeptNodes:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """After each of M nodes, the likeliest tokens, and the chance that each is the next one; 0
-    stands for those that are none."""
+    """The likeliest tokens after each of M nodes, and the probability that each is the next one; 0
+    for fillers."""
 
     tokens: Sequence[Sequence[int]]
     shares: Sequence[Sequence[float]]
@@ -71,26 +71,26 @@ class NodeChoice(Protocol):
 
     @property
     def level(self) -> Level:
-        """What is to be read next: nothing before the first `grow`, which is of the root, and
-        nothing when the tree is done."""
+        """Nodes to read next: empty before the first `grow`, which is of the root, and empty when
+        the tree is done."""
         ...
 
     def grow(self, logits_MV: Tensor) -> bool:
-        """By the logits after each node of the level. False, and all is over, if some of them are
-        no numbers."""
+        """Add the children of the level, given the logits after each of its nodes. False, and the
+        end, if some of the logits are not numbers."""
         ...
 
     def kept(self) -> KeptNodes: ...
 
 
-# How trees within these limits choose their nodes.
+# Makes the choice of nodes for trees within these limits.
 MakeNodes: TypeAlias = Callable[[TreeLimits], NodeChoice]
 # (logits_MV, num_ranks, sharpness); None if some logits are no numbers.
 Rank: TypeAlias = Callable[[Tensor, int, float], Ranked | None]
 
 
 def sharp_shares(best_MR: Tensor, logits_MV: Tensor, sharpness: float = SHARPNESS) -> Tensor:
-    """Chances of candidates by the logits of a whole distribution: shares_MR, 1 at most in all."""
+    """Probabilities of candidates from all logits of a distribution: shares_MR, sum at most 1."""
     # Where all logits are far below zero, only differences have bits left for a share.
     top_M1 = logits_MV.amax(-1, keepdim=True)
     total_M1 = (sharpness * (logits_MV - top_M1)).logsumexp(-1, keepdim=True)
@@ -98,7 +98,7 @@ def sharp_shares(best_MR: Tensor, logits_MV: Tensor, sharpness: float = SHARPNES
 
 
 def rank(logits_MV: Tensor, num_ranks: int, sharpness: float) -> Ranked | None:
-    """Of equal tokens the first is the likelier. `num_ranks` is at most V."""
+    """The likeliest tokens of each row; of equal ones the first. `num_ranks` is at most V."""
     if bool(logits_MV.isnan().any()):
         return None
     ids_MR = _first_of_equals(logits_MV, num_ranks)
@@ -109,8 +109,8 @@ def rank(logits_MV: Tensor, num_ranks: int, sharpness: float) -> Ranked | None:
 
 
 def _first_of_equals(logits_MV: Tensor, num_ranks: int) -> Tensor:
-    """Ids by falling logits. No two keys are equal, for `topk` says nothing of equal ones."""
-    # Zero has two signs, which only the sum makes one.
+    """Ids by falling logits. No two keys are equal, as `topk` does not specify their order."""
+    # Zero has two signs; the sum makes them one.
     bits_MV = (logits_MV.float() + 0.0).view(torch.int32)
     rising_MV = torch.where(bits_MV < 0, bits_MV ^ _MAGNITUDE, bits_MV).long()
     ids_V = torch.arange(logits_MV.shape[-1], device=logits_MV.device)
@@ -118,14 +118,14 @@ def _first_of_equals(logits_MV: Tensor, num_ranks: int) -> Tensor:
 
 
 class ChosenNodes:
-    """NodeChoice by sorting lists. `rank` says what follows a node."""
+    """NodeChoice by sorting lists. `rank` gives the candidates after a node."""
 
     def __init__(self, limits: TreeLimits, rank: Rank = rank) -> None:
         self._limits, self._rank = limits, rank
         self._tokens: list[int] = []
         self._parents: list[int] = []
         self._worths: list[float] = []
-        # The worthiest of all so far, worthiest first: who is not among them will never be.
+        # The worthiest nodes so far, worthiest first: any other node can never be among them.
         self._kept: Sequence[int] = ()
         self._reading: Sequence[int] = (ROOT,)
         self._depth = 0
@@ -152,18 +152,18 @@ class ChosenNodes:
             if node in newest and self._worths[node] >= limits.least_read
         ]
         self._reading = promising[: limits.width] if self._depth < limits.depth else ()
-        places = {parent: place for place, parent in enumerate(parents)}
+        index_of = {parent: index for index, parent in enumerate(parents)}
         self.level = Level(
             [self._tokens[node] for node in self._reading],
-            [places[self._parents[node]] for node in self._reading],
+            [index_of[self._parents[node]] for node in self._reading],
         )
         return True
 
     def kept(self) -> KeptNodes:
-        places = {node: place for place, node in enumerate(self._kept)} | {ROOT: ROOT}
+        index_of = {node: index for index, node in enumerate(self._kept)} | {ROOT: ROOT}
         return KeptNodes(
             [self._tokens[node] for node in self._kept],
-            [places[self._parents[node]] for node in self._kept],
+            [index_of[self._parents[node]] for node in self._kept],
             [self._worths[node] for node in self._kept],
         )
 

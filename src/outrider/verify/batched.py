@@ -1,9 +1,9 @@
 """Acceptance rules on tensors: many chains judged at once, each up to its own depth.
 
-Each function decides what its rule in exact.py decides, chain by chain, given the same numbers.
-This form serves captured rounds, and judging by the million in `outrider verify`. One pass over all
+Each function makes the decisions of its rule in exact.py, chain by chain, given the same numbers.
+This form serves captured rounds, and large samples in `outrider verify`. A pass over all
 distributions of a batch costs more than the walk of one chain, which reads the vocabulary only
-after a refusal, so rounds on a CPU walk. No function waits for the device.
+after a rejection, so rounds on a CPU walk. No function waits for the device.
 
 Shapes:  B = chains, K = drafted tokens, W = K + 1 = distributions of a chain, V = vocabulary.
 """
@@ -38,14 +38,14 @@ class ChainNumbers:
 
 @dataclass(frozen=True, slots=True)
 class ChainVerdicts:
-    """How many tokens of each chain are accepted, and the target's own token after them."""
+    """The number of accepted tokens of each chain, and the target's own token after them."""
 
     num_accepted_B: Tensor
     next_B: Tensor
 
 
 def keyed_numbers(seed: Word, sample: Word, start: Word, num_tokens: int) -> ChainNumbers:
-    """What `KeyedRng(seed, sample, start)` draws with in a round.
+    """The numbers that `KeyedRng(seed, sample, start)` draws in a round.
 
     Each of the three is an int or a uint64 array of shape B; at least one is an array.
     """
@@ -57,7 +57,7 @@ def keyed_numbers(seed: Word, sample: Word, start: Word, num_tokens: int) -> Cha
 
 
 def keyed_uniforms(seed: Word, sample: Word, start: Word, node: int, role: Role) -> Tensor:
-    """The number of shape B that decides `role` of `node`, arguments as for `keyed_numbers`."""
+    """Numbers of shape B that decide `role` of `node`; arguments as for `keyed_numbers`."""
     return torch.as_tensor(philox_uniforms(seed, (node + 1, start, sample, int(role))))
 
 
@@ -68,8 +68,8 @@ def judge_chains(
     numbers: ChainNumbers,
     depth_B: Tensor | None = None,
 ) -> ChainVerdicts:
-    """The token rule. `q_BKV` None: the tokens were chosen deterministically. Of each chain the
-    first `depth_B` tokens count, all of them if that is None."""
+    """The token rule. `q_BKV` is None for tokens chosen deterministically. The first `depth_B`
+    tokens of each chain count, or all of them if it is None."""
     depth_B = _depths(tokens_BK) if depth_B is None else depth_B
     chance_BK = ratios(tokens_BK, q_BKV, p_BWV)
     kept_B = kept_prefix((chance_BK >= 1) | (numbers.accept_BK < chance_BK), depth_B)
@@ -84,7 +84,7 @@ def judge_blocks(
     numbers: ChainNumbers,
     depth_B: Tensor | None = None,
 ) -> ChainVerdicts:
-    """The block rule, arguments as for `judge_chains`."""
+    """The block rule; arguments as for `judge_chains`."""
     depth_B = _depths(tokens_BK) if depth_B is None else depth_B
     share_B = torch.ones(tokens_BK.shape[0], dtype=torch.float64, device=p_BWV.device)
     shares = [share_B]
@@ -107,8 +107,8 @@ def judge_blocks(
 
 @dataclass(frozen=True, slots=True)
 class TreeDrafts:
-    """Trees of at most K nodes. A node whose parent is below ROOT is none. Only where `drawn_B`
-    tokens were drawn from `q_BKV`, which may be None if none were."""
+    """Trees of at most K nodes. A parent below ROOT marks an unused node. `drawn_B` marks the trees
+    whose tokens were drawn from `q_BKV`, which may be None if none were."""
 
     tokens_BK: Tensor
     parents_BK: Tensor
@@ -118,8 +118,8 @@ class TreeDrafts:
 
 @dataclass(frozen=True, slots=True)
 class TreeVerdicts:
-    """The accepted nodes of each tree in their order (behind them a column holds any node), how
-    many they are, and the target's own token after them."""
+    """The accepted nodes of each tree in their order (later columns hold arbitrary nodes), their
+    number, and the target's own token after them."""
 
     path_BK: Tensor
     num_accepted_B: Tensor
@@ -127,19 +127,19 @@ class TreeVerdicts:
 
 
 class _Walks:
-    """Walks down trees, node by node in the order of their numbers, in which the children of a node
-    come behind it and in the order in which they were drawn."""
+    """Walks down trees, node by node in the order of their numbers. Children of a node come after
+    it, in the order in which they were drawn."""
 
     def __init__(self, parents_BK: Tensor) -> None:
         num_trees, num_nodes = parents_BK.shape
         self._parents_BK = parents_BK
-        # A column more, for nodes that are not accepted.
+        # One more column, for nodes that are not accepted.
         self._path_BW = parents_BK.new_zeros(num_trees, num_nodes + 1)
         self._kept_B = parents_BK.new_zeros(num_trees)
         self.row_B = parents_BK.new_zeros(num_trees)
 
     def offered(self, node: int) -> Tensor:
-        """Which walks have come to the parent of `node`."""
+        """Booleans of the walks that have reached the parent of `node`."""
         return self._parents_BK[:, node] + 1 == self.row_B
 
     def go(self, node: int, heads_B: Tensor) -> None:
@@ -155,8 +155,8 @@ class _Walks:
 
 
 def follow_trees(drafts: TreeDrafts, own_BW: Tensor) -> TreeVerdicts:
-    """Down each tree as long as a child is the target's own token, which `own_BW` has after the
-    root and after each node: the rule of greedy decoding, and the match rule."""
+    """The match rule on trees, also the rule of greedy decoding: walk down each tree as long as a
+    child is the target's own token, which `own_BW` has after the root and after each node."""
     walks = _Walks(drafts.parents_BK)
     for node in range(drafts.tokens_BK.shape[1]):
         own_B = own_BW.gather(1, walks.row_B[:, None])[:, 0]
@@ -171,7 +171,7 @@ def judge_trees(drafts: TreeDrafts, p_BWV: Tensor, numbers: ChainNumbers) -> Tre
     left_BV = p_BWV[:, 0].double()
     for node in range(drafts.tokens_BK.shape[1]):
         token_B1 = drafts.tokens_BK[:, node, None]
-        # A large number covers all mass of a token that was chosen, as `residual` in exact.py does.
+        # A large number covers all mass of a chosen token, as `residual` in exact.py does.
         q_BV = torch.zeros_like(left_BV).scatter_(1, token_B1, 2.0)
         mass_B1 = torch.ones_like(left_BV[:, :1])
         if drafts.q_BKV is not None:
@@ -192,7 +192,7 @@ def judge_trees(drafts: TreeDrafts, p_BWV: Tensor, numbers: ChainNumbers) -> Tre
 
 
 def kept_prefix(heads_BK: Tensor, depth_B: Tensor) -> Tensor:
-    """How many tokens come before the first refusal or the end of each chain."""
+    """The number of tokens before the first rejection or the end of each chain."""
     position_BK = torch.ones_like(heads_BK, dtype=torch.int64).cumsum(-1)
     accepted_BK = heads_BK & (position_BK <= depth_B[:, None])
     return accepted_BK.cumprod(-1).sum(-1)
@@ -209,10 +209,8 @@ def ratios(tokens_BK: Tensor, q_BKV: Tensor | None, p_BWV: Tensor) -> Tensor:
 
 
 def leftover(p_BV: Tensor, q_BV: Tensor, share_B: Tensor | None = None) -> Tensor:
-    """Weights of the residual: what `q_BV` does not cover of `p_BV` (of `share_B` times it).
-
-    `p_BV` itself where nothing is left.
-    """
+    """Weights of the residual: `p_BV` (or `share_B` times it) minus `q_BV`, at least 0; `p_BV`
+    itself if nothing is left."""
     left_BV = (p_BV - q_BV).clamp_min(0) if share_B is None else _uncovered(p_BV, q_BV, share_B)
     return torch.where(left_BV.sum(-1, keepdim=True) > 0, left_BV, p_BV.to(left_BV.dtype))
 
@@ -242,8 +240,8 @@ def _depths(tokens_BK: Tensor) -> Tensor:
 def _distributions_at(
     kept_B: Tensor, tokens_BK: Tensor, q_BKV: Tensor | None, p_BWV: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The target's distribution after `kept_B` tokens and the drafter's there; after a whole chain,
-    where nobody reads the drafter's, any."""
+    """The target's distribution after `kept_B` tokens, and the drafter's there. After a whole chain
+    the latter is arbitrary, as it is not used."""
     row_B = torch.arange(len(kept_B), device=kept_B.device)
     p_BV = p_BWV[row_B, kept_B]
     if tokens_BK.shape[1] == 0:
@@ -258,13 +256,14 @@ def _distributions_at(
 def _drawn(
     p_BV: Tensor, left_BV: Tensor, kept_B: Tensor, depth_B: Tensor, numbers: ChainNumbers
 ) -> ChainVerdicts:
-    """The own token: of the residual `left_BV` after a refusal, of `p_BV` after a whole chain."""
+    """Verdicts whose own token is from the residual `left_BV` after a rejection, else from
+    `p_BV`."""
     weights_BV = torch.where((kept_B < depth_B)[:, None], left_BV, p_BV.to(left_BV.dtype))
     uniform_B = numbers.next_BW.gather(-1, kept_B[:, None])[:, 0]
     return ChainVerdicts(kept_B, pick(weights_BV, uniform_B))
 
 
-# Each takes the operators that it judges with; the last two compare nothing, they draw.
+# Each takes the operators of its comparisons; the last two do not compare, they draw.
 EXACT: Mapping[str, Callable[[Sampling], AcceptanceRule]] = {
     "block": BlockRule,
     "token": TokenRule,
@@ -274,13 +273,13 @@ EXACT: Mapping[str, Callable[[Sampling], AcceptanceRule]] = {
 
 
 def exact_rules(sampling: Sampling = PLAIN) -> Mapping[str, AcceptanceRule]:
-    """All rules that a request may choose, by name."""
+    """Rules that a request may choose, by name."""
     return {name: make(sampling) for name, make in EXACT.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class _Lossy:
-    """A test, its usual threshold and the largest that means anything."""
+    """A test, its default threshold and its largest sensible one."""
 
     passes: lossy.Test
     usual: float
@@ -297,7 +296,7 @@ LOSSY: Mapping[str, _Lossy] = {
 
 
 def rule_for(sampler: str, leniency: float = 0.0, sampling: Sampling = PLAIN) -> AcceptanceRule:
-    """The rule called `sampler`; `leniency` is a lossy rule's threshold, 0 its usual one.
+    """The rule called `sampler`; `leniency` is a lossy rule's threshold, 0 its default.
 
     Raises ConfigError if the rule has no such threshold, or its package is broken.
     """

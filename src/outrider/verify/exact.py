@@ -24,13 +24,13 @@ from outrider.core.tree import ROOT
 
 @dataclass(frozen=True, slots=True)
 class TokenRule:
-    """Keeps the target's distribution, greedy and sampled, for chains and trees.
+    """Preserves the target's distribution, greedy and sampled, for chains and trees.
 
     One walk covers greedy decoding, chains, look-ups and sampled trees: descend from the root,
     offer each child min(1, p/q), and after a refusal go on with the part of p that q did not cover.
 
     Leviathan, Kalman, Matias 2023 (arXiv 2211.17192) for chains; siblings by recursive rejection
-    (SpecInfer, arXiv 2305.09781). Cost: one look at p and q a draft node, one residual a refusal.
+    (SpecInfer, arXiv 2305.09781). Cost: one look at p and q a draft node, one residual a rejection.
     """
 
     sampling: Sampling = PLAIN
@@ -51,7 +51,7 @@ def walk(row: VerifyRow, leftover: Leftover = PLAIN.leftover) -> Verdict:
         for child in draft.children(node):
             token = draft.tokens[child]
             proposal = token if draft.probs_NV is None else draft.probs_NV[child]
-            # A token that its own distribution gives no mass cannot have been drawn; refuse it.
+            # A token without mass in its own distribution cannot have been drawn; refuse it.
             drawn = mass(proposal, token)
             ratio = mass(distribution, token) / drawn if drawn > 0 else 0.0
             if rng.coin(ratio, child, Role.ACCEPT):
@@ -66,7 +66,7 @@ def walk(row: VerifyRow, leftover: Leftover = PLAIN.leftover) -> Verdict:
 def residual(
     distribution: int | Tensor, proposal: int | Tensor, leftover: Leftover = PLAIN.leftover
 ) -> int | Tensor:
-    """The mass of `distribution` that `proposal` did not cover, renormalised; `distribution` if
+    """The mass of `distribution` that `proposal` does not cover, renormalised; `distribution` if
     nothing is left."""
     if isinstance(distribution, int):
         return distribution
@@ -76,28 +76,29 @@ def residual(
 
 @dataclass(frozen=True, slots=True)
 class BlockRule:
-    """Keeps the target's distribution; of chains drawn at random it keeps more than the token rule.
+    """Preserves the target's distribution; accepts more tokens of sampled chains than the token
+    rule.
 
-    Everything else (trees, greedy distributions, drafts chosen deterministically) is the token
-    rule's: at temperature 0 there is nothing to win, and for a chain of point masses both rules
-    keep each number of tokens with the same probability.
+    Other drafts (trees, greedy distributions, drafts chosen deterministically) go to the token
+    rule: at temperature 0 there is nothing to win, and for a chain of point masses both rules
+    accept each number of tokens with the same probability.
 
-    The token rule stops at the first refusal. The block rule lets a token that the target likes
-    more than the drafter make up for one before it that the target likes less, so it never keeps
-    fewer tokens in expectation, and it keeps the target's distribution all the same.
+    The token rule stops at the first rejection. The block rule lets a token that the target likes
+    more than the drafter make up for an earlier one that the target likes less, so it never accepts
+    fewer tokens in expectation, and it preserves the target's distribution all the same.
 
     With P_i, Q_i the distributions of target and drafter at the i-th token x_i of a chain of K:
 
-        p_0 = 1,  p_i = min(1, p_{i-1} P_i(x_i) / Q_i(x_i))         share of x_1..x_i that is kept
-        s_i = sum over x of max(0, p_i P_{i+1}(x) - Q_{i+1}(x))     what the draft does not cover
+        p_0 = 1,  p_i = min(1, p_{i-1} P_i(x_i) / Q_i(x_i))         share of x_1..x_i to accept
+        s_i = sum over x of max(0, p_i P_{i+1}(x) - Q_{i+1}(x))     mass the draft does not cover
         h_i = s_i / (s_i + 1 - p_i) for i < K,  h_K = p_K,  h_0 = 1,  0/0 = 1
 
-    Keep the longest beginning i whose coin of probability h_i falls heads. The next token is drawn
-    from P_{K+1} if i = K, else in proportion to max(0, p_i P_{i+1} - Q_{i+1}).
+    Accept the longest beginning i whose coin of probability h_i falls heads. The next token is
+    drawn from P_{K+1} if i = K, else in proportion to max(0, p_i P_{i+1} - Q_{i+1}).
 
     Sun, Mendlovic, Leviathan, Aharoni, Ro, Beirami, Suresh 2024 (arXiv 2403.10444). Cost: one look
-    at P and Q a token; one pass over the vocabulary for each beginning that is looked at, and the
-    whole chain, which is looked at first, needs none.
+    at P and Q a token; one pass over the vocabulary for each beginning that is tested, but none for
+    the whole chain, which is tested first.
     """
 
     sampling: Sampling = PLAIN
@@ -129,18 +130,17 @@ def _judge_chain(
 
 
 def _shares(p: Sequence[float], q: Sequence[float]) -> list[float]:
-    """p_0 to p_K, of the probabilities that the drafted tokens have."""
+    """The shares p_0 to p_K, from the probabilities of the drafted tokens."""
     shares = [1.0]
     for wanted, drawn in zip(p, q, strict=True):
-        # A token that its own distribution gives no mass cannot have been drawn; nothing of it is
-        # kept.
+        # A token without mass in its own distribution cannot have been drawn; accept nothing of it.
         ratio = wanted / drawn if drawn > 0 else 0.0
         shares.append(min(1.0, shares[-1] * ratio))
     return shares
 
 
 def _refused(share: float, p_V: Tensor, q_V: Tensor, leftover: Leftover) -> tuple[Tensor, float]:
-    """What `q_V` leaves of `share` times `p_V` (all of it if nothing), and the coin h."""
+    """The rest of `share` times `p_V` without `q_V` (`p_V` if nothing is left), and the coin h."""
     left_V, left = leftover(p_V, q_V, share)
     if left == 0:
         return p_V, float(share == 1)
@@ -148,7 +148,7 @@ def _refused(share: float, p_V: Tensor, q_V: Tensor, leftover: Leftover) -> tupl
 
 
 class MatchRule:
-    """Keeps the target's distribution, and the seed's text."""
+    """Preserves the target's distribution, and the seed's text."""
 
     name = "match"
     exact = True
@@ -158,8 +158,8 @@ class MatchRule:
 
 
 def follow(row: VerifyRow, own: Callable[[int | Tensor, Rng, int], int]) -> Verdict:
-    """Down the tree along the target's `own` tokens: `own(distribution, rng, depth)` is drawn at
-    each place that the walk comes to, once."""
+    """Walk down the tree along the target's `own` tokens: `own(distribution, rng, depth)` is drawn
+    once at each visited position."""
     path: list[int] = []
     node = ROOT
     while True:
@@ -173,12 +173,12 @@ def follow(row: VerifyRow, own: Callable[[int | Tensor, Rng, int], int]) -> Verd
 
 
 class CoupledRule:
-    """Keeps the target's distribution, and the seed's text. Pair it with a drafter that draws by
+    """Preserves the target's distribution, and the seed's text. Use it with a drafter that draws by
     races.
 
     At each absolute position every token id has an exponential number of its own (`race_at` in
     core/rng.py). The target's token is the winner of the race under p, a coupled drafter's is the
-    winner of the same race under q, and the draft is kept as long as the two agree.
+    winner of the same race under q, and the draft is accepted as long as the two agree.
 
     Both races have the same winner i with probability 1 / sum over j of max(p_j / p_i, q_j / q_i),
     in all at least (1 - TV) / (1 + TV), TV the distance of p and q.
@@ -196,5 +196,5 @@ class CoupledRule:
 
 
 def race(distribution: int | Tensor, rng: Rng, depth: int) -> int:
-    """The target's own token `depth` places after the round's start."""
+    """The target's own token `depth` positions after the round's start."""
     return distribution if isinstance(distribution, int) else rng.race_at(distribution, depth)

@@ -1,9 +1,9 @@
-"""Lossy acceptance rules, for study: keep a draft that the target finds likely.
+"""Lossy acceptance rules, for study: accept draft tokens that the target finds likely.
 
-The walk descends from the root to the first child that the rule's test lets pass; where none
-passes, the target's own token is drawn from its distribution there. The test sees the target's
-distribution at the child's parent (at temperature 1 under greedy decoding). A token of no
-probability never passes, so bans and filters hold.
+The walk descends from the root to the first child that passes the rule's test; if none passes, the
+target's own token is drawn from its distribution there. The test sees the target's distribution at
+the child's parent (at temperature 1 under greedy decoding). A token of probability 0 never passes,
+so bans and filters hold.
 
     typical    p(x) > min(e, sqrt(e) exp(-H)), H the entropy of p       e = 0.09
     p_min      x is the likeliest, or p(x) >= t                         t = 0.5
@@ -37,8 +37,8 @@ from outrider.core.tree import ROOT
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A drafted token and the target's view of its place: `distribution` decides, `soft_V`
-    grades."""
+    """A drafted token and the target's distribution at its position: `distribution` decides,
+    `soft_V` has the probabilities for thresholds."""
 
     token: int
     distribution: int | Tensor
@@ -55,7 +55,7 @@ class Candidate:
         return self.token == int(self.distribution.argmax())
 
     def likelier(self) -> Tensor:
-        """Booleans of shape V: which tokens come before this one, likeliest first.
+        """Booleans of shape V for the tokens that come before this one, likeliest first.
 
         Among equals the lower id comes first.
         """
@@ -70,7 +70,7 @@ Test: TypeAlias = Callable[[Candidate, float], bool]
 
 @dataclass(frozen=True, slots=True)
 class LossyRule:
-    """Keeps what `passes` lets through at `leniency`, its threshold."""
+    """Accepts the tokens that `passes` at the threshold `leniency`."""
 
     name: str
     passes: Test
@@ -105,7 +105,7 @@ class LossyRule:
 
 
 def typical(offer: Candidate, epsilon: float) -> bool:
-    """Likelier than `epsilon`, or than tokens mostly are where the distribution is flat."""
+    """Likelier than `epsilon`, or than the typical token of a flat distribution."""
     soft_V = offer.soft_V.double()
     entropy = -float(torch.xlogy(soft_V, soft_V).sum())
     return offer.probability > min(epsilon, math.sqrt(epsilon) * math.exp(-entropy))

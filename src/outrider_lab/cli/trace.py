@@ -319,7 +319,7 @@ def _draw(recording: Recording, path: Path, call: Call[TraceOptions]) -> list[Pa
     if recording.counters is None:
         raise ContractError("the recording has no counters")
     how = "greedy" if params.temperature == 0 else f"temperature {params.temperature:g}"
-    longest = max((one.num_places for one in recording.rounds), default=0)
+    longest = max((one.num_positions for one in recording.rounds), default=0)
     picture = LanePicture(
         jobs=recording.jobs,
         rounds=recording.rounds,

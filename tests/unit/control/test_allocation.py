@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.control.allotment import allotted, best_allotment
+from outrider.control.allocation import allocated, best_allocation
 from outrider.estimate.theory import prefix_products
 
 DEPTH = 3
@@ -35,11 +35,11 @@ def test_no_other_lengths_bring_more(
         assert (depth > 0) == (num_drafting > 0)
         return rows[num_rows] + passes[depth]
 
-    found = best_allotment(prefixes, seconds)
+    found = best_allocation(prefixes, seconds)
     choices = product(*(range(len(row) + 1) for row in prefixes))
-    best = max(allotted(prefixes, choice, seconds).goodput for choice in choices)
+    best = max(allocated(prefixes, choice, seconds).goodput for choice in choices)
     assert found.goodput == pytest.approx(best)
-    again = allotted(prefixes, found.depths, seconds)
+    again = allocated(prefixes, found.depths, seconds)
     assert again.num_tokens == pytest.approx(found.num_tokens)
     assert again.seconds == found.seconds
     assert found.is_plain == (sum(found.depths) == 0)
@@ -51,17 +51,17 @@ def test_what_brings_nothing_is_not_drafted(
 ) -> None:
     rows = rising(target, 1.0)
     nothing = [[0.0] * len(row) for row in prefixes]
-    assert best_allotment(nothing, lambda r, d, n: rows[r]).is_plain
-    free = best_allotment(prefixes, lambda r, d, n: 1.0)
+    assert best_allocation(nothing, lambda r, d, n: rows[r]).is_plain
+    free = best_allocation(prefixes, lambda r, d, n: 1.0)
     assert free.depths == tuple(sum(kept > 0 for kept in row) for row in prefixes)
 
 
 def test_rows_go_to_the_request_that_keeps_them() -> None:
     """Eight rows are free, the ninth is not."""
     easy, hard = prefix_products([0.9] * 8), prefix_products([0.2] * 8)
-    found = best_allotment([easy, hard], lambda r, d, n: 1.0 if r <= 8 else 10.0)
+    found = best_allocation([easy, hard], lambda r, d, n: 1.0 if r <= 8 else 10.0)
     assert found.depths == (6, 0)
-    assert best_allotment([hard, easy], lambda r, d, n: 1.0 if r <= 8 else 10.0).depths == (0, 6)
+    assert best_allocation([hard, easy], lambda r, d, n: 1.0 if r <= 8 else 10.0).depths == (0, 6)
 
 
 def test_a_deep_draft_must_pay_for_the_drafters_passes() -> None:
@@ -72,7 +72,7 @@ def test_a_deep_draft_must_pay_for_the_drafters_passes() -> None:
         del num_drafting
         return 1.0 + 0.5 * depth + (10.0 if num_rows > 6 else 0.0)
 
-    assert best_allotment([easy, fair, fair], seconds).depths == (1, 1, 1)
+    assert best_allocation([easy, fair, fair], seconds).depths == (1, 1, 1)
 
 
 def test_how_many_draft_is_told() -> None:
@@ -82,11 +82,11 @@ def test_how_many_draft_is_told() -> None:
         asked.append((num_rows, depth, num_drafting))
         return 1.0
 
-    best_allotment([[0.9, 0.8], [0.5]], seconds)
+    best_allocation([[0.9, 0.8], [0.5]], seconds)
     assert asked[0] == (2, 0, 0)
     assert (5, 2, 2) in asked
     assert set(asked) == {(2, 0, 0), (3, 1, 1), (4, 1, 2), (4, 2, 1), (5, 2, 2)}
 
 
 def test_an_empty_batch_drafts_nothing() -> None:
-    assert allotted([], [], lambda r, d, n: 1.0).depths == ()
+    assert allocated([], [], lambda r, d, n: 1.0).depths == ()

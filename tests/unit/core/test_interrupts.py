@@ -144,7 +144,7 @@ def test_what_waits_for_long_breaks_off_a_finalizer_and_is_told_by_the_next_call
     """Raised in a finalizer, it would be printed and lost."""
     monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
     ended: list[bool] = []
-    with deferred(told=False):
+    with deferred(delivers=False):
         try:
             with interrupts.breakable():
                 while True:
