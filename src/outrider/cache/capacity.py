@@ -1,8 +1,8 @@
-"""Memory limits of the machine, and how many tokens of KV cache fit.
+"""Memory limits of the machine, and the number of tokens of KV cache that fit.
 
-A process may be stopped by the machine (free memory), by its control group (versions 1 and 2, and
+A process can be limited by the machine (free memory), by its control group (versions 1 and 2, and
 every group above its own) or by its own limits (RLIMIT_AS, RLIMIT_DATA). RLIMIT limits count
-addresses, the others pages that were written: a KV cache that nobody wrote to yet counts for RLIMIT
+addresses, the others pages that were written: a KV cache that was never written counts for RLIMIT
 alone.
 """
 
@@ -21,17 +21,17 @@ from outrider.core.fields import size
 from outrider.core.files import FileKind, read_bytes, read_text
 from outrider.core.spec import ModelSpec, RecurrentCapacity, StateSizes
 
-# Weights, activations and other programs need the rest.
+# Weights, activations and other programs need the remaining memory.
 ARENA_SHARE = 0.25
-# What a size is not taken for a limit from: version 1 says "none" so.
+# Sizes from here on are no limit: version 1 uses such a number for "none".
 _NO_LIMIT = 1 << 60
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """Of what `name` allows, `free` bytes are left. `of_addresses` says that memory counts when it
-    is reserved, files that are mapped included, not when it is first written."""
+    """A limit called `name` that leaves `free` bytes. `of_addresses` says that it counts memory
+    when it is reserved, mapped files included, not when it is first written."""
 
     name: str
     free: int
@@ -39,33 +39,33 @@ class MemoryLimit:
 
 
 def limits(device: torch.device, share: float = 1.0) -> tuple[MemoryLimit, ...]:
-    """All that bound what this process can still take of `device`, of which it may have `share`."""
+    """The limits of this process's memory on `device`, of which it may use the `share`."""
     found = list[MemoryLimit]()
     if share < 1:
-        told = f"--memory-share {share:.4g} of {size(total_bytes(device))}"
-        found.append(MemoryLimit(told, int(share * total_bytes(device))))
+        name = f"--memory-share {share:.4g} of {size(total_bytes(device))}"
+        found.append(MemoryLimit(name, int(share * total_bytes(device))))
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
         return (*found, MemoryLimit(f"free memory of {device}", free))
     found.append(MemoryLimit("free memory of this machine", _available_bytes()))
     for limit, used in _group_limits():
         found.append(MemoryLimit(f"memory limit of the control group, {size(limit)}", limit - used))
-    for name, command, counted, limit in address_limits():
+    for resource, command, counted, limit in address_limits():
         used = _own_bytes(counted)
         if used is not None:
-            told = f"{name} ({command}), {size(limit)}"
-            found.append(MemoryLimit(told, limit - used, of_addresses=True))
+            name = f"{resource} ({command}), {size(limit)}"
+            found.append(MemoryLimit(name, limit - used, of_addresses=True))
     return tuple(replace(one, free=max(0, one.free)) for one in found)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that `device` could give this process now, in bytes."""
+    """Memory that `device` can give this process now, in bytes."""
     return min(limit.free for limit in limits(device))
 
 
 def total_bytes(device: torch.device) -> int:
-    """All memory of `device` that this process may use, in bytes; a device that shares the host's
-    counts that."""
+    """Memory of `device` that this process may use in all, in bytes; for a device that shares the
+    host's memory, the host's."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return min([_physical_bytes(), *(limit for limit, _ in _group_limits())])
@@ -80,12 +80,12 @@ def arena_slots(
     states: RecurrentCapacity | None = None,
     share: float = 1.0,
 ) -> int:
-    """`num_slots`, or as many as a quarter of the memory, or of this `share` of it, holds once it
-    holds the recurrent `states`, if the model has any. Local layers have `num_local_slots` of their
-    own, if that is not 0.
+    """`num_slots`, or fewer if a quarter of the memory (or of its `share`) holds fewer next to the
+    recurrent `states`, if the model has any. Local layers have `num_local_slots` of their own, if
+    that is not 0.
 
-    On a CPU, memory of slots that were never written is not resident. Raises CapacityError where
-    not a single slot is left.
+    On a CPU, slots that were never written take no physical memory. Raises CapacityError if not a
+    single slot is left.
     """
     most = int(total_bytes(device) * share * ARENA_SHARE)
     taken = 0 if states is None else states.num_bytes(spec)
@@ -94,11 +94,11 @@ def arena_slots(
         local = spec.arena_bytes(0, num_local_slots)
         affordable = (most - taken - local) // spec.arena_bytes(1, 0)
     if affordable < 1:
-        told = f"keys and values of one token take {size(spec.kv_bytes_per_token)}"
+        sizes = f"keys and values of one token take {size(spec.kv_bytes_per_token)}"
         if taken:
-            told = f"the recurrent states take {size(taken)} and {told}"
+            sizes = f"the recurrent states take {size(taken)} and {sizes}"
         raise CapacityError(
-            f"{told}; a quarter of the memory of {device}, which arenas get, is {size(most)}.",
+            f"{sizes}; a quarter of the memory of {device}, the most for arenas, is {size(most)}.",
             hint="lower --batch-size or --state-history, or use --state-rollback replay"
             if taken
             else "choose a smaller model, or a machine with more memory",
@@ -107,20 +107,20 @@ def arena_slots(
 
 
 def states_that_fit(
-    room: RecurrentCapacity, sizes: StateSizes, device: torch.device
+    wanted: RecurrentCapacity, sizes: StateSizes, device: torch.device
 ) -> RecurrentCapacity:
-    """`room`, with less history where the device has not so much memory free. Raises CapacityError
-    where it has none for a history of one."""
+    """`wanted`, with a shorter history if the device has too little free memory. Raises
+    CapacityError if it has none for a history of one."""
     free = free_bytes(device)
-    while room.num_bytes(sizes) > free:
-        if room.history <= 1:
+    while wanted.num_bytes(sizes) > free:
+        if wanted.history <= 1:
             raise CapacityError(
-                f"the recurrent states of {room.num_sequences} sequences take "
-                f"{room.num_bytes(sizes)} bytes; {device} has {free} free.",
+                f"the recurrent states of {wanted.num_sequences} sequences take "
+                f"{wanted.num_bytes(sizes)} bytes; {device} has {free} free.",
                 hint="lower --batch-size, or use --state-rollback replay",
             )
-        room = replace(room, history=room.history - 1)
-    return room
+        wanted = replace(wanted, history=wanted.history - 1)
+    return wanted
 
 
 def _physical_bytes() -> int:
@@ -128,11 +128,11 @@ def _physical_bytes() -> int:
 
 
 def _available_bytes() -> int:
-    """What can be taken without swapping: pages that only cache files count as free."""
+    """Memory available without swapping; pages that only cache files count as free."""
     kilobytes = _field(_PROC / "meminfo", b"MemAvailable")
     if kilobytes is not None:
         return 1024 * kilobytes
-    if "SC_AVPHYS_PAGES" not in os.sysconf_names:  # macOS does not tell
+    if "SC_AVPHYS_PAGES" not in os.sysconf_names:  # macOS does not report it
         return _physical_bytes()
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -143,7 +143,7 @@ def _own_bytes(name: bytes) -> int | None:
 
 
 def _group_limits() -> Iterator[tuple[int, int]]:
-    """(limit, bytes in use that cannot be taken back) of each group above this process."""
+    """(limit, bytes in use that cannot be reclaimed) of each group above this process."""
     try:
         lines = read_text(_PROC / "self" / "cgroup", FileKind.SYSTEM).splitlines()
     except OSError:
@@ -159,8 +159,8 @@ def _group_limits() -> Iterator[tuple[int, int]]:
 
 
 def _above(root: Path, path: str, names: tuple[str, str, bytes]) -> Iterator[tuple[int, int]]:
-    """Those of the group at `path` and of all above it. In a container the path may be the host's,
-    which is not there; then the root is the container's own group."""
+    """Limits of the group at `path` and of all groups above it. In a container the path may be the
+    host's and missing; then the root is the container's own group."""
     of_limit, of_usage, cached = names
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for depth in range(len(parts), -1, -1):
@@ -172,7 +172,7 @@ def _above(root: Path, path: str, names: tuple[str, str, bytes]) -> Iterator[tup
 
 
 def _number(path: Path) -> int | None:
-    """None where there is no such file, or where it says that there is no limit."""
+    """The number in a file; None if there is no such file, or if it says that there is no limit."""
     try:
         text = read_text(path, FileKind.SYSTEM).strip()
     except OSError:

@@ -1,10 +1,10 @@
-"""SnapKV: which keys of a long prompt are kept, by the attention of the prompt's last tokens.
+"""SnapKV: choice of the keys to keep of a long prompt, by the attention of its last tokens.
 
 The last `window` tokens attend to the whole prompt. A key's vote is the attention that it gets,
 summed over these tokens and averaged over the query heads that share the key; votes are pooled over
 neighbours. Each layer and KV head keeps the `budget` best keys, the window included (Li et al.
 2024, arXiv 2404.14469). The choice depends on the prompt and the model alone. Votes are summed in
-float64 and compared in float32, so that the order of a sum decides nothing; of equals the first
+float64 and compared in float32, so that the order of a sum does not matter; of equals the first
 stays.
 
 Shapes:  W = window, T = prompt tokens, P = those before the window, G = KV heads, R = query heads
@@ -27,8 +27,8 @@ POOLED = 5
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How many keys of a longer prompt stay, and how many tokens choose them. Raises ConfigError
-    for a window that leaves nothing to choose."""
+    """The number of keys to keep of a longer prompt, and the number of tokens that choose them.
+    Raises ConfigError for a window that leaves nothing to choose."""
 
     budget: int
     window: int
@@ -42,9 +42,9 @@ class Keep:
 
 
 def kept_keys(q_WHD: Tensor, k_GTD: Tensor, keep: Keep, scale: float) -> Tensor:
-    """Places of the keys that stay, kept_GM (int64), in the order of the text.
+    """Positions of the keys to keep, kept_GM (int64), in the order of the text.
 
-    `q_WHD` are the queries of the last W of T tokens, `k_GTD` all keys, both as attention takes
+    `q_WHD` are the queries of the last W of T tokens, `k_GTD` all keys, both as attention reads
     them; T is above the budget.
     """
     num_before = k_GTD.shape[1] - q_WHD.shape[0]
@@ -66,8 +66,8 @@ def _by_key_head(q_WHD: Tensor, k_GTD: Tensor) -> tuple[Tensor, ...]:
 
 
 def _votes(q_WRD: Tensor, k_TD: Tensor, scale: float) -> Tensor:
-    """What the window attends to of each token, votes_T."""
-    # MPS lacks float64; who runs there alone may differ in a tie.
+    """Attention of the window to each token, votes_T."""
+    # MPS lacks float64; ties may differ there.
     dtype = torch.float32 if k_TD.device.type == "mps" else torch.float64
     num_window, num_tokens = q_WRD.shape[0], k_TD.shape[0]
     scores_RWT = (q_WRD.to(dtype).transpose(0, 1) @ k_TD.to(dtype).T) * scale

@@ -1,10 +1,10 @@
 """Memory of hybrid models: KV pages of the attention layers and states of the recurrent layers.
 
-`paged_kv.py` keeps text, pages and nodes, `recurrent.py` says which states are held and where. Both
-change in one call, so no commit, fork or close leaves them apart. A new text reuses what both know:
-whole pages, up to one where a state was kept. A sequence whose state was not kept is read again
-from an earlier state before its next pass; its keys and values are in place already, so those of
-the second reading go to a scratch page.
+`paged_kv.py` holds text, pages and nodes, `recurrent.py` knows the held states and their cells.
+Both change in one call, so a commit, fork or close never leaves them inconsistent. A new text
+reuses the common part of both: whole pages, up to one with a stored state. A sequence whose state
+was not stored is read again from an earlier state before its next pass; its keys and values are
+already in the arena, so those of the second reading go to a scratch page.
 
 Shapes:  L = attention layers, G = KV heads, S = slots, D = head size, N = packed tokens,
          K = captured layers (then D is the hidden size).
@@ -40,8 +40,8 @@ class HybridPlan:
 
 @dataclass(slots=True)
 class Staging:
-    """One row's cells, which become the sequence's own once the pass has written them. What is kept
-    of committed inputs goes to `fold`, if there are any."""
+    """One row's cells, which become the sequence's own once the pass has written them. The state
+    after the stored committed inputs goes to `fold`, if there are any."""
 
     seq: RecurrentSequence
     row: StepRow
@@ -81,44 +81,44 @@ class Staging:
         return runs
 
     def forget(self) -> None:
-        """After a pass that failed: the nodes stay, but nothing is held of them."""
+        """Undo the held states after a failed pass; the nodes stay staged."""
         for node in self.wants.states:
             del self.seq.states[node]
         for node in self.wants.inputs:
             del self.seq.inputs[node]
 
 
-# No request has it.
-_NOBODY = -1
+# Owner of the scratch page; no request has this id.
+_SCRATCH = -1
 
 
 class HybridState:
-    """HiddenStore over a PagedKV, with room for a page of nobody, and cells of recurrent states."""
+    """HiddenStore over a PagedKV, which needs one extra page as scratch, and recurrent states."""
 
     def __init__(
-        self, kv: PagedKV, shape: StateShape, room: RecurrentCapacity, device: torch.device
+        self, kv: PagedKV, shape: StateShape, capacity: RecurrentCapacity, device: torch.device
     ) -> None:
         self.kv = kv
         self._device = device
-        kv.open(_NOBODY, ())
-        kv.reserve({_NOBODY: 1})
-        self._rubbish = kv.pages(_NOBODY)[0] * kv.page_size
+        kv.open(_SCRATCH, ())
+        kv.reserve({_SCRATCH: 1})
+        self._scratch_slot = kv.pages(_SCRATCH)[0] * kv.page_size
         on_device = device.type != "cpu"
-        self.room = states_that_fit(room, shape, device) if on_device else room
+        self.capacity = states_that_fit(capacity, shape, device) if on_device else capacity
         self._states: CellPool[StateCell] = CellPool(
-            lambda: shape.state_cell(device), self.room.num_states, at_once=on_device
+            lambda: shape.state_cell(device), self.capacity.num_states, at_once=on_device
         )
         self._inputs: CellPool[InputCell] = CellPool(
-            lambda: shape.input_cell(device), self.room.num_inputs, at_once=on_device
+            lambda: shape.input_cell(device), self.capacity.num_inputs, at_once=on_device
         )
         self.cells = Cells(self._states.cells, self._inputs.cells)
-        self._checkpoints = Checkpoints(self._states, room.num_checkpoints)
+        self._checkpoints = Checkpoints(self._states, capacity.num_checkpoints)
         self._policy = Policy(
-            room.rollback,
-            self.room.history,
-            self.room.num_staged,
+            capacity.rollback,
+            self.capacity.history,
+            self.capacity.num_staged,
             kv.page_size,
-            room.num_checkpoints > 0,
+            capacity.num_checkpoints > 0,
         )
         self._sequences: dict[int, RecurrentSequence] = {}
 
@@ -129,7 +129,7 @@ class HybridState:
             reused = self.kv.open(seq_id, tokens[:length], salt)
             if reused == length:
                 break
-            # Pages that the state stood on are gone: look for a state on those that are not.
+            # Pages before that state are gone: look for a state after the remaining ones.
             self.kv.close(seq_id)
             self._states.release([] if cell is None else [cell])
             most = reused
@@ -163,7 +163,7 @@ class HybridState:
         return self.kv.num_free_tokens
 
     def reserve(self, counts: Mapping[int, int]) -> None:
-        """Pages; of cells there are enough for as many sequences as the room says."""
+        """Reserve pages; cells suffice for as many sequences as `capacity` has."""
         self.kv.reserve(counts)
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> int:
@@ -182,18 +182,18 @@ class HybridState:
         return self.kv.hidden(seq_id, start, stop)
 
     def read(self, seq_id: int) -> Tensor:
-        """As PagedKV, of the attention layers."""
+        """A copy of the attention layers' keys and values, as PagedKV gives it."""
         return self.kv.read(seq_id)
 
     @property
     def arena(self) -> Tensor:
-        """That of the attention layers, of shape [L, 2, G, S, D]."""
+        """The arena of the attention layers, of shape [L, 2, G, S, D]."""
         return self.kv.arena
 
     @property
     def history(self) -> int:
-        """Nodes of a round, besides the pending token, that it can return to."""
-        return self.room.history
+        """Nodes of a round, without the pending token, that it can return to."""
+        return self.capacity.history
 
     @property
     def page_size(self) -> int:
@@ -208,7 +208,7 @@ class HybridState:
         self._inputs.check([cell for seq in sequences for cell in seq.held_inputs])
 
     def overdue(self, rows: Sequence[StepRow], most: int) -> tuple[int, range] | None:
-        """A sequence and at most so many positions of it to be read again before `rows` are."""
+        """A sequence and at most `most` of its positions to read again before `rows`, or None."""
         for row in rows:
             found = self._sequences[row.seq_id].overdue(row)
             if found is not None:
@@ -218,14 +218,14 @@ class HybridState:
 
     @contextmanager
     def reading_again(self, seq_id: int, positions: range) -> Generator[HybridPlan]:
-        """The plan of a pass over text whose keys and values are in the arena; once it has run, the
-        state after those positions is held."""
+        """The plan of a pass over text whose keys and values are in the arena; after the pass the
+        state after these positions is held."""
         seq = self._sequences[seq_id]
         origin = given(seq.origin_at(positions.start), "origin")
         (cell,) = self._take_states(1)
         columns = Columns()
         columns.tokens += seq.text(positions.start, positions.stop)
-        columns.slots += [self._rubbish] * len(positions)
+        columns.slots += [self._scratch_slot] * len(positions)
         columns.seq += [0] * len(positions)
         columns.add_chain(positions)
         pages_1P = np.array([self.kv.pages(seq_id)], dtype=np.int32)
@@ -242,8 +242,8 @@ class HybridState:
 
     @contextmanager
     def planning(self, rows: Sequence[StepRow]) -> Generator[HybridPlan]:
-        """The plan of a pass over `rows`, of which none is overdue. They are staged, also if the
-        pass fails; raises CapacityError, with nothing staged, where there is no room."""
+        """The plan of a pass over `rows`, none of which is overdue. They are staged, even if the
+        pass fails. Raises CapacityError, with nothing staged, if memory does not suffice."""
         stagings = self._stagings(rows)
         folds = [one.fold for one in stagings if one.fold is not None]
         states = [cell for one in stagings for cell in one.states]
@@ -286,20 +286,21 @@ class HybridState:
         return stagings
 
     def _forget_early(self, seq: RecurrentSequence, row: StepRow, num_more: int) -> None:
-        """Of a long staged chain that goes on, let the first states go."""
+        """Release the first states of a long staged chain that continues."""
         parents = [*seq.parents, *row.parents]
         if seq.chain_length(parents) == len(parents):
-            while len(seq.states) + num_more > self.room.num_staged:
+            while len(seq.states) + num_more > self.capacity.num_staged:
                 self._states.release([seq.states.pop(min(seq.states))])
 
     def _take_states(self, count: int) -> list[int]:
-        """Raises CapacityError, having taken none, if there are too few without checkpoints."""
+        """Take cells, dropping checkpoints if need be. Raises CapacityError, having taken none, if
+        that does not suffice."""
         while True:
-            self._checkpoints.make_room(count)
+            self._checkpoints.free_cells(count)
             try:
                 return self._states.take(count)
             except CapacityError:
-                # Another lane may have been faster; then there is more to drop.
+                # Another lane may have been faster; then there are more checkpoints to drop.
                 if not self._checkpoints.held:
                     raise
 
@@ -307,7 +308,7 @@ class HybridState:
     def _giving_back(
         self, pool: CellPool[StateCell] | CellPool[InputCell], cells: Sequence[int]
     ) -> Generator[None]:
-        """Release `cells` unless all goes well."""
+        """Release `cells` if the block fails."""
         taken = list(cells)
         try:
             yield
@@ -333,7 +334,7 @@ class HybridState:
         seq.staged, seq.parents, seq.states, seq.inputs = [], [], {}, {}
 
     def _remember(self, seq: RecurrentSequence, position: int, cell: int) -> None:
-        """Keep the state where a page ends: of what a sequence writes, the last such one."""
+        """Store the state at a page end; of the text that a sequence writes, only the last one."""
         if position % self.page_size:
             return
         beginning = tuple(seq.tokens[:position])
@@ -343,7 +344,7 @@ class HybridState:
         self._checkpoints.add(beginning, cell)
 
     def _rebase(self, seq: RecurrentSequence, cell: int, length: int) -> None:
-        """`cell`, which becomes the sequence's, is the state after its first `length` tokens."""
+        """Make `cell`, the state after the first `length` tokens, the base of the sequence."""
         self._states.release([] if seq.base is None else [seq.base])
         self._inputs.release(seq.kept)
         seq.base, seq.base_length, seq.kept = cell, length, []

@@ -2,14 +2,14 @@
 
 Committed tokens fill a sequence's pages from position 0. Staged (speculative) nodes follow at
 positions `length`, `length + 1`, ... in the order they were fed, whatever the shape of the tree.
-Committing a chain changes integers only; committing another path first moves its rows into place.
+Committing a chain changes integers only; committing another path first moves its rows in order.
 Rows of rejected tokens are dead space: no plan names their slots, and later nodes overwrite them.
-Hidden states that a drafter asked for lie in the slots of their tokens (`hidden_SKD`). Lanes may
-call for different sequences at once; one lock guards the shared page accounts.
+Hidden states for a drafter lie in the slots of their tokens (`hidden_SKD`). Lanes may use different
+sequences concurrently; one lock guards the shared page accounts.
 
 Shapes:  L = layers of an arena, G = KV heads, S = slots, D = head size, N = packed tokens,
          B = sequences, P = page-table columns, E = extra keys, K = captured layers (then D is the
-         hidden size), M = rows that are left of a prompt, R = elements of a stored row.
+         hidden size), M = remaining rows of a prompt, R = elements of a stored row.
 """
 
 from __future__ import annotations
@@ -34,18 +34,17 @@ from outrider.kernels.plan import PackedPlan
 
 class PagedKV:
     """HiddenStore over one arena tensor of shape [L, 2, G, S, R], allocated and written once. A row
-    has the D elements of a head, or the bytes of kernels/kv_rows.py where the spec says int8. Of
-    each token `num_hidden` hidden states are kept, of `dtype`.
+    has the D elements of a head, or the bytes of kernels/kv_rows.py if the spec says int8. It holds
+    `num_hidden` hidden states of each token, in `dtype`.
 
     Rows of a prompt may be dropped (`replace`). Then a sequence has fewer rows than tokens: later
     tokens follow the remaining rows, at their positions in the text.
 
-    Pages that no later token sees by the `reach` of the spec are given back, unless hidden states
-    are kept. Positions and places in the table stay what they are. With local slots the local
-    layers of the spec have an arena of their own, where pages lie in `frames` as long as later
-    tokens see them.
+    Pages that no later token sees within the `reach` of the spec are released, unless hidden states
+    are stored. Positions and table indices stay the same. With local slots, the local layers of the
+    spec have an arena of their own, where pages have `frames` as long as later tokens see them.
 
-    `on_copy` is told before slots are copied to others: arenas that ranks keep alike follow it.
+    `on_copy` is called before slots are copied, so that the arenas of other ranks follow.
     `before_close` waits for launched work that still writes pages of a sequence.
     """
 
@@ -153,11 +152,11 @@ class PagedKV:
         return self.arena[:, :, :, self.slots(seq_id)]
 
     def tokens(self, seq_id: int) -> Sequence[int]:
-        """The committed tokens; not to be written."""
+        """The committed tokens; read only."""
         return self._sequences[seq_id].tokens
 
     def slots(self, seq_id: int) -> Tensor:
-        """Where the committed rows lie in all layers, in order, int64."""
+        """Slots of the committed rows in all layers, in order, int64."""
         seq = self._sequences[seq_id]
         if seq.num_freed or self.frames is not None:
             raise ContractError("some of its rows are gone, or lie in an arena of their own")
@@ -165,21 +164,22 @@ class PagedKV:
         return torch.tensor(slots, dtype=torch.int64, device=self._device)
 
     def num_dropped(self, seq_id: int) -> int:
-        """Committed tokens without rows of their own: logical length less physical length."""
+        """Number of committed tokens without rows: logical length less physical length."""
         return self._sequences[seq_id].num_dropped
 
     def replace(self, seq_id: int, rows_L2GMR: Tensor) -> None:
-        """Hold M rows in place of all committed ones, M of them at most, on pages of its own.
+        """Replace all committed rows by M rows, M of them at most, on pages of its own.
 
-        Rows of one place need not be of one token: each head may keep others. What was shared stays
-        as it was for others, and findable; this sequence's pages are found by nobody any more.
-        Nothing may be staged. Raises CapacityError, with nothing changed, where there is no room.
+        Rows of one index need not belong to one token: each head may keep others. Shared pages stay
+        as they are for other sequences, and findable; this sequence's pages cannot be found any
+        more. Nothing may be staged. Raises CapacityError, with nothing changed, if too few pages
+        are free.
         """
         seq, num_rows = self._sequences[seq_id], rows_L2GMR.shape[3]
         if seq.num_staged:
             raise ContractError("nodes are staged")
         if self._window:
-            raise ContractError("windows are of texts whose rows are all there")
+            raise ContractError("windows need texts with all of their rows")
         if num_rows > seq.num_rows:
             raise ContractError("more rows than the sequence has")
         self._finish_reading()
@@ -199,7 +199,7 @@ class PagedKV:
         return self.hidden_SKD[torch.tensor(slots, dtype=torch.int64, device=self._device)]
 
     def keep_hidden(self, slots_N: Tensor, hidden_NKD: Tensor) -> None:
-        """Write the states of a pass whose tokens lie in `slots_N` (int32)."""
+        """Write the hidden states of a pass whose tokens lie in `slots_N` (int32)."""
         self.hidden_SKD.index_copy_(0, slots_N.long(), hidden_NKD.to(self.hidden_SKD.dtype))
 
     def check(self) -> None:
@@ -214,8 +214,8 @@ class PagedKV:
         return self._page_size
 
     def reserve(self, counts: Mapping[int, int]) -> None:
-        """Hold pages for so many more nodes of each sequence. Raises CapacityError, holding none
-        more, when the free pages do not suffice."""
+        """Hold pages for so many more nodes of each sequence. Raises CapacityError, holding no more
+        than before, if the free pages do not suffice."""
         missing = {seq_id: self._missing(seq_id, count) for seq_id, count in counts.items()}
         if not any(missing.values()):
             return
@@ -223,10 +223,10 @@ class PagedKV:
             self._require(sum(missing.values()))
             for seq_id, num_pages in missing.items():
                 seq = self._sequences[seq_id]
-                room = max(num_pages, seq.num_expected - len(seq.pages))
+                run = max(num_pages, seq.num_expected - len(seq.pages))
                 for _ in range(num_pages):
-                    # One at a time: an interrupt must not leave a page that nobody holds.
-                    seq.pages.append(self._take(seq.pages, room))
+                    # One at a time: an interrupt must not leave a page without a holder.
+                    seq.pages.append(self._take(seq.pages, run))
 
     def pages(self, seq_id: int) -> Sequence[int]:
         """The pages of a sequence in order; slot t of it lies in page t // page_size. The same
@@ -234,27 +234,28 @@ class PagedKV:
         return self._sequences[seq_id].pages
 
     def note_chain(self, seq_id: int, tokens: Sequence[int]) -> None:
-        """Say that a chain of nodes from the committed state on was staged without a plan, on pages
-        that were reserved."""
+        """Stage a chain of nodes from the committed state on that was written without a plan, on
+        reserved pages."""
         self.note_tree(seq_id, tokens, range(ROOT, len(tokens) - 1))
 
     def note_tree(self, seq_id: int, tokens: Sequence[int], parents: Sequence[int]) -> None:
-        """The same of a tree."""
+        """Stage a tree, as `note_chain` does a chain."""
         seq = self._sequences[seq_id]
         if seq.num_staged:
             raise ContractError("nodes are staged")
         seq.stage(tokens, parents)
 
     def plan(self, rows: Sequence[StepRow]) -> PackedPlan:
-        """Stage the rows' tokens as new nodes and say where each reads and writes.
+        """Stage the rows' tokens as new nodes. Returns where each reads and writes.
 
-        Raises CapacityError, with nothing staged, when the free pages do not suffice.
+        Raises CapacityError, with nothing staged, if the free pages do not suffice.
         """
         columns, table = self.stage(rows)
         return columns.plan(table, self._page_size, self._device)
 
     def stage(self, rows: Sequence[StepRow]) -> tuple[Columns, PageTable]:
-        """The same on the host: the columns of a plan, and its page table."""
+        """Stage rows as `plan` does. Returns the columns of the plan and its page table, on the
+        host."""
         self.reserve({row.seq_id: len(row.tokens) for row in rows})
         columns = Columns()
         for index, row in enumerate(rows):
@@ -262,7 +263,7 @@ class PagedKV:
         return columns, self._tables(rows)
 
     def by_layer(self, plan: PackedPlan) -> Sequence[PackedPlan]:
-        """What each layer is told of a pass: local ones have their own places for its rows."""
+        """The plan for each layer: local layers have slots of their own for its rows."""
         plans = [plan] * len(self.layers)
         if self.frames is not None:
             local = self.frames.plan(plan)
@@ -286,7 +287,7 @@ class PagedKV:
         if seq.staged_is_chain:
             columns.add_chain(range(base + first, base + seq.num_staged), dropped)
             return
-        # A chain that came before is looked at only now that something branches off.
+        # An earlier chain is read only now that a node branches off.
         start = len(seq.seen)
         slots = self._slots(seq, base + start, first - start) + slots
         for node, slot in enumerate(slots, start):
@@ -309,11 +310,11 @@ class PagedKV:
         return pages_BP
 
     def _commit(self, seq: SequencePages, path: Sequence[int]) -> int:
-        moved = [(node, place) for place, node in enumerate(path) if node != place]
+        moved = [(node, depth) for depth, node in enumerate(path) if node != depth]
         base, filled = seq.num_rows, seq.num_rows // self._page_size
         if moved:
             source = [self._slots(seq, base + node, 1)[0] for node, _ in moved]
-            target = [self._slots(seq, base + place, 1)[0] for _, place in moved]
+            target = [self._slots(seq, base + depth, 1)[0] for _, depth in moved]
             self._moved(source, target)
         seq.tokens += [seq.staged[node] for node in path]
         seq.num_staged = 0
@@ -323,7 +324,7 @@ class PagedKV:
         if full or self._window:
             with self._lock:
                 for index in full:
-                    # A page is found by way of those before it.
+                    # A page is found through the pages before it.
                     if self.frames is not None or not 0 < index <= seq.num_freed:
                         known = (seq.pages, seq.tokens, index, seq.salt)
                         self._pool.remember(*known, self._is_whole)
@@ -331,11 +332,11 @@ class PagedKV:
         return len(moved)
 
     def _is_whole(self, page: int) -> bool:
-        """Whether every layer has what was written to it."""
+        """True if every layer has the rows that were written to the page."""
         return self.frames is None or self.frames.has(page)
 
     def _num_unseen(self, length: int) -> int:
-        """Pages that no token behind the first `length` sees."""
+        """Number of pages that no token after the first `length` sees."""
         return max(length + 1 - self._window, 0) // self._page_size if self._window else 0
 
     def _free_unseen(self, seq: SequencePages) -> None:
@@ -347,7 +348,8 @@ class PagedKV:
             given_back(seq.pages[start:end])
 
     def _seen_by_all(self, pages: list[int]) -> list[int]:
-        """The longest beginning of `pages` of which every layer has what later tokens see."""
+        """The longest beginning of `pages` of which every layer has the rows that later tokens
+        see."""
         while pages and self.frames is not None:
             start = self._num_unseen(len(pages) * self._page_size)
             missing = self.frames.last_missing(pages[start:])
@@ -357,7 +359,7 @@ class PagedKV:
         return pages
 
     def _held(self, seq: SequencePages) -> Sequence[int]:
-        """Pages that are its own: those that are seen, or all where some layers see all."""
+        """Pages that the sequence holds: the visible ones, or all if some layers see all."""
         return seq.in_window if self.frames is None else seq.pages
 
     def _share(self, seq: SequencePages) -> None:
@@ -371,15 +373,15 @@ class PagedKV:
         if self.frames is not None:
             self.frames.require(num_pages)
 
-    def _take(self, pages: Sequence[int], room: int) -> int:
-        """A page to follow `pages`, in every arena."""
-        page = self._pool.take(pages, room)
+    def _take(self, pages: Sequence[int], run: int) -> int:
+        """Take a page to follow `pages`, in every arena."""
+        page = self._pool.take(pages, run)
         if self.frames is not None:
             self.frames.give(page, pages)
         return page
 
     def _finish_reading(self) -> None:
-        """Before pages are given back that another stream may be given to write."""
+        """Wait for readers, before pages are released that another stream may write."""
         if self.arena.is_cuda:
             torch.cuda.current_stream(self._device).synchronize()
 
@@ -389,7 +391,7 @@ class PagedKV:
         self.copy_slots(source, target)
 
     def copy_slots(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Copy what some slots hold to others."""
+        """Copy the contents of slots to other slots."""
         self.copy_rows(*(torch.tensor(slots, device=self._device) for slots in (source, target)))
 
     def copy_rows(self, origin: Tensor, into: Tensor) -> None:  # of slots on the device, int64

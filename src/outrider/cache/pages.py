@@ -1,4 +1,4 @@
-"""Pages of the KV cache: prefix sharing, a pass's plan columns.
+"""Pages of the KV cache: prefix sharing, the pages of a sequence, and the columns of a plan.
 
 Shapes:  N = packed tokens, B = sequences, P = page-table columns, E = extra keys.
 """
@@ -24,8 +24,8 @@ PageTable = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
 @dataclass(frozen=True, slots=True)
 class ArenaSize:
-    """Slots in pages of `page_size`; local layers have `num_local_slots` of their own, if that is
-    not 0. The last page is whole."""
+    """Number of slots, in pages of `page_size`; local layers have `num_local_slots` of their own,
+    if that is not 0. The last page is whole."""
 
     num_slots: int
     page_size: int
@@ -52,7 +52,7 @@ class Columns:
         self.extra: list[Sequence[int]] = []
 
     def add_chain(self, rows: range, num_dropped: int = 0) -> None:
-        """Tokens that are these rows of their sequence, of which so many were dropped before."""
+        """Add the tokens of these rows of their sequence, with so many dropped rows before them."""
         self.positions += range(rows.start + num_dropped, rows.stop + num_dropped)
         self.visible += range(rows.start + 1, rows.stop + 1)
         self.extra += [()] * len(rows)
@@ -90,19 +90,19 @@ def _tensor(array: np.ndarray[Any, np.dtype[np.int32]], device: torch.device) ->
     return sent(tensor, device)
 
 
-# What comes before, by its name or as a salt, and a page's own tokens.
+# The preceding filling, by its name or as a salt, and a page's own tokens.
 _Key = tuple[int | str, tuple[int, ...]]
 
 
 class PagePool(Pool[_Key]):
-    """Pages of texts, found by what they hold.
+    """Pages of texts, found by their content.
 
     A full page stays findable by its content while it is free, so a later sequence with the same
     prefix shares it instead of computing it again. Shared pages are never written: only whole
     pages are shared, and a sequence writes past its committed length.
 
-    Every filling of a page has a name, which pages of the same text share: what follows one of them
-    is found behind any.
+    Every filling of a page has a name, which pages of the same text share: a continuation of one of
+    them is found after any.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -111,8 +111,8 @@ class PagePool(Pool[_Key]):
         self._name_of = [0] * num_pages
 
     def exchange(self, pages: Sequence[int], num_pages: int) -> list[int]:
-        """Give up `pages` of one sequence for `num_pages` that are its alone. Raises CapacityError,
-        with nothing changed, where those are not free and will not be."""
+        """Exchange `pages` of one sequence for `num_pages` that it holds alone. Raises
+        CapacityError, with nothing changed, if too few pages would be free."""
         alone = sum(self._holders[page] == 1 for page in pages)
         self.require(num_pages - alone)
         self.release(pages)
@@ -129,8 +129,8 @@ class PagePool(Pool[_Key]):
         salt: str,
         whole: Callable[[int], bool] = lambda _: True,
     ) -> None:
-        """Make `pages[index]`, filled by its share of `tokens`, findable by what it holds, unless
-        another is, and is `whole`."""
+        """Make `pages[index]`, filled by its share of `tokens`, findable by its content, unless
+        another `whole` page with this content is."""
         page = pages[index]
         if page in self._key_of:
             return
@@ -146,7 +146,7 @@ class PagePool(Pool[_Key]):
         self._know(page, key)
 
     def find_prefix(self, tokens: Sequence[int], salt: str) -> list[int]:
-        """The longest run of known full pages of this salt that `tokens` begins with."""
+        """The longest beginning of `tokens` in known full pages with this salt, as page numbers."""
         found: list[int] = []
         parent: int | str = salt
         for start in range(0, len(tokens) - self.page_size + 1, self.page_size):
@@ -162,14 +162,14 @@ class PagePool(Pool[_Key]):
         self._name_of[page] = next(self._fillings)
 
 
-# Pages in a row that a sequence asks for beyond its prompt: 512 tokens.
+# Consecutive pages that a sequence takes beyond its prompt: 512 tokens.
 GROWTH = 16
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleNodes:
-    """What a staged node sees of the staged nodes, itself included: the first `run` of them, which
-    lie where a chain would put them, and then those in the slots `extra`."""
+    """The staged nodes that a staged node sees, itself included: the first `run` of them, which lie
+    where a chain would put them, and then those in the slots `extra`."""
 
     run: int = 0
     extra: tuple[int, ...] = ()
@@ -179,7 +179,7 @@ class VisibleNodes:
         return self.run + len(self.extra)
 
     def followed_by(self, node: int, slot: int) -> VisibleNodes:
-        """What a child sees that is staged as `node`, in `slot`."""
+        """The nodes that a child sees if it is staged as `node`, in `slot`."""
         if node == self.run:
             return VisibleNodes(node + 1)
         return VisibleNodes(self.run, (*self.extra, slot))
@@ -188,12 +188,12 @@ class VisibleNodes:
 @dataclass(slots=True)
 class SequencePages:
     """Memory of one sequence. The first `num_staged` of `staged` and `parents` are the nodes staged
-    since the last commit; what is behind them was rolled back, and is written over. `seen` says
-    what the first of them see; it is only made where something branches off.
+    since the last commit; later entries were rolled back, and are overwritten. `seen` has the
+    visible nodes of the first of them; it is only made once a node branches off.
 
-    `num_dropped` of the tokens that were committed first have no rows any more. The first
-    `num_freed` of `pages` no window reaches: tables name them, and nobody reads them there.
-    `num_expected` pages hold the prompt and the beginning of an answer."""
+    The first `num_dropped` committed tokens have no rows any more. No window reaches the first
+    `num_freed` of `pages`: tables name them, but they are not read. `num_expected` pages hold the
+    prompt and the beginning of an answer."""
 
     pages: list[int] = field(default_factory=list[int])
     tokens: list[int] = field(default_factory=list[int])
@@ -228,19 +228,19 @@ class SequencePages:
         self.num_staged = len(self.staged)
 
     def see(self, parent: int, slot: int) -> VisibleNodes:
-        """Visible nodes of the next one, a child of `parent` in `slot`; `seen` holds them too."""
+        """Add and return the visible nodes of the next node, a child of `parent` in `slot`."""
         before = VisibleNodes() if parent == ROOT else self.seen[parent]
         self.seen.append(before.followed_by(len(self.seen), slot))
         return self.seen[-1]
 
     @property
     def num_rows(self) -> int:
-        """Committed rows: the physical length, where `tokens` has the logical one."""
+        """Number of committed rows: the physical length, while `tokens` has the logical one."""
         return len(self.tokens) - self.num_dropped
 
     @property
     def in_window(self) -> Sequence[int]:
-        """Pages that later tokens see through a window, or all without one."""
+        """Pages that later tokens see through a window, or every page without one."""
         return self.pages[self.num_freed :] if self.num_freed else self.pages
 
     @property

@@ -1,10 +1,10 @@
-"""Page pool: free pages of an arena, owners of the others, contents of free ones; and frames, where
-pages lie in the arena of local layers, which see a window alone.
+"""Page pool: free pages of an arena, owners of the others, contents of free ones; and the frames of
+pages in the arena of local layers, which see only a window.
 
-All layers share the pages of a text, their numbers and their positions in its table. Layers that
-see the whole text store a page's rows under its number; local ones in a frame, which a page has
-only as long as a later token of some text sees it there. So their arena is as large as windows are,
-however long texts get, and one list of numbers locates the pages of all sequences in it.
+All layers share the pages of a text, their numbers and their indices in its table. Layers that see
+the whole text store a page's rows under its number; local layers in a frame, which a page has only
+as long as a later token of some text sees it there. So the local arena is as large as windows are,
+for texts of any length, and one list of frame numbers locates the pages of all sequences in it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch import Tensor
 from outrider.core.errors import CapacityError, ContractError
 from outrider.kernels.plan import PackedPlan
 
-# Of a stretch of pages, the open ones: how many at its left end, how many at its right end, the
-# length of the longest run and the first page of that.
+# Open pages of a stretch: the number at its left end and at its right end, the length of the
+# longest run and the first page of that run.
 _Runs = tuple[int, int, int, int]
 
 
 class OpenPages:
-    """Pages that may be taken, and the longest run of them: a binary tree over the arena.
+    """Pages that may be taken, and the longest run of them, in a binary tree over the arena.
 
-    To open or to close a page takes log(pages) steps, to ask for the longest run one.
+    Opening or closing a page takes log(pages) steps, finding the longest run one.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -45,7 +45,7 @@ class OpenPages:
 
     @property
     def longest(self) -> range:
-        """The longest run of open pages, of equals the first."""
+        """The longest run of open pages; of equals the first."""
         _, _, length, start = self._runs[1]
         return range(start, start + length)
 
@@ -67,7 +67,7 @@ class OpenPages:
             nodes, half = {node // 2 for node in nodes} - {0}, 2 * half
 
     def _joined(self, node: int, half: int) -> _Runs:
-        """What a node's two children have together, each of `half` pages."""
+        """The runs of a node from those of its two children, each of `half` pages."""
         left, end, length, start = self._runs[2 * node]
         begin, right, other, other_start = self._runs[2 * node + 1]
         if end + begin > length:
@@ -85,15 +85,15 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Pool(Generic[Key]):
-    """Reference counts, the free pages and an index of what pages hold. All integers, no tensors.
+    """Reference counts, free pages and an index of the contents of pages. All integers, no tensors.
 
-    A page that holds something stays findable by its key while it is free, until it is taken again.
+    A page with content stays findable by its key while it is free, until it is taken again.
 
-    Free pages that hold nothing findable are open, that is, may be taken. The others form a ring,
-    given back at the tail and opened at the head: only where open pages have no run of the length
-    that a sequence asks for, and only until they have or half of all free pages are open. So what
-    was held last lives on longest. Open pages are taken by place: a sequence goes on in the page
-    behind its last one where it can.
+    Free pages without findable content are open, that is, may be taken. The others form a ring,
+    released at the tail and opened at the head: only if no run of open pages is as long as a
+    sequence needs, and only until one is or half of all free pages are open. So the most recent
+    content survives longest. Open pages are taken by position: a sequence continues in the page
+    after its last one if possible.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -118,40 +118,41 @@ class Pool(Generic[Key]):
                 hint="raise --arena-tokens, or lower --batch-size or --max-tokens",
             )
 
-    def take(self, pages: Sequence[int] = (), room: int = 1) -> int:
-        """A free page to follow `pages`, for the caller alone; what it held is forgotten. Where it
-        is not the next in the arena, `room` of them are to lie in a row. Raises CapacityError."""
+    def take(self, pages: Sequence[int] = (), run: int = 1) -> int:
+        """Take a free page to follow `pages`, for the caller alone; its content is forgotten. If it
+        is not the next one in the arena, it begins a run of `run` open pages if possible. Raises
+        CapacityError."""
         self.require(1)
-        page = self._place(pages, room)
+        page = self._next_page(pages, run)
         self._open.remove(page)
         self._holders[page] = 1
         self._forget(page)
         return page
 
-    def _place(self, pages: Sequence[int], room: int) -> int:
+    def _next_page(self, pages: Sequence[int], run: int) -> int:
         if pages and pages[-1] + 1 in self._open:
             return pages[-1] + 1
-        while len(self._run()) < room and len(self._open) < len(self._ring):
+        while len(self._run()) < run and len(self._open) < len(self._ring):
             page, _ = self._ring.popitem(last=False)
             self._open.add(page)
         return self._run().start
 
     def _run(self) -> range:
-        """Where a sequence may begin: in the longest run, or behind its first half where the page
-        before it may be the last of a sequence that grows."""
+        """Pages where a sequence may begin: the longest run, or its second half if the page before
+        it may be the last of a growing sequence."""
         run = self._open.longest
         is_behind_others = run.start > 0 and self._holders[run.start - 1] > 0
         return run[len(run) // 2 :] if is_behind_others else run
 
     def share(self, page: int) -> None:
-        """One more holder of `page`, which is free no more."""
+        """Add a holder to `page`, which is free no more."""
         self._ring.pop(page, None)
         if page in self._open:
             self._open.remove(page)
         self._holders[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """Give up `pages` of one sequence; the last become free first, so beginnings live on."""
+        """Release `pages` of one sequence; the last become free first, so beginnings survive."""
         for page in reversed(pages):
             self._holders[page] -= 1
             if self._holders[page] < 0:
@@ -171,10 +172,10 @@ class Pool(Generic[Key]):
             raise ContractError("holders of pages are counted wrong")
         free = sorted((*self._ring, *(page for page in range(len(counts)) if page in self._open)))
         if free != [page for page, count in enumerate(counts) if count == 0]:
-            raise ContractError("pages that nobody holds are free")
+            raise ContractError("the free pages are not those without holders")
 
     def _know(self, page: int, key: Key) -> None:
-        """`page` is found by `key` from now on."""
+        """Make `page` findable by `key`."""
         self._key_of[page] = key
         self._page_of[key] = page
 
@@ -185,11 +186,11 @@ class Pool(Generic[Key]):
 
 
 class Frames(Pool[int]):
-    """Frames found by the page that they hold, and counted by the texts that see it.
+    """Frames found by the page that they hold, with counts of the texts that see it.
 
-    `arena` is that of local layers alone, [layers, 2, KV heads, slots, elements of a row]. What
-    nobody sees any more stays in its frame, and may be seen again, until another page needs
-    that. `of_P` (int32, never moved) has the frame of every page; of one that has none, any.
+    `arena` is that of local layers only, [layers, 2, KV heads, slots, elements of a row]. A page
+    that no text sees any more stays in its frame, and may be seen again, until another page needs
+    the frame. `of_P` (int32, never moved) has the frame of every page; any number if it has none.
     """
 
     def __init__(self, arena: Tensor, num_pages: int, page_size: int) -> None:
@@ -198,10 +199,10 @@ class Frames(Pool[int]):
         self.of_P = torch.zeros(num_pages, dtype=torch.int32, device=arena.device)
 
     def give(self, page: int, pages: Sequence[int]) -> None:
-        """A frame for `page`, which was taken to follow `pages`. Raises CapacityError."""
+        """Give a frame to `page`, which was taken to follow `pages`. Raises CapacityError."""
         old = self._page_of.get(page)
         if old is not None:
-            # Of what the page held before; nobody sees that.
+            # The frame of the page's former content, which no text sees.
             self._ring.pop(old, None)
             self._open.add(old)
             self._forget(old)
@@ -214,39 +215,39 @@ class Frames(Pool[int]):
         return page in self._page_of
 
     def hold(self, pages: Sequence[int]) -> None:
-        """One more text sees these pages, all of which have frames."""
+        """Count one more text that sees these pages, all of which have frames."""
         for page in pages:
             self.share(self._page_of[page])
 
     def let_go(self, pages: Sequence[int]) -> None:
-        """A text does not see these pages any more, or ends."""
+        """Count one text less that sees these pages."""
         self.release([self._page_of[page] for page in pages])
 
     def last_missing(self, pages: Sequence[int]) -> int | None:
-        """The place in `pages` of the last one without a frame; None where all have one."""
-        places = range(len(pages) - 1, -1, -1)
-        return next((place for place in places if not self.has(pages[place])), None)
+        """The index in `pages` of the last one without a frame; None if all have one."""
+        indices = range(len(pages) - 1, -1, -1)
+        return next((index for index in indices if not self.has(pages[index])), None)
 
     def check_seen(self, seen: Sequence[Sequence[int]]) -> None:
-        """Assert that all pages that texts see have frames, none leaked or counted twice."""
+        """Assert that all visible pages have frames, and none leaked or is counted twice."""
         if any(self.last_missing(pages) is not None for pages in seen):
             raise ContractError("a page that is seen has no frame")
         self.check([[self._page_of[page] for page in pages] for pages in seen])
         if any(int(self.of_P[page]) != frame for page, frame in self._page_of.items()):
-            raise ContractError("a page lies in another frame than kernels are told")
+            raise ContractError("a page lies in another frame than kernels read")
 
     def slots(self, slots_N: Tensor) -> Tensor:
-        """Where the rows of these slots lie in the arena of local layers."""
+        """Slots of these rows in the arena of local layers."""
         size = self.page_size
         return self.of_P[slots_N // size] * size + slots_N % size
 
     def copy(self, into_C: Tensor, origin_C: Tensor) -> None:
-        """Copy what some slots hold to others, int64."""
+        """Copy the contents of slots to other slots, int64."""
         rows = self.arena[:, :, :, self.slots(origin_C)]
         self.arena.index_copy_(3, self.slots(into_C), rows)
 
     def plan(self, plan: PackedPlan) -> PackedPlan:
-        """`plan` as local layers see it."""
+        """`plan` with the slots of local layers."""
         extra_E = plan.extra_slots_E
         return replace(
             plan,

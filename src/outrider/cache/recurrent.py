@@ -1,10 +1,10 @@
-"""Recurrent states of a sequence: which states are kept, in which cells, how others are rebuilt.
+"""Recurrent states of a sequence: the stored ones, their cells, and how others are rebuilt.
 
-A recurrence cannot run backwards, so the states that a verification may return to are kept while it
-runs (`Policy`): `ring` keeps the state after each token, `replay` what each token did to the state,
-which is far smaller. A state that was not kept is rebuilt by reading the text again from an earlier
-one, so a commit may return to any token. Shapes are those of kernels/reference/delta.py; nothing
-here touches a tensor.
+A recurrence cannot run backwards, so the states that a verification may return to are stored while
+it runs (`Policy`): `ring` stores the state after each token, `replay` the change of the state by
+each token, which is far smaller. A state that was not stored is rebuilt by reading the text again
+from an earlier one, so a commit may return to any token. Shapes are those of
+kernels/reference/delta.py; no function here touches a tensor.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Cell = TypeVar("Cell")
 
 
 class CellPool(Generic[Cell]):
-    """Numbered cells and how many hold each of them.
+    """Numbered cells with their numbers of holders.
 
-    On a host a cell is made when it is first needed and never given back. On a device all cells are
-    made at once, before weights fill it. A cell with several holders is never written: whoever goes
-    on from it writes another cell.
+    On a host a cell is allocated when it is first needed and never freed. On a device all cells are
+    allocated at once, before weights fill it. A cell with several holders is never written: a
+    holder that continues from it writes another cell.
     """
 
     def __init__(self, make: Callable[[], Cell], capacity: int, *, at_once: bool = False) -> None:
@@ -46,7 +46,7 @@ class CellPool(Generic[Cell]):
         return len(self._free) + self.capacity - len(self.cells)
 
     def take(self, count: int) -> list[int]:
-        """Cells for the caller alone. Raises CapacityError, having taken none."""
+        """Take cells for the caller alone. Raises CapacityError, having taken none."""
         with self._lock:
             if count > self.num_free:
                 raise CapacityError(
@@ -64,7 +64,7 @@ class CellPool(Generic[Cell]):
             return taken
 
     def share(self, numbers: Sequence[int]) -> None:
-        """One more holder of each."""
+        """Add a holder to each."""
         with self._lock:
             for number in numbers:
                 if self._holders[number] <= 0:
@@ -72,7 +72,7 @@ class CellPool(Generic[Cell]):
                 self._holders[number] += 1
 
     def release(self, numbers: Sequence[int]) -> None:
-        """One holder of each less."""
+        """Remove a holder of each."""
         with self._lock:
             for number in numbers:
                 self._holders[number] -= 1
@@ -82,7 +82,7 @@ class CellPool(Generic[Cell]):
                     self._free.append(number)
 
     def check(self, held: Sequence[int]) -> None:
-        """Assert that every cell has exactly as many holders as `held` names it times."""
+        """Assert that every cell has as many holders as times in `held`."""
         with self._lock:
             counts = [0] * len(self.cells)
             for number in held:
@@ -90,19 +90,18 @@ class CellPool(Generic[Cell]):
             if counts != self._holders:
                 raise ContractError("holders of cells are counted wrong")
             if sorted(self._free) != [n for n, count in enumerate(counts) if not count]:
-                raise ContractError("cells that nobody holds are free")
+                raise ContractError("the free cells are not those without holders")
 
 
 Beginning = tuple[int, ...]
 
 
 class Checkpoints:
-    """Holds each of its cells once.
+    """States at page ends, each with one holder here.
 
     Keys and values are shared by whole pages, and a recurrent state is of use only for the very
-    token that it stood after. So states are kept where a page ends, a bounded number of them; the
-    least recently used goes first. A key is the whole prefix: no two texts can be taken for one
-    another.
+    token that it follows. So states are stored at page ends, a bounded number of them; the least
+    recently used goes first. A key is the whole prefix: two texts cannot be confused.
     """
 
     def __init__(self, pool: CellPool[StateCell], capacity: int) -> None:
@@ -116,8 +115,8 @@ class Checkpoints:
         return list(self._cells.values())
 
     def longest(self, tokens: Sequence[int], most: int) -> tuple[int, int | None]:
-        """How many of the first `most` tokens the best state has read, and its cell, of which the
-        caller becomes a holder; (0, None) if there is none."""
+        """The longest stored prefix among the first `most` tokens: its length, and its cell, of
+        which the caller becomes a holder; (0, None) if there is none."""
         with self._lock:
             fits = [
                 key for key in self._cells if len(key) <= most and key == tuple(tokens[: len(key)])
@@ -131,7 +130,7 @@ class Checkpoints:
             return len(best), cell
 
     def add(self, beginning: Beginning, cell: int) -> None:
-        """One that is known already keeps the cell it has: both hold the same bits."""
+        """Store a state. A known prefix keeps its cell: both hold the same bits."""
         with self._lock:
             if not self.capacity:
                 return
@@ -148,7 +147,7 @@ class Checkpoints:
             if cell is not None:
                 self._pool.release([cell])
 
-    def make_room(self, count: int) -> None:
+    def free_cells(self, count: int) -> None:
         """Drop the oldest until `count` cells are free, or none is left."""
         with self._lock:
             while self._cells and self._pool.num_free < count:
@@ -161,7 +160,7 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """Nodes of a row after which the state, or the inputs, shall be kept."""
+    """Nodes of a row after which the state, or the inputs, must be stored."""
 
     states: tuple[int, ...]
     inputs: tuple[int, ...]
@@ -169,8 +168,8 @@ class Wants:
 
 @dataclass(frozen=True, slots=True)
 class StateOrigin:
-    """A state: that of cell `source` (None: of nothing read) after `replayed` inputs, of which the
-    first `num_kept` are of committed tokens."""
+    """A state: the state in cell `source` (None: nothing read) after `replayed` inputs, the first
+    `num_kept` of which belong to committed tokens."""
 
     source: int | None
     replayed: tuple[int, ...] = ()
@@ -179,10 +178,10 @@ class StateOrigin:
 
 @dataclass(slots=True)
 class RecurrentSequence:
-    """`base` is the state after the first `base_length` of `tokens`, which are committed; `kept`
-    are the inputs of committed tokens after those. `states` and `inputs` are cells of staged nodes.
-    `written` is the beginning of its own text that it made a checkpoint of, past the `announced`
-    tokens that it was opened with.
+    """Recurrent memory of one sequence. `base` is the state after the first `base_length` of
+    `tokens`, which are committed; `kept` are the inputs of later committed tokens. `states` and
+    `inputs` are cells of staged nodes. `written` is the beginning of its own text at its newest
+    checkpoint, past the `announced` tokens that it was opened with.
     """
 
     tokens: list[int] = field(default_factory=list[int])
@@ -198,7 +197,7 @@ class RecurrentSequence:
 
     @property
     def reach(self) -> int:
-        """Committed tokens after which the state can be had without reading again."""
+        """Number of committed tokens whose state is available without reading again."""
         return self.base_length + len(self.kept)
 
     @property
@@ -210,7 +209,8 @@ class RecurrentSequence:
         return [*self.kept, *self.inputs.values()]
 
     def origin(self, node: int) -> StateOrigin | None:
-        """The state after a staged node, or after what is committed; None if it was not kept."""
+        """The state after a staged node, or after the committed tokens; None if it is not
+        stored."""
         replayed: list[int] = []
         while node != ROOT:
             if node in self.states:
@@ -224,16 +224,16 @@ class RecurrentSequence:
         return StateOrigin(self.base, (*self.kept, *reversed(replayed)), len(self.kept))
 
     def chain_length(self, parents: Sequence[int]) -> int:
-        """How many of the first nodes are a chain from the committed state on."""
+        """The number of first nodes that form a chain from the committed state on."""
         length = 0
         while length < len(parents) and parents[length] == length - 1:
             length += 1
         return length
 
     def overdue(self, row: StepRow) -> tuple[int, int] | None:
-        """Positions that must be read again before `row` can be, as (start, stop), or None.
+        """Positions that must be read again before `row`, as (start, stop), or None.
 
-        Raises CapacityError for a node of a tree that cannot be had any more.
+        Raises CapacityError for a tree node whose state is lost.
         """
         first = len(self.parents)
         for parent in sorted({parent for parent in row.parents if parent < first}):
@@ -250,7 +250,7 @@ class RecurrentSequence:
         return None
 
     def text(self, start: int, stop: int) -> list[int]:
-        """Tokens at these positions; past the committed ones, those of the staged chain."""
+        """Tokens at these positions; past the committed ones, from the staged chain."""
         length = len(self.tokens)
         return [*self.tokens[start:stop], *self.staged[max(start - length, 0) : stop - length]][
             : stop - start
@@ -265,7 +265,7 @@ class RecurrentSequence:
         return None
 
     def runs(self, row: StepRow) -> Iterator[range]:
-        """Nodes of `row`, which is staged, cut where a node does not follow the one before."""
+        """Nodes of `row`, which is staged, split where a node does not follow the one before."""
         first = len(self.parents) - len(row.tokens)
         start = first
         for node in range(first + 1, len(self.parents)):
@@ -277,8 +277,8 @@ class RecurrentSequence:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is kept of a pass. `history` nodes besides the pending token can be returned to, and of
-    `num_staged` at most the whole state is held."""
+    """Choice of the states to store of a pass. A round can return to `history` nodes in addition to
+    the pending token, and at most `num_staged` whole states are held."""
 
     rollback: str
     history: int
@@ -287,22 +287,23 @@ class Policy:
     checkpoints: bool
 
     def wants(self, seq: RecurrentSequence, row: StepRow) -> Wants:
-        """For `row`, which is not staged yet. Raises CapacityError for a tree past the history."""
+        """Wants of `row`, which is not staged yet. Raises CapacityError for a tree past the
+        history."""
         parents = [*seq.parents, *row.parents]
         if seq.chain_length(parents) == len(parents):
             return self._chain(seq, row)
         return self._tree(seq, row, parents)
 
     def _chain(self, seq: RecurrentSequence, row: StepRow) -> Wants:
-        """Before the row's first logits is text, which stays: its inner states are not kept."""
+        """Wants of a chain. Tokens before the first logits are committed text: no inner states."""
         first = len(seq.parents)
         stop = first + len(row.tokens)
         open_ends = stop - first - row.logits_from
         if self.rollback == "ring":
-            count = max(1, min(open_ends, self._room(seq.states)))
+            count = max(1, min(open_ends, self._num_unused(seq.states)))
             states, inputs = set(range(stop - count, stop)), ()
         else:
-            count = max(0, min(open_ends, self._room(seq.inputs)))
+            count = max(0, min(open_ends, self._num_unused(seq.inputs)))
             inputs = tuple(range(stop - count, stop))
             states = {stop - count - 1} if count < stop - first else set[int]()
         if self.checkpoints:
@@ -312,7 +313,7 @@ class Policy:
         return Wants(tuple(sorted(states)), inputs)
 
     def _page_ends(self, length: int, first: int, stop: int, num_text: int) -> set[int]:
-        """The last node of the text that fills a page, and the last of all that does."""
+        """The last node of the text that fills a page, and the last node of all that does."""
         found: set[int] = set()
         for end in (min(first + num_text + 1, stop), stop):
             node = (length + end) // self.page_size * self.page_size - length - 1
@@ -321,7 +322,7 @@ class Policy:
         return found
 
     def _tree(self, seq: RecurrentSequence, row: StepRow, parents: Sequence[int]) -> Wants:
-        """Every node that something may hang from or end at."""
+        """Wants of a tree: every node that may have a child or end the accepted path."""
         first, stop = len(seq.parents), len(parents)
         text = min(first + row.logits_from, seq.chain_length(parents), stop - 1)
         branches = {
@@ -329,10 +330,10 @@ class Policy:
         }
         nodes = {*(node for node in branches if node >= first), *range(max(text, first), stop)}
         if self.rollback == "replay":
-            # Inputs are of use from a state on, without a gap.
+            # Inputs can be replayed only from a state on, without a gap.
             nodes = set(range(min(nodes), stop))
         held = seq.states if self.rollback == "ring" else seq.inputs
-        if len(nodes) > self._room(held):
+        if len(nodes) > self._num_unused(held):
             raise CapacityError(
                 f"{len(nodes) + len(held)} nodes of a tree are more than a recurrent memory with "
                 f"a history of {self.history} can return to.",
@@ -343,5 +344,5 @@ class Policy:
         before = min(nodes) - 1
         return Wants((before,) if before >= first else (), tuple(sorted(nodes)))
 
-    def _room(self, held: dict[int, int]) -> int:
+    def _num_unused(self, held: dict[int, int]) -> int:
         return self.history + 1 - len(held)

@@ -2,6 +2,6 @@
 
 Open theory.py first: closed forms of tokens per round, speed-up and drafting ahead. acceptance.py
 and cost.py learn acceptance and seconds from rounds while they run, by the estimators of online.py
-(fading rates and means, running medians, straight lines); worth.py has every threshold of whether
-a token is worth a row. calibration.py is what was measured beforehand, for the planner.
+(fading rates and means, running medians, straight lines); worth.py has every threshold for a
+token's row to pay. calibration.py has measurements made beforehand, for the planner.
 """

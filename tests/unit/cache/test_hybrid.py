@@ -114,10 +114,10 @@ def test_the_longest_known_beginning_is_found_and_the_oldest_goes_first() -> Non
     pool.check([*found.held, cell])
     # It was used last, so the other one goes to make room.
     pool.release([cell])
-    found.make_room(5)
+    found.free_cells(5)
     assert found.longest((5, 6), 2) == (0, None)
     assert pool.num_free == 5
-    found.make_room(6)
+    found.free_cells(6)
     pool.check([])
 
 

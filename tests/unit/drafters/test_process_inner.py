@@ -31,4 +31,4 @@ def test_a_hybrid_has_the_room_for_states_that_the_engine_decided() -> None:
     drafter = build_inner(ChildOptions.from_json(options.to_json())).drafter
     assert isinstance(drafter, ModelDrafter)
     assert isinstance(drafter.model, QwenHybridModel)
-    assert drafter.model.state.room == STATES
+    assert drafter.model.state.capacity == STATES
