@@ -1,6 +1,6 @@
 """Outrider: speculative decoding that never changes the text.
 
-The names below load what they need when first used, so that importing the package costs nothing.
+The names below import their modules when first used, so that importing the package costs nothing.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@ docs/extending.md shows how.
 
 A test file subclasses `DrafterContract` or `RuleContract`, and pytest runs what the class inherits;
 pytest itself is not imported. The checks are functions that raise AssertionError with a sentence;
-our own drafters are tested by the same ones. They ask over five tokens, so that texts repeat.
+our own drafters are tested by the same ones. They use a vocabulary of five tokens, so that texts
+repeat.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ _NUM_TOKENS = 40
 _NUM_CASES = Effort().num_generated
 
 
-def _must(holds: bool, told: str) -> None:
+def _must(holds: bool, message: str) -> None:
     if not holds:
-        raise AssertionError(told)
+        raise AssertionError(message)
 
 
 def row(
@@ -68,7 +69,7 @@ def fresh_draft(
     *,
     prompt: Sequence[int] | None = None,
 ) -> Draft:
-    """The draft of a drafter that meets the whole text at once, as a prompt unless it has one."""
+    """The draft of a drafter that gets the whole text at once, as a prompt unless it has one."""
     drafter = make()
     drafter.open(0, text if prompt is None else prompt)
     draft = drafter.propose([row(0, text, depth=depth, params=params)])[0]
@@ -77,7 +78,7 @@ def fresh_draft(
 
 
 def check_same(left: Draft, right: Draft, why: str = "") -> None:
-    """Two drafts are equal; distributions to the last few bits."""
+    """Check that two drafts are equal; distributions to the last few bits."""
     shapes = f"{_words(left)}, and {_words(right)}"
     same = (left.tokens, left.parents) == (right.tokens, right.parents)
     _must(same, f"{why or 'two drafts differ'}: {shapes}")
@@ -99,25 +100,26 @@ def _proposed(drafter: Drafter, rows: Sequence[DraftRow]) -> list[Draft]:
 
 
 def check_shape(draft: Draft, depth: int, params: SamplingParams) -> None:
-    """Within budget and vocabulary; distributions are distributions, and give every drawn token
-    some mass."""
-    _must(draft.max_depth <= depth, f"{draft.max_depth} tokens in a row, where {depth} may be")
+    """Check that a draft is within budget and vocabulary, and that its distributions are valid and
+    give every drawn token some mass."""
+    _must(draft.max_depth <= depth, f"{draft.max_depth} tokens in a row, where {depth} are allowed")
     known = all(0 <= token < VOCAB for token in draft.tokens)
-    _must(known, f"{draft.tokens} has an id that is none of {VOCAB}")
+    _must(known, f"{draft.tokens} has an id outside the vocabulary of {VOCAB}")
     if draft.probs_NV is None:
         return
-    _must(not params.greedy, "greedy decoding draws nothing, and distributions are reported")
+    _must(not params.greedy, "greedy decoding draws nothing, but distributions are reported")
     shape = tuple(draft.probs_NV.shape)
     _must(shape == (len(draft), VOCAB), f"distributions of {shape} for {len(draft)} tokens")
     sums_N = draft.probs_NV.sum(-1).double()
     is_one = torch.allclose(sums_N, torch.ones(len(draft)).double())
     _must(is_one and float(draft.probs_NV.min()) >= 0, f"these are no distributions: {sums_N}")
     for probs_V, token in zip(draft.probs_NV, draft.tokens, strict=True):
-        _must(bool(probs_V[token] > 0), f"token {token} was drawn from what gives it no mass")
+        _must(bool(probs_V[token] > 0), f"token {token} was drawn from a distribution without it")
 
 
 def check_budgets(make: MakeDrafter, params: SamplingParams) -> None:
-    """Drafts keep to depth, size and vocabulary, and the same text has the same draft."""
+    """Check that drafts keep to depth, size and vocabulary, and that equal texts have equal
+    drafts."""
     rng = random.Random(7)
     for number in range(_NUM_TEXTS):
         text = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
@@ -128,14 +130,14 @@ def check_budgets(make: MakeDrafter, params: SamplingParams) -> None:
         drafter.close(0)
         check_draft(drafter.name, asked, draft, VOCAB)
         check_shape(draft, depth, params)
-        why = f"the draft of {text} differs when it is asked for again"
+        why = f"the draft of {text} differs when it is requested again"
         check_same(draft, fresh_draft(make, text, depth, params), why)
 
 
 def check_memory(make: MakeDrafter, params: SamplingParams) -> None:
-    """After any history, a drafter proposes what one that was not asked before would.
+    """Check that after any history a drafter proposes what a new drafter would.
 
-    Rounds accept some, all or none of a draft, or go by without asking; two sequences alternate.
+    Rounds accept some, all or none of a draft, or pass without a request; two sequences alternate.
     """
     rng = random.Random(3)
     drafter = make()
@@ -167,7 +169,8 @@ def check_memory(make: MakeDrafter, params: SamplingParams) -> None:
 
 
 def check_rows_alone(make: MakeDrafter, params: SamplingParams) -> None:
-    """A batch with different depths and lengths gives each row what it gets alone."""
+    """Check that a batch with different depths and lengths gives each row the draft it gets
+    alone."""
     drafter = make()
     asked = [((1, 2, 1), 4), ((0,), 1), ((3, 3, 3, 3, 3), 0), ((2, 0, 2, 0), 6), ((1,), 3)]
     for seq_id, (text, _) in enumerate(asked):
@@ -180,15 +183,15 @@ def check_rows_alone(make: MakeDrafter, params: SamplingParams) -> None:
 
 
 def check_draws(make: MakeDrafter) -> None:
-    """On every branch of its random numbers a drafter draws by the distributions that it reports;
-    one that reports none draws nothing. A wrong report is what a rule cannot see."""
+    """Check that on every branch of its random numbers a drafter draws by the distributions that it
+    reports, and draws nothing if it reports none. A rule cannot see a wrong report."""
     for text in TEXTS:
-        for told in misreports(text, drawings(make, text), secret=True):
-            _must(False, told)
+        for finding in misreports(text, drawings(make, text), secret=True):
+            _must(False, finding)
 
 
 def check_ids_again(make: MakeDrafter) -> None:
-    """The number of a sequence that was closed may come again, with another text."""
+    """Check that the number of a closed sequence may be used again, with another text."""
     drafter = make()
     for text in ((1, 2, 1, 2), (3, 0, 3), (1,), (1, 2, 1, 2)):
         drafter.open(7, text)
@@ -199,9 +202,9 @@ def check_ids_again(make: MakeDrafter) -> None:
 
 
 def check_texts(name: str) -> None:
-    """The embedded model writes with the installed drafter `name` what it writes without: one text
-    at a time and several, short and long drafts, drafts of changing length, trees where it can, and
-    at a temperature under the rule that ties a text to its seed."""
+    """Check that the embedded model writes the same text with the installed drafter `name` and
+    without: one text at a time and several, short and long drafts, drafts of changing length, trees
+    if it branches, and at a temperature under the rule that ties a text to its seed."""
     kind = drafter_named(name)
     ways: list[dict[str, Any]] = [
         {"k": 1},
@@ -215,7 +218,7 @@ def check_texts(name: str) -> None:
 
 
 def _written(drafter: str, way: Mapping[str, Any]) -> list[tuple[int, ...]]:
-    """Greedily, then at a temperature."""
+    """Texts at temperature 0, then at a temperature."""
     greedy = SamplingParams(max_tokens=_NUM_TOKENS)
     with LLM(config=EngineConfig(drafter=drafter, sampler="coupled", **way)) as llm:
         results = [
@@ -229,10 +232,10 @@ def _written(drafter: str, way: Mapping[str, Any]) -> list[tuple[int, ...]]:
 
 
 class ProposalContract:
-    """What a drafter proposes. A subclass whose name begins with Test says how to `make` one."""
+    """Contract of a drafter's proposals. A subclass whose name begins with Test defines `make`."""
 
     def make(self) -> Drafter:
-        """A new drafter each time; over VOCAB tokens, where it has to know."""
+        """A new drafter each time; over VOCAB tokens, if it has to know."""
         raise NotImplementedError
 
     def test_drafts_keep_to_budget_and_vocabulary(self) -> None:
@@ -255,23 +258,23 @@ class ProposalContract:
 
 
 class DrafterContract(ProposalContract):
-    """That, and what an engine writes with it. `name` is the name of its entry point."""
+    """Contract of proposals and of the text written with them. `name` is the entry point's name."""
 
     name = ""
 
     def test_it_is_installed_under_its_name(self) -> None:
         known = PLUGINS.names()
-        told = f"no installed package has an entry point {self.name!r} in the group"
-        _must(self.name in known, f"{told} outrider.drafters: pip install yours, then test it")
-        _must(PLUGINS.load(self.name).name == self.make().name, "it calls itself otherwise")
+        missing = f"no installed package has an entry point {self.name!r} in the group"
+        _must(self.name in known, f"{missing} outrider.drafters: pip install yours, then test it")
+        _must(PLUGINS.load(self.name).name == self.make().name, "it reports another name")
 
     def test_text_is_the_targets_own(self) -> None:
         check_texts(self.name)
 
 
 class RuleContract:
-    """The first check of `outrider verify --sampler NAME`, by itself: by enumeration an installed
-    rule keeps the target's distribution. `name` is the name of its entry point."""
+    """The first check of `outrider verify --sampler NAME` alone: an installed rule preserves the
+    target's distribution, by enumeration. `name` is the name of its entry point."""
 
     name = ""
 

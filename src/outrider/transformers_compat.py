@@ -27,7 +27,7 @@ from outrider.core.files import FileKind, read_json
 from outrider.core.params import SamplingParams
 
 _NEW_TOKENS = 20
-# transformers' own, where neither caller nor checkpoint says another.
+# transformers' own defaults, if neither caller nor checkpoint has another.
 _DEFAULTS: Mapping[str, Any] = {
     "do_sample": False,
     "temperature": 1.0,
@@ -35,12 +35,12 @@ _DEFAULTS: Mapping[str, Any] = {
     "top_p": 1.0,
     "repetition_penalty": 1.0,
 }
-# What these ask for happens anyway, or changes nothing here.
+# Arguments whose request is always met here, or changes nothing here.
 _IDLE = frozenset(
     {"attention_mask", "cache_implementation", "disable_compile", "return_dict_in_generate"}
     | {"synced_gpus", "tokenizer", "use_cache"}
 )
-# A value that asks for nothing; any other one is refused.
+# Values that request nothing; any other one is refused.
 _OFF: Mapping[str, tuple[object, ...]] = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
@@ -73,7 +73,7 @@ _LLMS: dict[tuple[object, ...], LLM] = {}
 
 
 class Streamer(Protocol):
-    """Where `streamer` puts the prompt's ids, then those of each round."""
+    """Receiver of the prompt's ids, then of those of each round."""
 
     def put(self, value: Tensor) -> None: ...
     def end(self) -> None: ...
@@ -81,7 +81,7 @@ class Streamer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerateOutput:
-    """What `return_dict_in_generate` asks for. `sequences` are int64, shape (rows, tokens)."""
+    """The result with `return_dict_in_generate`. `sequences` are int64, shape (rows, tokens)."""
 
     sequences: Tensor
 
@@ -89,13 +89,13 @@ class GenerateOutput:
 def generate(
     model: str | Path | LLM, inputs: object = None, **generate_kwargs: Any
 ) -> Tensor | GenerateOutput:
-    """Prompts and what follows them: int64 of shape (rows, padded prompt + longest text).
+    """Generate texts. Returns prompts and texts: int64, shape (rows, padded prompt + longest text).
 
     `model` is a folder, a hub id, or an LLM. `inputs` are ids of shape (rows, tokens), padded on
     the left under `attention_mask` as transformers wants them, or the tokenizer's whole output.
-    `num_return_sequences` rows follow one another. Sampling draws from torch's generator, so
-    `torch.manual_seed` repeats it, though not with transformers' numbers. Raises ConfigError,
-    naming the argument.
+    With `num_return_sequences` the rows of a prompt follow one another. Sampling draws from torch's
+    generator, so `torch.manual_seed` repeats it, though not with transformers' numbers. Raises
+    ConfigError, naming the argument.
     """
     if isinstance(inputs, Mapping):
         generate_kwargs = {**cast("Mapping[str, Any]", inputs), **generate_kwargs}
@@ -117,7 +117,7 @@ def generate(
 
 
 def close_all() -> None:
-    """Let go of the models that `generate` loaded."""
+    """Close the models that `generate` loaded."""
     while _LLMS:
         _LLMS.popitem()[1].close()
 
@@ -142,7 +142,7 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prompts(inputs: object, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Ids and which of them count, both of shape (rows, tokens)."""
+    """Ids and the mask of those that count, both of shape (rows, tokens)."""
     found = given.get("input_ids") if inputs is None else inputs
     try:
         ids_BP = torch.as_tensor(found).cpu() if found is not None else torch.zeros(0)
@@ -191,7 +191,7 @@ def _defaults_of(llm: LLM, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _special_ids(llm: LLM, asked: Mapping[str, Any]) -> tuple[int, tuple[int, ...]]:
-    """The id that pads, and those that end a text."""
+    """The padding id, and the ids that end a text."""
     stated = asked.get("eos_token_id")
     if stated is None:
         ends = tuple(sorted(llm.stop_ids))
@@ -209,7 +209,7 @@ def _params(asked: Mapping[str, Any], num_prompt: int) -> SamplingParams:
         most = asked["max_length"] - num_prompt
         if most < 1:
             raise ConfigError(
-                f"generate: max_length {asked['max_length']} has no room for more than the prompt "
+                f"generate: max_length {asked['max_length']} allows no token after the prompt "
                 f"of {num_prompt} tokens.",
                 hint="set max_new_tokens",
             )
@@ -272,9 +272,9 @@ def _run(
 
 
 def _ended(result: GenerationResult, ends: Sequence[int]) -> list[int]:
-    """The ids up to the first that ends the text, which stays as transformers leaves it."""
+    """The ids up to and including the first that ends the text, as transformers returns them."""
     ids = list(result.token_ids)
-    return next((ids[: place + 1] for place, one in enumerate(ids) if one in ends), ids)
+    return next((ids[: index + 1] for index, one in enumerate(ids) if one in ends), ids)
 
 
 def _joined(prompts_RP: Tensor, texts: Sequence[Sequence[int]], pad: int) -> Tensor:

@@ -1,12 +1,12 @@
 """Calibration: measured costs and acceptance of a target and its drafters on one machine.
 
-Of n sequences with contexts S_i (committed tokens) and rows R_i (new tokens), a pass takes
+A pass over n sequences with contexts S_i (committed tokens) and rows R_i (new tokens) takes
 
     T = rows(sum R_i) + per_context sum S_i + per_read sum R_i S_i
 
 because weights are read once for all rows, keys and values once for all rows of a sequence, and
-every row attends to each of them. A round adds `overhead`, `token` an emitted token (its text and
-records), `host` a sequence and `rule` a verified row.
+every row attends to each of them. A round adds `overhead`, and `token` per emitted token (its text
+and records), `host` per sequence and `rule` per verified row.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from outrider.estimate.online import BySequence, RunningMedian
 from outrider.estimate.theory import RoundStats
 
 SCHEMA = "outrider-calibration/1"
-# The folder within the cache in which they are kept.
+# The folder of stored calibrations within the cache.
 CALIBRATIONS = "calibrations"
 _HINT = "measure anew: outrider plan --fresh"
 
 
 @dataclass(frozen=True, slots=True)
 class PassCosts:
-    """Seconds of a target's pass, as above. `rows` is the curve at no context."""
+    """Seconds of a target's pass, as in the formula above. `rows` is the curve at context 0."""
 
     rows: Curve
     per_context: float = 0.0
@@ -43,11 +43,11 @@ class PassCosts:
 
 @dataclass(frozen=True, slots=True)
 class PlaceCount:
-    """Drafts that had a token at a place with all before it kept, and how many kept it.
+    """Counts of one position of drafts: how often it was drafted, and how often accepted.
 
-    Of `drafted` drafts that had a j-th token and whose tokens before it were all kept, `accepted`
-    kept it too. Counts come from rounds with room for a whole draft; a place that was not drafted
-    counts for neither.
+    Of `drafted` drafts that had a j-th token and whose tokens before it were all accepted,
+    `accepted` had it accepted too. Counts come from rounds that could use a whole draft; a position
+    that was not drafted counts for neither.
     """
 
     drafted: int
@@ -56,22 +56,22 @@ class PlaceCount:
 
 @dataclass(frozen=True, slots=True)
 class DrafterCosts:
-    """`name` as in `--drafter`. `draft` has seconds by depth for growing numbers of sequences.
-    `places` entry j is place j + 1 of a chain. `memory_bytes` is what its weights take, and
-    `kv_bytes_per_token` what a token of context does.
+    """Costs and acceptance of one drafter, `name` as in `--drafter`. `draft` has seconds by depth
+    for growing numbers of sequences. `places` entry j counts position j + 1 of a chain.
+    `memory_bytes` is the size of its weights, and `kv_bytes_per_token` that of a token of context.
 
-    `num_rounds` is how many rounds were counted, where some draft less than asked; 0 says that all
-    drafts are as long as asked. `requests` has the counts of each text by itself, if they were told
-    apart. `carry` says where the draft after one that was kept whole stands: 1, its places go on
-    where those of the last ended, as those of a model do that agrees with its target or not by
-    position in the text; 0, it begins anew. `laws` entry K - 1 is what rounds at depth K bring, if
-    they were replayed from deeper ones. `chances` [place][rank] are those of a tree's candidates,
-    if ranks were counted.
+    `num_rounds` is the number of counted rounds, if some draft less than requested; 0 says that all
+    drafts are as long as requested. `requests` has the counts of each text, if they were kept
+    apart. `carry` is the start of the draft after a fully accepted one: 1 if its positions continue
+    those of the last, as for a model that agrees with its target or not by position in the text; 0
+    if it begins anew. `laws` entry K - 1 has the outcomes of rounds at depth K, if they were
+    replayed from deeper ones. `chances` [position][rank] are the probabilities of a tree's
+    candidates, if ranks were counted.
 
-    Seconds go by depth, as measured for some numbers of sequences; `per_context` is added a token
-    of context for each step, and `per_emitted` a token that was emitted since the draft before,
-    because heads read these tokens and their states before they draft. `miss` is what a round takes
-    in which a sequence was asked for a draft and none was found.
+    Seconds are by depth, as measured for some numbers of sequences; `per_context` is added per
+    token of context for each step, and `per_emitted` per token that was emitted since the draft
+    before, because heads read these tokens and their states before they draft. `miss` is the time
+    of a round in which a draft was requested and none was found.
     """
 
     name: str
@@ -91,8 +91,8 @@ class DrafterCosts:
     def seconds(
         self, depth: float, num_sequences: float, context: float, emitted: float = 0.0
     ) -> float:
-        """Of one draft; `context` is the sum of S_i, `emitted` that of the tokens since the draft
-        before. Between measured numbers of sequences it is interpolated; nothing for no draft."""
+        """Seconds of one draft; `context` is the sum of S_i, `emitted` the number of tokens since
+        the draft before. Interpolates between measured numbers of sequences; 0 for no draft."""
         if not depth or not num_sequences:
             return 0.0
         taken = Curve.through((count, curve.at(depth), 1.0) for count, curve in self.draft)
@@ -102,9 +102,9 @@ class DrafterCosts:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """`machine`, `target` and `provenance` say of what; `seconds` how long it took to measure.
-    `scatter` is the median relative deviation of repeated times from their median. The target's
-    weights take `memory_bytes` and a token of its context `kv_bytes_per_token`; 0 is not known."""
+    """Measured costs of `target_name` on `machine`; measuring took `seconds`. `scatter` is the
+    median relative deviation of repeated times from their median. The target's weights take
+    `memory_bytes` and a token of its context `kv_bytes_per_token`; 0 means unknown."""
 
     machine: str
     target_name: str
@@ -125,7 +125,7 @@ class Calibration:
 
     @classmethod
     def of_json(cls, text: str) -> Calibration:
-        """What `to_json` wrote. Raises ConfigError if this is something else."""
+        """The calibration that `to_json` wrote. Raises ConfigError for any other text."""
         try:
             record = json.loads(text)
             if record.pop("schema") != SCHEMA:
@@ -145,7 +145,7 @@ class Calibration:
 def _drafter(record: dict[str, Any]) -> DrafterCosts:
     record["draft"] = tuple((int(count), curve_of(curve)) for count, curve in record["draft"])
     record["places"] = _counts(record["places"])
-    record["requests"] = tuple(_counts(places) for places in record["requests"])
+    record["requests"] = tuple(_counts(positions) for positions in record["requests"])
     record["laws"] = tuple(_stats(stats) for stats in record["laws"])
     record["chances"] = tuple(tuple(map(float, ranks)) for ranks in record["chances"])
     return DrafterCosts(**record)
@@ -156,25 +156,25 @@ def _stats(record: Mapping[str, Any]) -> RoundStats:
     return RoundStats(kept, float(record["drafting"]), float(record["num_drafted"]))
 
 
-def _counts(places: Sequence[dict[str, int]]) -> tuple[PlaceCount, ...]:
-    return tuple(PlaceCount(**place) for place in places)
+def _counts(positions: Sequence[dict[str, int]]) -> tuple[PlaceCount, ...]:
+    return tuple(PlaceCount(**one) for one in positions)
 
 
-# So many readings are remembered, of those that are long enough to tell.
+# Number of remembered readings, and the tokens of a reading that is long enough to count.
 NUM_READINGS = 31
 LEAST_READ = 16
 
 
 class Reading:
-    """Learns from the traces of passes, in their order."""
+    """Time in which a drafter reads text, learnt from the traces of passes in their order."""
 
     def __init__(self) -> None:
-        # 0 of those that were drafted for in their last round.
+        # Unread tokens; 0 for a sequence whose last round had a draft.
         self._unread: BySequence[int] = BySequence()
         self._seconds_a_token = RunningMedian(NUM_READINGS)
 
     def ended(self, traces: Sequence[RoundTrace]) -> int:
-        """A pass; the tokens that its drafter had to read first. What was never seen is a token."""
+        """Count a pass. Returns the tokens that its drafter had to read first; 1 for a new text."""
         unread, total = self._unread, 0
         for trace in traces:
             seq_id = trace.seq_id
@@ -187,16 +187,16 @@ class Reading:
         return total
 
     def add(self, seconds: float, num_tokens: int) -> None:
-        """So many tokens were read."""
+        """Count a reading of so many tokens."""
         if num_tokens >= LEAST_READ:
             self._seconds_a_token.add(max(seconds, 0.0) / num_tokens)
 
     def is_due(self, seq_id: int) -> bool:
-        """Whether the drafter would have to read something of this text."""
+        """True if the drafter would have to read tokens of this text."""
         return bool(self._unread.get(seq_id))
 
     def seconds(self, seq_ids: Iterable[int]) -> float:
-        """What reading the rest of these texts takes; nothing before it was measured."""
+        """Time of reading the rest of these texts; 0 before it was measured."""
         if not self._seconds_a_token:
             return 0.0
         num_tokens = sum(self._unread.get(seq_id, 0) for seq_id in seq_ids)

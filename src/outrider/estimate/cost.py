@@ -5,10 +5,10 @@ A round of b sequences with drafts of K_1 to K_b tokens takes
     T = overhead + host b + judge (K_1 + ... + K_b)
         + target(b + K_1 + ... + K_b) + draft(max K, number of K > 0)
 
-The target reads its weights once for all rows of a pass, so its seconds go by rows. Work of the
-host after a pass (text, memory, records) goes by sequences, and the distributions that drafted
-tokens are judged by go by these: with a large vocabulary they may cost more than the pass. A draft
-model runs once a token for all sequences that still draft, so its seconds go by depth, for each
+The target reads its weights once for all rows of a pass, so its seconds depend on rows. Host work
+after a pass (text, memory, records) depends on sequences, and computing the distributions that
+judge drafted tokens on these: with a large vocabulary they may cost more than the pass. A draft
+model runs once a token for all sequences that still draft, so its seconds depend on depth, for each
 number of sequences.
 """
 
@@ -33,7 +33,7 @@ class Curve:
 
     Between measured points a cost is interpolated, and it never falls as rows or depth grow: where
     noise says otherwise, points are pooled to their common mean. Below the first point the cost is
-    that of the first, above the last it goes on along the line from the first to the last point.
+    that of the first, above the last it continues the line from the first to the last point.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -46,7 +46,7 @@ class Curve:
 
     @classmethod
     def through(cls, samples: Iterable[tuple[float, float, float]]) -> Curve:
-        """The nearest curve to samples (x, seconds, weight), by squares (pool adjacent violators).
+        """The curve nearest to samples (x, seconds, weight) by squares (pool adjacent violators).
 
         Ayer et al. 1955, An empirical distribution function for sampling with incomplete
         information."""
@@ -76,9 +76,9 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """`target` is seconds by rows of a pass; `drafts` has seconds by depth for each number of
-    sequences that was measured, in growing order. `overhead` is what a round takes besides, `host`
-    what each of its sequences does, and `judge` what each drafted token does after the pass."""
+    """Costs of rounds in seconds. `target` is by rows of a pass; `drafts` is by depth for each
+    measured number of sequences, in growing order. `overhead` is the other time of a round, `host`
+    that of each of its sequences, and `judge` that of each drafted token after the pass."""
 
     target: Curve
     drafts: tuple[tuple[int, Curve], ...]
@@ -97,7 +97,7 @@ class CostTable:
         return self.target.at(num_rows)
 
     def draft_seconds(self, depth: int, num_sequences: int) -> float:
-        """As measured for the nearest number of sequences, by ratio; nothing for no draft."""
+        """Seconds measured for the nearest number of sequences, by ratio; 0 for no draft."""
         if depth == 0:
             return 0.0
         near = min(self.drafts, key=lambda entry: abs(math.log(entry[0] / num_sequences)))
@@ -113,8 +113,8 @@ class CostTable:
         return self.overhead + host + self.target.at(num_rows) + drafting
 
     def token_seconds(self, num_sequences: int, num_drafting: int, size: float) -> float:
-        """What one more drafted token adds to a round in which so many draft `size` tokens each:
-        from half as many to twice as many, for the first one costs what any draft does."""
+        """The time of one more drafted token in a round in which so many draft `size` tokens each:
+        the slope from half as many to twice as many, as the first one costs what any draft does."""
         if not num_drafting:
             return 0.0
         few, many = max(round(size / 2), 1), max(round(2 * size), 2)
@@ -129,7 +129,7 @@ class CostTable:
 
     @classmethod
     def of_json(cls, text: str) -> CostTable:
-        """What `to_json` wrote. Raises ConfigError if this is something else."""
+        """The table that `to_json` wrote. Raises ConfigError for any other text."""
         try:
             record = json.loads(text)
             drafts = [(int(count), curve_of(curve)) for count, curve in record["drafts"]]
@@ -160,36 +160,36 @@ def _pooled(
 
 WINDOW = 64
 LEVEL_WINDOW = 31
-# Times of a bucket before it may tell the level.
+# Times of a bucket before it counts for the level.
 SETTLED = 8
-# Rows are told apart up to here; beyond, an eighth of an octave is one bucket.
+# Rows have buckets of their own up to here; beyond, an eighth of an octave is one bucket.
 EXACT_ROWS = 16
-# How far costs may lie from a straight line, as a share, before a point's own times outweigh it.
+# Deviation of costs from a straight line, as a share, at which a point's own times outweigh it.
 MISFIT = 0.1
 # The mean deviation of normal noise, in medians of absolute deviations.
 _DEVIATIONS = 1.48
-# What is supposed before it was measured. Seconds are those of no machine.
+# Costs that are assumed before any measurement. Seconds are those of no machine.
 ASSUMED = CostTable(
     target=Curve(((1.0, 1.0), (33.0, 1.0 + 32 * ASSUMED_ROW_COST))),
     drafts=((1, Curve(((0.0, 0.0), (1.0, ASSUMED_DRAFT)))),),
 )
-# Rounds without drafts, after which those with drafts say what judging costs.
+# Rounds without drafts after which rounds with drafts give the cost of judging.
 _FEW = 3
-# A table that somebody stored is as good as so many measurements of each point.
+# A stored table counts as so many measurements of each point.
 _TRUST = 4
 
 
 class CostMeter:
-    """Tells what rounds cost here. A pure function of what it observed, and of `start`, a table
-    from before.
+    """Measures the costs of rounds. A pure function of its observations, and of `start`, an earlier
+    table.
 
     Every count of rows, and every depth of a draft, has the running median of its last `WINDOW`
-    times. A pass that read prompt tokens says nothing of verification, and a draft whose model
-    first had to catch up with the text nothing of drafting; both are left out. A point counts for
-    its median and, so far as its times scatter, for the straight line through all points.
+    times. A pass that read prompt tokens gives no time of verification, and a draft whose model
+    first had to catch up with the text no time of drafting; both are left out. A point counts for
+    its median and, as far as its times scatter, for the straight line through all points.
 
     A machine's speed drifts with its clock, its other users and the length of contexts. So times
-    are kept relative to a common level, which follows the newest passes: old times stay comparable.
+    are relative to a common level, which follows the newest passes: old times stay comparable.
     """
 
     def __init__(self, start: CostTable | None = None) -> None:
@@ -205,11 +205,11 @@ class CostMeter:
 
     @property
     def level(self) -> float:
-        """How slow the machine is now, relative to the times that are kept."""
+        """Present slowness of the machine, relative to the stored times."""
         return self._levels.median if len(self._levels) > LEVEL_WINDOW // 2 else 1.0
 
     def observe(self, traces: Sequence[RoundTrace], *, caught_up: bool) -> None:
-        """The traces of one pass. `caught_up` says that no drafter had text to read first."""
+        """Count the traces of one pass. `caught_up` says that no drafter had text to read first."""
         rounds = [trace for trace in traces if trace.num_emitted]
         if not rounds or any(trace.num_prompt_tokens for trace in traces):
             return
@@ -223,7 +223,7 @@ class CostMeter:
             level = self.level
             self._scatter.add(abs(seconds / usual / level - 1))
         times.add(seconds / level)
-        # What the host does between passes costs every round alike; the median leaves idling out.
+        # Host work between passes costs every round alike; the median leaves idling out.
         self._gaps.add(shared.gap_seconds)
         self._overhead = self._gaps.median
         self._time_host(shared.accept_seconds / level, len(rounds), num_rows - len(rounds))
@@ -233,8 +233,8 @@ class CostMeter:
             self._drafts.setdefault(key, RunningMedian(WINDOW)).add(shared.draft_seconds / level)
 
     def _time_host(self, seconds: float, num_sequences: int, num_drafted: int) -> None:
-        """Rounds without drafts tell the host's work for a sequence, and what others take beyond
-        that is judging; until there are a few of the first kind, nothing is."""
+        """Learn host times. Rounds without drafts give the time per sequence, and the rest of other
+        rounds is judging; before there are a few of the first kind, judging counts as 0."""
         self._mixed.add(seconds / num_sequences)
         if not num_drafted:
             self._hosts.add(seconds / num_sequences)
@@ -247,7 +247,7 @@ class CostMeter:
             self._judge = max(self._judges.median, 0.0)
 
     def table(self) -> CostTable | None:
-        """None before the first pass that tells something."""
+        """The costs so far; None before the first informative pass."""
         if not self._target:
             return None
         target = self._curve(self._target)
@@ -260,7 +260,7 @@ class CostMeter:
         return CostTable(target, drafts or ((1, guess),), self._overhead, host, judge)
 
     def _from_nothing(self, points: dict[int, RunningMedian]) -> Curve:
-        """Through the point that needs no measurement as well: no draft takes no time."""
+        """The curve through the points and through (0, 0): no draft takes no time."""
         return Curve(((0.0, 0.0), *self._curve(points).points))
 
     def _curve(self, points: dict[int, RunningMedian]) -> Curve:
@@ -288,7 +288,7 @@ class CostMeter:
 
 
 def _rows_bucket(num_rows: int) -> int:
-    """The rows that stand for `num_rows`."""
+    """The rows that represent `num_rows`."""
     if num_rows <= EXACT_ROWS:
         return num_rows
     return round(EXACT_ROWS * 2 ** (round(8 * math.log2(num_rows / EXACT_ROWS)) / 8))

@@ -1,4 +1,4 @@
-"""Estimators that learn while a run goes on, in constant time a value: each in one form.
+"""Estimators that learn during a run, in constant time per value: one implementation of each.
 
 A rate is hits a trial. Old counts fade: each trial leaves a share `fade` of them, so about
 1 / (1 - fade) trials count. With a prior of `mean`, as good as `weight` trials, the estimate is the
@@ -6,11 +6,11 @@ mean of a Beta distribution,
 
     posterior = (weight mean + hits) / (weight + trials)
 
-A prior of mean 1 asks how many hits there were for each that was expected: then `trials` are the
-sum of what was expected. A prior that is to fade as well stands in the counts from the start.
+A prior of mean 1 estimates the ratio of hits to expected hits: then `trials` are the sum of the
+expectations. A prior that is to fade as well is put into the counts at the start.
 
-These run for every token of every request. So where several counts change together, that is one
-call and not one each.
+These run for every token of every request. So if several counts change together, one call changes
+them.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from outrider.core.budget import RoundTrace
 
 T = TypeVar("T")
 
-# As many sequences as may ever run at once, so only those that ended are forgotten.
+# At least as many sequences as ever run at once, so only ended ones are forgotten.
 MOST_SEQUENCES = 1024
-# Passes of which some traces may be missing: lanes, each with one under way.
+# Passes that may lack some of their traces: lanes, each with one in progress.
 _MOST_OPEN = 64
 
 
 @dataclass(slots=True)
 class FadingRate:
-    """Hits a trial, or any other amount a trial. With a `fade` of 1 nothing fades."""
+    """Hits per trial, or any other amount per trial. With a `fade` of 1 nothing fades."""
 
     fade: float
     hits: float = 0.0
@@ -46,7 +46,7 @@ class FadingRate:
 
     @property
     def mean(self) -> float:
-        """0 before the first trial."""
+        """The rate; 0 before the first trial."""
         return self.hits / self.trials if self.trials else 0.0
 
     def posterior(self, mean: float, weight: float) -> float:
@@ -56,7 +56,7 @@ class FadingRate:
 def add_to_first(
     rates: Sequence[FadingRate], num_rates: int, hit: int | None, trials: float = 1.0
 ) -> None:
-    """The first `num_rates` had a trial, in which number `hit` had a hit and the others none."""
+    """Add a trial to each of the first `num_rates`; number `hit` had a hit and the others none."""
     for number in range(num_rates):
         rate = rates[number]
         rate.hits = rate.fade * rate.hits + (number == hit)
@@ -65,14 +65,13 @@ def add_to_first(
 
 @dataclass(slots=True)
 class RequestRates:
-    """Rates of one request by kind of trial, where all requests together expect a rate of each:
+    """Rates of one request by kind of trial, given the rate of each over all requests:
 
         f    = (V + all hits) / (V + all expected)
         rate = (W f expected + hits) / (W + trials)
 
-    f says how much better or worse than expected this request does in all kinds together. W
-    (`weight`) and V (`evenness`) say how much requests are alike. `f expected` is `highest` at
-    most.
+    f is the ratio of this request's hits to the expected ones over all kinds together. W (`weight`)
+    and V (`evenness`) state the likeness of requests. `f expected` is at most `highest`.
     """
 
     num_kinds: int
@@ -88,7 +87,7 @@ class RequestRates:
         self._all = FadingRate(self.fade)
 
     def add(self, kind: int, hit: float, expected: float) -> None:
-        """A trial for which a rate of `expected` was expected."""
+        """Count a trial with an expected rate of `expected`."""
         own, every, fade = self._kinds[kind], self._all, self.fade
         every.hits = fade * every.hits + hit
         every.trials = fade * every.trials + expected
@@ -106,7 +105,8 @@ class RequestRates:
 
 @dataclass(slots=True)
 class FadingMean:
-    """The newest value counts `share`, those before it what is left; the first counts whole."""
+    """A mean in which the newest value counts `share`, the older ones the rest; the first is
+    whole."""
 
     share: float
     value: float | None = None
@@ -118,7 +118,7 @@ class FadingMean:
 
 @dataclass(slots=True)
 class RunningMedian:
-    """Of the newest `size` values."""
+    """The median of the newest `size` values."""
 
     size: int
     _newest: deque[float] = field(default_factory=deque[float])
@@ -132,7 +132,7 @@ class RunningMedian:
 
     @property
     def median(self) -> float:
-        """Of two in the middle, their mean."""
+        """The median; the mean of the two middle values, if there are two."""
         middle = len(self._ordered) // 2
         if len(self._ordered) % 2:
             return self._ordered[middle]
@@ -140,7 +140,7 @@ class RunningMedian:
 
     @property
     def low(self) -> float:
-        """Of two in the middle, the lower."""
+        """The median; the lower of the two middle values, if there are two."""
         return self._ordered[(len(self._ordered) - 1) // 2]
 
     def __len__(self) -> int:
@@ -148,8 +148,8 @@ class RunningMedian:
 
 
 class BySequence(OrderedDict[int, T]):
-    """Values by sequence. Nobody says when a sequence ends: of more than `MOST_SEQUENCES` the one
-    least recently noted is forgotten."""
+    """Values by sequence. The end of a sequence is not reported: of more than `MOST_SEQUENCES` the
+    one least recently noted is forgotten."""
 
     def note(self, seq_id: int, value: T) -> T:
         self[seq_id] = value
@@ -160,13 +160,13 @@ class BySequence(OrderedDict[int, T]):
 
 
 class OpenPasses:
-    """Traces of passes, which come one by one."""
+    """Collects the traces of passes, which come one by one."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[int, list[RoundTrace]] = OrderedDict()
 
     def add(self, trace: RoundTrace) -> list[RoundTrace] | None:
-        """All traces of a pass, if this was the last of them."""
+        """Add a trace. Returns all traces of its pass, if it was the last of them."""
         traces = self._open.setdefault(trace.pass_index, [])
         traces.append(trace)
         if len(traces) >= trace.batch_size:
@@ -177,12 +177,12 @@ class OpenPasses:
 
 
 def seconds_of(trace: RoundTrace) -> float:
-    """What the round took, as far as its stages go."""
+    """Duration of the round: the sum of its stages."""
     return trace.draft_seconds + trace.verify_seconds + trace.accept_seconds
 
 
 def ms_per_token(trace: RoundTrace) -> float:
-    """Milliseconds an emitted token."""
+    """Milliseconds per emitted token."""
     return 1000 * seconds_of(trace) / trace.num_emitted
 
 
@@ -192,7 +192,7 @@ def nearest_rank(values: Sequence[float], percent: int) -> float:
 
 
 def fit_line(samples: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Start and slope, neither below 0, of the line nearest to samples (x, y, weight)."""
+    """Intercept and slope, neither below 0, of the line nearest to samples (x, y, weight)."""
     total = sum([weight for _, _, weight in samples])
     mean_x = sum([weight * x for x, _, weight in samples]) / total
     mean = sum([weight * y for _, y, weight in samples]) / total

@@ -1,12 +1,12 @@
-"""What a folder says that its drafts bring and cost: measured once, by whoever made it.
+"""Value of a folder's drafts as stated in it: acceptance and cost, measured once by its maker.
 
-Times are in plain passes of the target, which a machine scales but does not turn around: with E(K)
-from the chances that drafts are kept,
+Times are in plain passes of the target; a machine scales them but keeps their order. With E(K) from
+the probabilities of acceptance,
 
     S(K) = E(K) / (d + (K - 1) e + 1 + K r)
 
-where d is the time of a first draft, e that of each draft after it, and r that of a row more in the
-pass that verifies.
+where d is the time of a first draft, e that of each draft after it, and r that of one more row in
+the verifying pass.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any, Self, cast
 from outrider.core.config import MOST_K
 from outrider.estimate.theory import measured_speed_up
 
-# Of config.json.
+# Key in config.json.
 KEY = "outrider_worth"
 
 
 @dataclass(frozen=True, slots=True)
 class StatedWorth:
-    """`kept` entry j is the chance that a round keeps more than j drafts; `first`, `later` and
-    `row` are d, e and r."""
+    """Stated acceptance and times. `kept` entry j is the probability that a round accepts more than
+    j drafts; `first`, `later` and `row` are d, e and r."""
 
     kept: tuple[float, ...]
     first: float
@@ -36,8 +36,8 @@ class StatedWorth:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self | None:
-        """What config.json says under `KEY`; None if it does not have this form: a file may hold
-        anything, and an estimate that is missing costs less than a wrong one."""
+        """The value of `KEY` in config.json; None if it does not have this form: a file may hold
+        anything, and a missing estimate costs less than a wrong one."""
         stated, times = values.get("kept"), [values.get(name) for name in ("first", "later", "row")]
         if not isinstance(stated, list):
             return None
@@ -49,17 +49,17 @@ class StatedWorth:
         if first is None or later is None or row is None:
             return None
         found = [one for one in chances if one is not None and one <= 1]
-        # More drafts are never kept more often.
+        # Longer prefixes are never accepted more often.
         if len(found) < len(kept) or found != sorted(found, reverse=True):
             return None
         return cls(tuple(found), first, later, row)
 
     def values(self) -> dict[str, object]:
-        """As config.json has it."""
+        """The value for config.json."""
         return asdict(self)
 
     def speed_up(self, k: int) -> float:
-        """S over plain decoding, of chains of `k` drafts, up to as many as `kept` tells of."""
+        """S over plain decoding, for chains of `k` drafts, up to the length of `kept`."""
         return measured_speed_up(
             1 + math.fsum(self.kept[:k]),
             plain=1.0,
@@ -69,7 +69,7 @@ class StatedWorth:
 
     @property
     def best_k(self) -> int:
-        """At least 1; of equals the shortest."""
+        """The k with the largest speed-up, at least 1; of equals the shortest."""
         return max(range(1, len(self.kept) + 1), key=self.speed_up)
 
     @property
@@ -78,7 +78,7 @@ class StatedWorth:
 
 
 def _number(value: object) -> float | None:
-    """None for what is no number from 0 on that a float can be."""
+    """A finite number from 0 up as a float; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if 0 <= value <= sys.float_info.max else None
@@ -87,8 +87,8 @@ def _number(value: object) -> float | None:
 def fitted(
     kept: Sequence[float], draft: tuple[float, float], verify: tuple[float, float], plain: float
 ) -> StatedWorth:
-    """From seconds of drafting and verifying at K = 1 and at the longest K, and of a plain
-    round."""
+    """StatedWorth from the seconds of drafting and verifying at K = 1 and at the longest K, and of
+    a plain round."""
     steps = max(len(kept) - 1, 1)
     later = max(draft[1] - draft[0], 0.0) / steps
     row = max((verify[1] - plain) / len(kept), 0.0)

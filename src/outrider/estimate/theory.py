@@ -1,15 +1,15 @@
 """Closed forms of speculative decoding: expected tokens, speed-up, drafting ahead, fan-out.
 
 beta is the probability that a drafted token is accepted given that all before it were, the same at
-every place; K tokens are drafted a round. Then
+every position; K tokens are drafted a round. Then
 
     E = 1 + beta + ... + beta^K = (1 - beta^(K+1)) / (1 - beta)      tokens a round
     S = E / (1 + T)                                                  verification as long as a pass
     S = E T_plain / (T_draft + T_verify)                             from measured times
 
 with T the time of drafting K tokens as a share of a target pass over one token. Accepted / drafted,
-which a run counts, is (E - 1) / K and lower than beta. E is equation 1 of Leviathan, Kalman, Matias
-2023 (arXiv 2211.17192). `docs/theory.md` has examples.
+the rate that a run counts, is (E - 1) / K and lower than beta. E is equation 1 of Leviathan,
+Kalman, Matias 2023 (arXiv 2211.17192). `docs/theory.md` has examples.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from outrider.core.errors import ContractError
 
 @dataclass(frozen=True, slots=True)
 class AheadTimes:
-    """The inputs: times in units of T_verify, `batch` sequences that verify together.
+    """Times of drafting ahead in units of T_verify; `batch` sequences verify together.
 
-    While the target verifies a round, a drafter with resources of its own prepares for verdicts
-    that it foresees. In units of T_verify, with E tokens a round after a hit or a miss, T_p the
+    While the target verifies a round, a drafter with resources of its own prepares for the verdicts
+    that it predicts. In units of T_verify, with E tokens a round after a hit or a miss, T_p the
     time of drafting ahead, T_b that of drafting after a miss and s of handing over,
 
         S = (p E_hit + (1 - p) E_miss) / (p max(1, T_p) + (1 - p)(1 + T_b) + s)
@@ -38,9 +38,9 @@ class AheadTimes:
     slowest row: the denominator has p^b instead of p, the numerator still p. (Kumar, Dao, May,
     "Speculative speculative decoding", Theorem 7, which has s = 0.)
 
-    Where drafter and target share one memory, neither is as fast beside the other: of the time in
-    which they run together a share `contention` is lost. It is 0 with a device each, and 1 where
-    nothing is gained by running at once.
+    If drafter and target share one memory, each slows the other down: of the time in which they run
+    together a share `contention` is lost. It is 0 with a device each, and 1 if running at once
+    gains nothing.
     """
 
     p_hit: float
@@ -54,12 +54,12 @@ class AheadTimes:
 
     @property
     def tokens(self) -> float:
-        """A round of one sequence."""
+        """Tokens of a round of one sequence."""
         return self.p_hit * self.tokens_hit + (1 - self.p_hit) * self.tokens_miss
 
     @property
     def round_time(self) -> float:
-        """Of a batch that verifies together."""
+        """Duration of a round of a batch that verifies together."""
         all_hit = self.p_hit**self.batch
         lost = self.contention * min(1.0, self.ahead)
         taken = all_hit * max(1.0, self.ahead) + (1 - all_hit) * (1 + self.fallback)
@@ -72,10 +72,10 @@ class AheadTimes:
 
 
 def steady_hits(after_hit: float, after_miss: float) -> float:
-    """The share of rounds that are hits in the long run; 1 where neither ever changes.
+    """The share of rounds that are hits in the long run; 1 if neither ever changes.
 
-    Hits come in runs: after a hit the draft was a full one and the next verdict is likelier
-    foreseen. With p_hh the share of hits after a hit and p_mh after a miss, in the long run
+    Hits come in runs: after a hit the draft was a full one, and the next verdict is more likely to
+    be predicted. With p_hh the share of hits after a hit and p_mh after a miss, in the long run
 
         p = p_mh / (1 - p_hh + p_mh)
     """
@@ -94,7 +94,7 @@ class MissCurve:
         return min(1.0, self.scale * count**-self.power) if count else 1.0
 
 
-# Before anything was counted.
+# Used before any counts.
 PRIOR_CURVE = MissCurve()
 
 
@@ -115,7 +115,7 @@ def chances(alpha: float, depth: int) -> tuple[float, ...]:
 
 
 def uniform(budget: int, num_outcomes: int) -> list[int]:
-    """Equal counts; what is left over goes to the first."""
+    """Equal counts; the remainder goes to the first."""
     share, rest = divmod(budget, num_outcomes)
     return [share + (n < rest) for n in range(num_outcomes)]
 
@@ -138,12 +138,12 @@ def whole(counts: Sequence[float]) -> list[int]:
 
 def optimal(budget: int, likely: Sequence[float], misses: Misses) -> list[int]:
     """The whole counts with the largest `expected_hit_rate`, if the gains of every curve only fall:
-    if its scale is 1 / (2 - 2 ** -power) at most. Where a second branch gains more than the first,
-    the first counts as much as the second.
+    if its scale is 1 / (2 - 2 ** -power) at most. If a second branch gains more than the first, the
+    first counts as much as the second.
 
     A round with a draft of d tokens ends with n = 0..d of them accepted, with probability P(n), and
-    one token of the target's own. Foreseeing its F likeliest values misses it with probability m(F)
-    = min(1, c F^-r). With B branches in all, the sum of P(n) (1 - m(F_n)) is to be as large as
+    one token of the target's own. A prediction of its F likeliest values misses it with probability
+    m(F) = min(1, c F^-r). With B branches in all, the sum of P(n) (1 - m(F_n)) is to be as large as
     possible. Over real numbers F_n is proportional to P(n)^(1 / (1 + r)); with P(n) = a^n (1 - a)
     and P(d) = a^d that is F_n = F_0 a^(n / (1 + r)), F_d = F_0 a^(d / (1 + r)) (1 - a)^(-1 / (1 +
     r)) (Kumar, Dao, May, "Speculative speculative decoding", Theorem 12, which has c = 1). Over
@@ -168,7 +168,7 @@ def optimal(budget: int, likely: Sequence[float], misses: Misses) -> list[int]:
 
 
 def expected_hit_rate(counts: Sequence[int], likely: Sequence[float], misses: Misses) -> float:
-    """The probability that the outcome is foreseen."""
+    """The probability that the outcome is predicted."""
     depth = len(likely) - 1
     return math.fsum(
         p * (1 - misses.at(n, depth)(count))
@@ -178,11 +178,11 @@ def expected_hit_rate(counts: Sequence[int], likely: Sequence[float], misses: Mi
 
 def calibrate(ranks: Sequence[int], default: MissCurve) -> MissCurve:
     """The curve through a histogram of ranks: `ranks[i]` tokens were the i-th likeliest, counted
-    from 0, and `ranks[-1]` were less likely than all those that were counted.
+    from 0, and `ranks[-1]` were less likely than all counted ranks.
 
     Least squares of log m(F) on log F, over those F at which some token was missed and one more
-    place was of use; `default` when there are not two of them. The scale is 1 at most, and the
-    power is not negative.
+    branch helped; `default` if there are not two of them. The scale is at most 1, and the power is
+    not negative.
     """
     total = sum(ranks)
     points: list[tuple[float, float]] = []
@@ -203,11 +203,11 @@ def calibrate(ranks: Sequence[int], default: MissCurve) -> MissCurve:
 
 @dataclass(frozen=True, slots=True)
 class RoundStats:
-    """`kept` entry j is the chance that a round keeps more than j draft tokens. A share `drafting`
-    of rounds drafts anything, and those draft `num_drafted` tokens.
+    """Outcomes of rounds. `kept` entry j is the probability that a round accepts more than j draft
+    tokens. A share `drafting` of rounds drafts anything, and those draft `num_drafted` tokens.
 
-    The probabilities that more than j tokens of drafts of up to K are kept, for j from 0 to K - 1,
-    give the tokens of a round: E = 1 + the sum of these probabilities.
+    The probabilities that more than j tokens of drafts of up to K are accepted, for j from 0 to K -
+    1, give the tokens of a round: E = 1 + the sum of these probabilities.
     """
 
     kept: tuple[float, ...]
@@ -227,12 +227,12 @@ class RoundStats:
 
     @property
     def variance(self) -> float:
-        """Of the tokens of a round."""
-        second = math.fsum((2 * place + 1) * kept for place, kept in enumerate(self.kept))
+        """Variance of the tokens of a round."""
+        second = math.fsum((2 * depth + 1) * kept for depth, kept in enumerate(self.kept))
         return max(0.0, second - (self.tokens - 1) ** 2)
 
     def cut(self, depth: int) -> RoundStats:
-        """Of rounds that may draft no deeper: a tree loses nodes in proportion."""
+        """Outcomes of rounds that may draft no deeper: a tree loses nodes in proportion."""
         if depth >= len(self.kept):
             return self
         drafted = self.num_drafted * depth / len(self.kept)
@@ -253,8 +253,8 @@ def expected_tokens(beta: float, k: int) -> float:
 
 
 def prefix_products(rates: Sequence[float]) -> list[float]:
-    """For each place the probability that its token and all before it are accepted; `rates` are
-    those of the single places, each given that all before were accepted."""
+    """Probability for each position that its token and all before it are accepted; `rates` are
+    those of the single positions, each given that all before were accepted."""
     return list(accumulate(rates, mul))
 
 
@@ -267,14 +267,15 @@ def beta_rates(u: float, v: float, k: int) -> list[float]:
     """The rates a_1 to a_k of a request whose beta is drawn from Beta(u, v); `u`, `v` > 0.
 
     If beta is drawn once a request from Beta(u, v), then a_j = (u + j - 1) / (u + v + j - 1): a
-    draft that came far is likely to be of an easy request. With a rate a_j of each place, E = 1 +
-    a_1 + a_1 a_2 + ... E is convex in beta, so the mean beta alone would give too little.
+    draft with a long accepted prefix is likely to belong to an easy request. With a rate a_j at
+    each position, E = 1 + a_1 + a_1 a_2 + ... E is convex in beta, so the mean beta alone would
+    give too little.
     """
     if not u > 0:
         raise ContractError("u is above 0")
     if not v > 0:
         raise ContractError("v is above 0")
-    return [(u + place) / (u + v + place) for place in range(k)]
+    return [(u + index) / (u + v + index) for index in range(k)]
 
 
 def acceptance_rate(beta: float, k: int) -> float:
@@ -283,16 +284,17 @@ def acceptance_rate(beta: float, k: int) -> float:
 
 
 def estimated_beta(num_accepted: int, num_refused: int) -> float | None:
-    """beta from counts: `num_refused` rounds refused a token, others kept all. None without any.
+    """beta from counts: `num_refused` rounds refused a token, others accepted all. None without
+    any.
 
-    The share of accepted tokens among those that were judged at all, its maximum likelihood.
+    The share of accepted tokens among the judged ones, which is its maximum likelihood estimate.
     """
     num_judged = num_accepted + num_refused
     return num_accepted / num_judged if num_judged else None
 
 
 def speed_up(tokens: float, draft_time: float) -> float:
-    """S over plain decoding, where verifying takes as long as a plain pass.
+    """S over plain decoding, if verifying takes as long as a plain pass.
 
     `draft_time` is the time of all draft passes of a round in plain passes of the target.
     """
@@ -301,5 +303,5 @@ def speed_up(tokens: float, draft_time: float) -> float:
 
 def measured_speed_up(tokens: float, *, plain: float, draft: float, verify: float) -> float:
     """S from the times of a plain pass, of a round's draft passes and of its verifying pass, in
-    any one unit; what results should be compared with."""
+    any one unit; the value to compare results with."""
     return tokens * plain / (draft + verify)

@@ -1,1 +1,1 @@
-"""What every measurement is made of: turns, ratios, the machine, records and pages."""
+"""Parts of every measurement: turns, ratios, the machine, records and pages."""

@@ -1,15 +1,15 @@
-"""From samples to the numbers of a table: groups, medians, shares, spreads, ratios, CSV.
+"""Numbers of a table from samples: groups, medians, shares, spreads, ratios, CSV.
 
-What nobody measured is None and is left out; a statistic of nothing is None.
+A value that was not measured is None and is left out; a statistic of nothing is None.
 
-A speed-up is the ratio of median seconds a token of plain decoding over those of what is compared,
+A speed-up is the ratio of median seconds a token of plain decoding over those of the other side,
 over the same pieces of work. Its 95 % interval comes from drawing as many pieces again, with
 replacement, many times (Efron, "Bootstrap Methods: Another Look at the Jackknife", 1979; percentile
 interval). A piece keeps its two sides together, and its repeats are first reduced to their median:
 they are not independent pieces. The draws have a fixed seed, so the same samples in the same order
-give the same interval. Few pieces drawn again are too much alike: intervals from two pieces hold
-the truth about half of the time and from three 75 %, from five on the 95 % that they say. Below
-that there is none.
+give the same interval. With few pieces the draws are too much alike: intervals from two pieces hold
+the true value about half of the time and from three 75 %; from five on they hold it 95 % of the
+time, so fewer pieces get no interval.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-# What a study measures.
+# The numbers that a study measures.
 N = TypeVar("N")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample(Generic[N]):
-    """`reason` says why it failed, None if it did not; a failed one may have numbers all the same.
-    `foreign_cpu_share` is that of other programs during the visit (bench/machine.py)."""
+    """One measurement. `reason` says why it failed, None if it did not; a failed one may have
+    numbers all the same. `foreign_cpu_share` is the CPU share of other programs during the visit
+    (machine.py)."""
 
     repeat: int
     reason: str | None
@@ -49,12 +50,12 @@ class Sample(Generic[N]):
 
 
 def good_numbers(samples: Iterable[Sample[N]]) -> list[N]:
-    """Of the samples that did not fail."""
+    """Numbers of the samples that did not fail."""
     return [numbers for sample in samples if (numbers := sample.good) is not None]
 
 
 def mean_foreign_share(samples: Iterable[Sample[N]]) -> float | None:
-    """Of the CPUs, over all visits."""
+    """Mean share of the CPUs that other programs used, over all visits."""
     return mean(sample.foreign_cpu_share for sample in samples)
 
 
@@ -69,7 +70,7 @@ _DIGITS = 4
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """`low` and `high` bound the 95 % interval; they are None below MIN_PAIRS."""
+    """A ratio. `low` and `high` bound its 95 % interval; they are None below MIN_PAIRS."""
 
     value: float
     low: float | None
@@ -77,7 +78,7 @@ class Ratio:
     num_pairs: int
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what no measurement gives, but people can write into results."""
+        """Raises ValueError for values that only an edited results file can have."""
         if not self.value > 0:
             raise ValueError(f"a ratio is {self.value!r:.40}")
         if (self.low is None) != (self.high is None):
@@ -85,20 +86,20 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """By the interval, and only by that; above 1 is better."""
+        """The verdict by the interval alone; above 1 is better."""
         if self.low is None or self.high is None:
             return "not judged"
         return "gain" if self.low > 1 else "loss" if self.high < 1 else "no measurable difference"
 
 
 def spoken(ratio: Ratio) -> str:
-    """1.05× (1.01 to 1.09), or without the interval if there is none."""
+    """The ratio in words: 1.05× (1.01 to 1.09), or without the interval if there is none."""
     interval = "" if ratio.low is None else f" ({ratio.low:.3f} to {ratio.high:.3f})"
     return f"{ratio.value:.3f}×{interval}"
 
 
 def ratio_of_medians(over: Sequence[float], under: Sequence[float]) -> Ratio:
-    """median(over) / median(under), where the values at one place are of one piece of work."""
+    """median(over) / median(under); values of one index belong to one piece of work."""
     above, below = np.asarray(over, dtype=np.float64), np.asarray(under, dtype=np.float64)
     value = float(np.median(above) / np.median(below))
     num = len(above)
@@ -120,7 +121,7 @@ def paired_ratio(over: Mapping[G, float], under: Mapping[G, float]) -> Ratio | N
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """`std` is the sample standard deviation, None for a single value."""
+    """Mean and sample standard deviation; `std` is None for a single value."""
 
     mean: float
     std: float | None
@@ -159,17 +160,17 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def share(part: float, whole: float) -> float | None:
-    """Also a rate: tokens a round, accepted drafts of those drafted."""
+    """A share or a rate: tokens a round, accepted drafts of those drafted."""
     return round(part / whole, _DIGITS) if whole else None
 
 
 def failures(reasons: Iterable[str | None]) -> dict[str, int]:
-    """How often each reason was given, by its words."""
+    """The number of times that each reason was given, by its words."""
     return dict(sorted(Counter(reason for reason in reasons if reason is not None).items()))
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
-    """A head and a line a row; only the empty string for no rows."""
+    """A CSV file: a header and a line per row; the empty string for no rows."""
     text = StringIO()
     if rows:
         writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")

@@ -1,10 +1,11 @@
-"""The machine and the program that measure: what a number came from, and what disturbed it.
+"""The machine and the program that measure: the origin of a number, and what disturbed it.
 
-Provenance is stored beside every result. A fingerprint says which weights were measured: hashing
+Provenance is stored with every result. A fingerprint says which weights were measured: hashing
 gigabytes would take longer than many a sweep, so of each weights file only its size, both ends and
-evenly spaced blocks between them are read. That tells checkpoints apart; it is no protection
-against somebody who wants two files to look the same. Contestants suffer unequally from other
-programs, so taking turns is not enough: their share of the CPUs is recorded with every sample.
+evenly spaced blocks between them are read. That distinguishes checkpoints; it is no protection
+against a person who wants two files to look the same. Contestants suffer unequally from other
+programs, so taking turns is not enough: the CPU share of other programs is recorded with every
+sample.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ PACKAGES = ("outrider", "torch", "numpy", "transformers", "tokenizers", "safeten
 
 
 def new_run_id() -> str:
-    """Moment and chance: sorts by time and is nobody else's."""
+    """The time and a random number: sorts by time and is unique."""
     now = datetime.datetime.now(datetime.UTC)
     return f"{now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
 
@@ -62,7 +63,7 @@ def provenance() -> dict[str, object]:
 
 
 def _sources() -> dict[str, object]:
-    """The commit that this file belongs to; None where it is of no repository, as if installed."""
+    """The commit that this file belongs to; None if it is in no repository, as when installed."""
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return {"commit": None, "dirty": None}
     changed = _git("status", "--porcelain", "--untracked-files=no", ":/")
@@ -70,7 +71,7 @@ def _sources() -> dict[str, object]:
 
 
 def _git(*arguments: str) -> str | None:
-    """The answer of git about the folder of this file; None if it has none."""
+    """The output of git for the folder of this file; None if it fails."""
     try:
         done = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), *arguments],
@@ -92,7 +93,7 @@ def _version(package: str) -> str | None:
 
 
 def cpu_name() -> str:
-    """As the processor calls itself."""
+    """The processor's own name."""
     try:
         lines = read_text(Path("/proc/cpuinfo"), FileKind.SYSTEM).splitlines()
     except OSError:
@@ -106,8 +107,8 @@ _NUM_BLOCKS = 16
 
 
 def weights_digest(folder: Path) -> str:
-    """12 hexadecimal digits over config.json and samples of every safetensors file, or over those
-    of a GGUF file, the first if there are several.
+    """12 hexadecimal digits of a hash of config.json and samples of every safetensors file, or of a
+    GGUF file, the first if there are several.
 
     Raises CheckpointError for a folder without config.json.
     """
@@ -130,7 +131,7 @@ def weights_digest(folder: Path) -> str:
 
 
 def machine(device: str) -> dict[str, Plain]:
-    """What seconds depend on; `device` is the setting, of which the answer has what it means."""
+    """The properties that seconds depend on; `device` is a setting, resolved in the answer."""
     import torch
 
     from outrider.kernels.kinds import pick_device
@@ -144,12 +145,12 @@ def machine(device: str) -> dict[str, Plain]:
     }
 
 
-# Of the CPUs. Beyond it, what was timed meanwhile is not to be relied on.
+# Share of the CPUs above which concurrent times are not reliable.
 BUSY_SHARE = 0.05
 
 
 def is_busy(share: float | None) -> bool:
-    """Whether others used so much of the machine that times say little."""
+    """True if other programs used so much of the machine that times say little."""
     return share is not None and share > BUSY_SHARE
 
 
@@ -162,8 +163,8 @@ def said_of(share: float | None) -> str | None:
 
 
 class Neighbours:
-    """While entered, watches the machine; `share` is foreign CPU time over all CPU time, or None
-    where the system does not tell."""
+    """Watches the machine while entered; `share` is foreign CPU time over all CPU time, or None if
+    the system does not report it."""
 
     def __init__(self) -> None:
         self.share: float | None = None
@@ -177,7 +178,7 @@ class Neighbours:
         self.share = self.so_far()
 
     def so_far(self) -> float | None:
-        """The share until now, or that of the whole time once it is left."""
+        """The share until now, or that of the whole time after leaving."""
         after = _times()
         if self.share is not None or self._before is None or after is None:
             return self.share
@@ -186,7 +187,7 @@ class Neighbours:
 
 
 def cpu_seconds() -> tuple[float, float] | None:
-    """Busy and total seconds of all CPUs; None where the system does not tell."""
+    """Busy and total seconds of all CPUs; None if the system does not report them."""
     try:
         fields = read_text(Path("/proc/stat"), FileKind.SYSTEM).split("\n", 1)[0].split()[1:]
     except OSError:
@@ -197,7 +198,7 @@ def cpu_seconds() -> tuple[float, float] | None:
 
 
 def _times() -> tuple[float, float, float] | None:
-    """And busy seconds of this process and its children."""
+    """Busy and total seconds of all CPUs, and busy seconds of this process and its children."""
     found = cpu_seconds()
     return None if found is None else (*found, sum(os.times()[:4]))
 
@@ -207,8 +208,8 @@ INTERVAL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`seconds` since the monitor was entered. CPU percent is over the time since the reading
-    before; the others are of the moment."""
+    """Values `seconds` after the monitor was entered. CPU percent is over the time since the
+    reading before; the other values are of the moment."""
 
     seconds: float
     cpu_percent: float | None = None
@@ -220,7 +221,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """All readings, in order. `gpu_why_not` says why there is none of the GPU, if so."""
+    """Every reading, in order. `gpu_why_not` is the reason if there is none of the GPU."""
 
     readings: tuple[Reading, ...]
     gpu_why_not: str | None
@@ -231,7 +232,7 @@ class Usage:
         return [value for value in values if value is not None]
 
     def summary(self) -> dict[str, float | None]:
-        """Means of percentages, the most memory, the least room; None for what nobody measured.
+        """Mean percentages, peak memory, least free tokens; None for unmeasured values.
 
         `cpu_percent` is the mean over time. `rss_growth_bytes` is the most resident memory less
         that of the first reading.
@@ -249,7 +250,7 @@ class Usage:
         }
 
     def to_dict(self) -> dict[str, object]:
-        """`series` by field, an entry a reading."""
+        """The summary, and `series` by field with an entry per reading."""
         return {
             "summary": self.summary(),
             "gpu_why_not": self.gpu_why_not,
@@ -260,11 +261,11 @@ class Usage:
         }
 
     def rows(self) -> list[dict[str, object]]:
-        """A row a reading, for a CSV file."""
+        """A row per reading, for a CSV file."""
         return [asdict(reading) for reading in self.readings]
 
     def _cpu(self) -> float | None:
-        """A mean over time: readings may be late on a busy machine."""
+        """Mean CPU percent over time, as readings may be late on a busy machine."""
         spans = [
             (after.seconds - before.seconds, after.cpu_percent)
             for before, after in zip(self.readings, self.readings[1:], strict=False)
@@ -276,7 +277,7 @@ class Usage:
 
 
 def resident_bytes(path: Path = Path("/proc/self/statm")) -> int | None:
-    """What this process holds in memory now; None where the system has no such file."""
+    """Resident memory of this process; None if the system has no such file."""
     try:
         pages = read_text(path, FileKind.SYSTEM).split()[1]
     except OSError:
@@ -286,8 +287,8 @@ def resident_bytes(path: Path = Path("/proc/self/statm")) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """Where readings come from: seconds of CPU time so far, resident bytes, percent and bytes of
-    the GPU. A gauge answers None where there is nothing to read."""
+    """Sources of readings: seconds of CPU time so far, resident bytes, percent and bytes of the
+    GPU. A gauge returns None if there is nothing to read."""
 
     cpu_seconds: Callable[[], float | None] = time.process_time
     rss_bytes: Callable[[], int | None] = resident_bytes
@@ -296,9 +297,9 @@ class Gauges:
 
 
 class Monitor:
-    """While entered, reads all gauges again and again; `usage` holds what was read. CPU percent is
-    of one core, so two busy cores are 200; the GPU's utilisation is the share of time in which any
-    kernel ran, by whomever, as NVML has it. What cannot be measured is None, never 0.
+    """Reads all gauges again and again while entered; `usage` holds the readings. CPU percent is of
+    one core, so two busy cores are 200; the GPU's utilisation is the share of time in which any
+    kernel of any program ran, as NVML reports it. An unmeasurable value is None, never 0.
 
     with Monitor(free_tokens=lambda: llm.free_tokens) as monitor:
         ...
@@ -363,7 +364,7 @@ class Monitor:
 
 
 def machine_gauges() -> Gauges:
-    """Those of this machine. torch is asked for a GPU only here."""
+    """The gauges of this machine. Only this function uses torch to find a GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -372,7 +373,7 @@ def machine_gauges() -> Gauges:
     try:
         torch.cuda.utilization()
     except _nvml_errors() as error:
-        reason = f"NVML cannot be asked: {error}"
+        reason = f"NVML cannot be read: {error}"
 
     def gpu() -> tuple[float | None, int | None]:
         free, total = torch.cuda.mem_get_info()
@@ -382,7 +383,7 @@ def machine_gauges() -> Gauges:
 
 
 def _nvml_errors() -> tuple[type[Exception], ...]:
-    """What asking may raise: torch's own, and those of the library that it asks through."""
+    """Errors that a query may raise: torch's own, and those of the library below it."""
     try:
         library = import_module("pynvml")
     except ImportError:

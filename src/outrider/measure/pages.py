@@ -1,8 +1,8 @@
-"""A page of results, said once and written as Markdown or as one HTML file without scripts; and the
-page of a run, round by round, whose script is part of it.
+"""A page of results, written as Markdown or as one HTML file without scripts; and the page of a
+run, round by round, whose script is part of it.
 
-The templates are in templates/. What a page says is text: HTML escapes it where it is put in,
-whatever a results file held, and shows pictures for light and for dark screens.
+The templates are in templates/. The content of a page is text: HTML escapes it on insertion, for
+any content of a results file, and shows pictures for light and for dark screens.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _NUMBER = re.compile(r"[+-]?[\d.,]+×?( \([\d.]+ to [\d.]+\)| ± [\d.]+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """`light` and `dark` are addresses: files beside the page, or the data themselves. `words` say
-    what it shows, for those who cannot see it too."""
+    """A picture. `light` and `dark` are addresses: files in the page's folder, or the data
+    themselves. `words` describe it, also for readers who cannot see it."""
 
     title: str
     light: str
@@ -38,12 +38,12 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """In this order, and any may be empty: paragraphs, warnings, a table, a list, pictures,
-    sections one level down, and facts (a name and a value each) that are folded away. `place` is
-    where all of it comes from."""
+    """A section of a page, in this order, any part may be empty: paragraphs, warnings, a table, a
+    list, pictures, sections one level down, and facts (a name and a value each) that are folded
+    away. `source` is the origin of all of it."""
 
     title: str
-    place: str = ""
+    source: str = ""
     text: Sequence[str] = ()
     warnings: Sequence[str] = ()
     header: Sequence[str] = ()
@@ -55,14 +55,14 @@ class Section:
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns hold numbers, with their intervals, and nothing else."""
+        """True for each column that holds only numbers, with their intervals."""
         return [_is_numeric([row[i] for row in self.rows]) for i in range(len(self.header))]
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One that is `whole` has its pictures in itself, so its policy lets nothing be fetched, and
-    lists its sections after the first, the summary."""
+    """A page. If it is `whole`, it contains its pictures, so that its policy allows no requests,
+    and lists its sections after the first, the summary."""
 
     title: str
     sections: Sequence[Section]
@@ -70,17 +70,17 @@ class Page:
 
 
 def number(value: float | None, digits: int) -> str:
-    """As a cell of a table."""
+    """A number as a cell of a table."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
 def percent(share: float | None) -> str:
-    """As a cell of a table."""
+    """A percentage as a cell of a table."""
     return "-" if share is None else f"{100 * share:.1f}"
 
 
 def plain_table(title: str, records: Sequence[Mapping[str, Any]], *, note: str = "") -> Section:
-    """A row an object, a column a field that holds one value in any of them."""
+    """A table with a row per object, and a column per field that never holds a list or object."""
     names = list(dict.fromkeys(name for record in records for name in record))
     plain = [
         name for name in names if not any(isinstance(r.get(name), dict | list) for r in records)
@@ -94,7 +94,7 @@ def plain_table(title: str, records: Sequence[Mapping[str, Any]], *, note: str =
 
 
 def shown(value: object) -> str:
-    """A value of a results file in a cell of a table: numbers short, nothing as a dash."""
+    """A value of a results file as a cell of a table: numbers short, None as a dash."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -107,7 +107,7 @@ def shown(value: object) -> str:
 
 
 def write_page(folder: Path, page: Page) -> None:
-    """As `report.md` and `report.html`."""
+    """Write `report.md` and `report.html`."""
     write_text(folder / "report.md", markdown(page))
     write_text(folder / "report.html", html(page))
 
@@ -121,8 +121,8 @@ def html(page: Page) -> str:
 
 
 def run_page(title: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """Runs as `run_of` gives them, round by round: one file whose policy lets nothing be fetched,
-    and whose one script is named in it by its hash."""
+    """The page of runs, as `run_of` gives them, round by round: one file whose policy allows no
+    requests, and allows its one script by its hash."""
     script = page_script()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _template("run.html.j2").render(
@@ -142,7 +142,7 @@ def _is_numeric(column: Sequence[str]) -> bool:
 
 @cache
 def _template(name: str) -> Template:
-    # Many read this module for its numbers alone.
+    # Many modules import this one only to format numbers.
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
     environment = Environment(

@@ -1,9 +1,9 @@
 """Results on disk: files written in one piece, and files of JSON lines that runs append to.
 
 A run may be stopped in the midst of a line: half a line of ours is dropped with the next lines that
-are added, and nothing else is ever cut off. What a file holds is believed only if all of it fits,
-for people look into results, copy and change them. Results that could mean different things never
-share a file: another version, schema or circumstance is an error, and nothing is overwritten.
+are added, and nothing else is ever cut off. A file is accepted only if all of it is valid, because
+people look into results, copy and change them. Results that could mean different things never share
+a file: another version, schema or circumstance is an error, and nothing is overwritten.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from outrider.core.errors import ConfigError, MachineError
 from outrider.core.files import FileKind, read_bytes, replacing
 
 T = TypeVar("T")
-# A value of JSON that holds no others.
+# A JSON value that contains no others.
 Plain = str | int | float | bool | None
 
-# More than any count or time, and little enough to calculate with.
+# More than any count or time, and small enough for calculations.
 _MAX_NUMBER = 2**63
-# What every line of ours begins with.
+# The beginning of every line of ours.
 _START = b'{"record": "'
 
 
-# Where the results of a run are in its folder, and a row a request.
+# The results of a run in its folder, and a table with a row per request.
 RESULTS, REQUESTS = "results.json", "requests.csv"
 
 
@@ -47,11 +47,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 class RecordError(ValueError):
-    """Something that the program did not write; the message says what."""
+    """A record that the program did not write; the message says what is wrong."""
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The JSON object that `text` is. Raises RecordError."""
+    """The JSON object in `text`. Raises RecordError."""
     try:
         record: object = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError):
@@ -67,11 +67,11 @@ def entries(name: str, value: object) -> dict[str, Any]:
 
 
 def made(kind: type[T], given: Mapping[str, Any], *, tolerant: bool = False) -> T:
-    """A dataclass from the JSON values of its fields, dataclasses within it too. Raises RecordError
-    for a field that is missing, unknown or of another type. No number of a record is negative.
+    """A dataclass from the JSON values of its fields, including dataclasses within it. Raises
+    RecordError for a field that is missing, unknown or of another type. Numbers are never negative.
 
-    With `tolerant` files of other versions are read as far as they go: a field that this version
-    does not know is left out, and one that is missing or null has its default, or is None.
+    With `tolerant`, records of other versions are read as far as possible: an unknown field is left
+    out, and a missing or null one has its default, or is None.
     """
     hints = _hints(kind)
     if tolerant:
@@ -90,7 +90,7 @@ def made(kind: type[T], given: Mapping[str, Any], *, tolerant: bool = False) -> 
 
 
 def _value(name: str, value: Any, hint: Any, tolerant: bool) -> Any:
-    """A field as the dataclass has it: objects of JSON as dataclasses, and lists of them."""
+    """A field's value from JSON: objects become dataclasses, and lists of objects lists of them."""
     kind, parts = get_origin(hint), get_args(hint)
     inner = next((part for part in (hint, *parts) if is_dataclass(part)), None)
     if inner is not None and kind is not Sequence and isinstance(value, dict):
@@ -104,7 +104,7 @@ def _value(name: str, value: Any, hint: Any, tolerant: bool) -> Any:
 
 
 def _each(name: str, values: list[object], kind: type[T], tolerant: bool) -> list[T]:
-    """A RecordError says which of them it was."""
+    """Dataclasses from a list. A RecordError has the number of the bad entry."""
     found: list[T] = []
     for number, value in enumerate(values, start=1):
         try:
@@ -115,7 +115,7 @@ def _each(name: str, values: list[object], kind: type[T], tolerant: bool) -> lis
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Whether a JSON value is of this type."""
+    """True if a JSON value has this type."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType):
         return any(fits(value, part) for part in parts)
@@ -146,14 +146,14 @@ def _defaults(kind: type) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> float:
-    """NaN and infinities, which JSON has not and Python reads."""
+    """Refuse NaN and infinities, which are not JSON but which Python reads."""
     raise ValueError(text)
 
 
 @dataclass(slots=True)
 class AppendLog:
-    """A file of lines. `num_whole` bytes are whole lines, `num_bytes` are all that there were when
-    the file was last seen."""
+    """A file of lines. `num_whole` bytes are whole lines, `num_bytes` was its size when the file
+    was last read or written."""
 
     path: Path
     num_whole: int = 0
@@ -161,8 +161,8 @@ class AppendLog:
 
     @classmethod
     def read(cls, path: Path) -> tuple[AppendLog, list[bytes], bool]:
-        """The file, its whole lines, and whether what follows these can be half a line of ours.
-        Raises OSError."""
+        """The file, its whole lines, and True if the rest can be half a line of ours. Raises
+        OSError."""
         data = read_bytes(path, FileKind.RESULTS) if path.exists() else b""
         whole = data.rfind(b"\n") + 1
         end = data[whole:]
@@ -171,15 +171,14 @@ class AppendLog:
 
     @property
     def torn(self) -> bool:
-        """Whether the file ends in half a line, which the next ones take the place of."""
+        """True if the file ends in half a line, which the next lines replace."""
         return self.num_bytes > self.num_whole
 
     def add(self, lines: bytes) -> None:
-        """Append whole lines, making the folder if need be. Raises OSError, and MachineError if
-        somebody else wrote to the file: lines of two runs would say of each other's what is not
-        so."""
+        """Append whole lines, creating the folder if need be. Raises OSError, and MachineError if
+        another program wrote to the file: lines of two runs would be attributed to one."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Without a buffer, so that it is known how much was written before a disk was full.
+        # Without a buffer, so that the written bytes are known when a disk is full.
         with self.path.open("ab", buffering=0) as file:
             if file.seek(0, 2) != self.num_bytes:
                 raise MachineError(
@@ -200,13 +199,13 @@ class AppendLog:
 
 @dataclass(slots=True)
 class Store:
-    """The results file of a study, which a run appends to and a later run goes on with.
+    """The results file of a study, to which a run appends and which a later run continues.
 
-    A line of kind `head` says under what circumstances the lines after it were measured, and each
-    has the schema and, if `is_versioned`, the version of the program. `take` gets every line with
-    its kind when it is read; a RecordError, KeyError, TypeError or ValueError means that this
-    version did not write it. Other files may be in the folder if they are `allowed`.
-    With `is_single_file` the user names a file and no folder.
+    A line of kind `head` has the circumstances under which the lines after it were measured, the
+    schema and, if `is_versioned`, the version of the program. `take` gets every line with its kind
+    when it is read; a RecordError, KeyError, TypeError or ValueError means that this version did
+    not write it. The folder may have other files if they are `allowed`.
+    With `is_single_file` the user names a file instead of a folder.
     """
 
     path: Path
@@ -223,14 +222,14 @@ class Store:
         self.log = AppendLog(self.path)
 
     @property
-    def place(self) -> Path:
-        """What the user named."""
+    def location(self) -> Path:
+        """The path that the user named."""
         return self.path if self.is_single_file else self.path.parent
 
     def open(self) -> None:
-        """Read what is there, to go on. Raises ConfigError if it is not ours, and for a folder that
-        has other files and no results: nobody knows their circumstances. MachineError if it cannot
-        be read. Nothing is made or changed."""
+        """Read the file, to continue it. Raises ConfigError if it is not ours, and for a folder
+        with other files and no results, whose circumstances are unknown; MachineError if it cannot
+        be read. Nothing is created or changed."""
         try:
             if self._is_among_others():
                 raise self.refusal(f"other files and no {self.path.name}")
@@ -247,8 +246,8 @@ class Store:
         )
 
     def read(self) -> None:
-        """Hand every line to `take`, in order; nothing is made or changed. Raises ConfigError with
-        the number of the first line that this version did not write, and MachineError."""
+        """Pass every line to `take`, in order; nothing is created or changed. Raises ConfigError
+        with the number of the first line that this version did not write, and MachineError."""
         try:
             self.log, lines, end_is_ours = AppendLog.read(self.path)
         except OSError as error:
@@ -264,15 +263,15 @@ class Store:
             raise self.refusal(_unknown_line(len(lines) + 1))
 
     def check(self, difference: Callable[[dict[str, Any]], str | None]) -> None:
-        """Raises ConfigError if any earlier run was under other circumstances; `difference` says of
-        its head line what is different, in words."""
+        """Raises ConfigError if an earlier run had other circumstances; `difference` describes the
+        difference of its head line in words."""
         for head in self.heads:
             found = difference(head)
             if found is not None:
                 raise self.refusal(found)
 
     def begin(self, facts: Mapping[str, object]) -> int:
-        """Append a head line; its number, from 1. Raises MachineError."""
+        """Append a head line. Returns its number, from 1. Raises MachineError."""
         marks = {"record": self.head, "schema": self.schema}
         if self.is_versioned:
             marks["version"] = __version__
@@ -282,18 +281,18 @@ class Store:
         return len(self.heads)
 
     def add(self, kind: str, records: Iterable[Mapping[str, object]]) -> None:
-        """Append records of one kind, all or none; without any, make the file and see that it can
-        be written. Raises MachineError."""
+        """Append records of one kind, all or none; without any, create the file and check that it
+        can be written. Raises MachineError."""
         self._append([{"record": kind, **record} for record in records])
 
     def refusal(self, found: str) -> ConfigError:
-        """Of results that a run must not be mixed with."""
+        """The error for results that a run must not be mixed with."""
         flag = "--output" if self.is_single_file else "--output-dir"
-        place = self.place
-        another = place.with_name(f"{place.stem}-2{place.suffix}")
+        path = self.location
+        another = path.with_name(f"{path.stem}-2{path.suffix}")
         return ConfigError(
-            f"{place} holds {found}. They are not mixed, and nothing was changed.",
-            hint=f"choose another place, such as {flag} {another}",
+            f"{path} holds {found}. They are not mixed, and nothing was changed.",
+            hint=f"choose another path, such as {flag} {another}",
         )
 
     def _take(self, record: dict[str, Any]) -> None:
@@ -325,7 +324,7 @@ class Store:
     def _unusable(self, error: OSError) -> MachineError:
         what, flag = ("file", "--output") if self.is_single_file else ("folder", "--output-dir")
         return MachineError(
-            f"the results {what} {self.place} cannot be used: {error.strerror or error}.",
+            f"the results {what} {self.location} cannot be used: {error.strerror or error}.",
             hint=f"name a {what} that you may write with {flag}",
         )
 
@@ -337,8 +336,8 @@ def difference(
     words: str = "{}",
     of_both_only: bool = False,
 ) -> str | None:
-    """The first entry that differs, as in "results with threads 2, not 4", or None. `words` say
-    what an entry is called; with `of_both_only` what one side lacks is no difference."""
+    """The first entry that differs, as in "results with threads 2, not 4", or None. `words` is a
+    format for the name of an entry; with `of_both_only` a missing entry is no difference."""
     names = theirs.keys() & ours.keys() if of_both_only else theirs.keys() | ours.keys()
     for name in sorted(names):
         if name not in theirs or name not in ours or theirs[name] != ours[name]:

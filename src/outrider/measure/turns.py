@@ -1,8 +1,8 @@
-"""Contestants that take turns: two or more ways of doing the same work, timed side by side.
+"""Contestants that take turns: two or more methods for the same work, timed in alternation.
 
 Every contestant runs every piece of work once before the next piece begins, in an order that
 rotates from visit to visit, so that drift of the machine (clock, neighbours, caches) falls on all
-alike. Results are ratios within visits; seconds are kept for the record only.
+alike. Results are ratios within visits; seconds are stored for the record only.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ Texts = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Visit(Generic[R]):
-    """What each contestant's turn came to, in the order of the contestants, not of their turns.
-    `foreign_cpu_share` is that of other programs meanwhile (bench/machine.py)."""
+    """The result of each contestant's turn, in the order of the contestants, not of their turns.
+    `foreign_cpu_share` is the CPU share of other programs meanwhile (machine.py)."""
 
     results: Sequence[R]
     foreign_cpu_share: float | None
 
 
 def visit(contestants: Sequence[C], turn: int, run: Callable[[C], R]) -> Visit[R]:
-    """Let every contestant `run` once, beginning with number `turn`, round about."""
+    """Let every contestant `run` once, in rotated order beginning with number `turn`."""
     found: dict[int, R] = {}
     with Neighbours() as neighbours:
-        for place in rotated(range(len(contestants)), turn):
-            found[place] = run(contestants[place])
-    return Visit([found[place] for place in range(len(contestants))], neighbours.share)
+        for number in rotated(range(len(contestants)), turn):
+            found[number] = run(contestants[number])
+    return Visit([found[number] for number in range(len(contestants))], neighbours.share)
 
 
 def rotated(items: Sequence[T], turn: int) -> list[T]:
-    """All of them, beginning with number `turn`."""
-    return [items[(turn + place) % len(items)] for place in range(len(items))]
+    """The items in rotated order, beginning with number `turn`."""
+    return [items[(turn + offset) % len(items)] for offset in range(len(items))]
 
 
 def in_turns(groups: Iterable[Sequence[T]]) -> list[T]:
@@ -59,7 +59,7 @@ def in_turns(groups: Iterable[Sequence[T]]) -> list[T]:
 
 @dataclass(frozen=True, slots=True)
 class Attempt(Generic[R]):
-    """What a turn ended in: `value`, or the `reason` why there is none."""
+    """The result of a turn: its `value`, or the `reason` for which there is none."""
 
     value: R | None
     reason: str | None
@@ -67,8 +67,8 @@ class Attempt(Generic[R]):
 
 
 def attempt(work: Callable[[], R], clock: Callable[[], float] = perf_counter) -> Attempt[R]:
-    """Run and time `work`. One contestant must not end hours of others: whatever error it ends in
-    is its reason, and only an interrupt goes through."""
+    """Run and time `work`. One contestant must not end hours of others: any error becomes the
+    reason of its attempt, and only an interrupt passes through."""
     began = clock()
     try:
         value = work()
@@ -78,19 +78,19 @@ def attempt(work: Callable[[], R], clock: Callable[[], float] = perf_counter) ->
 
 
 def different_tokens(ours: Texts, theirs: Texts, name: str, more: str = "") -> str | None:
-    """Why a sample failed whose tokens must be those of the contestant `name` and are not; `more`
-    is said after it. None if they are the same."""
+    """The reason of a failed sample whose tokens must be those of the contestant `name` and are
+    not, followed by `more`. None if they are the same."""
     for row, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if tuple(a) != tuple(b):
-            place = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
-            token = min(len(a), len(b)) if place is None else place
+            differing = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+            token = next(differing, min(len(a), len(b)))
             where = f"token {token}" if len(theirs) == 1 else f"token {token} of prompt {row}"
             return f"DifferentTokens: not those of {name} from {where} on{more}"
     return None
 
 
 def facts_of(llm: LLM) -> dict[str, object]:
-    """What was found while loading a contestant, for the record of a run."""
+    """Facts about a loaded contestant, for the record of a run."""
     return {
         "drafter": llm.drafter,
         "kernels": {choice.op: choice.name for choice in llm.kernels.choices},
@@ -100,13 +100,13 @@ def facts_of(llm: LLM) -> dict[str, object]:
 
 
 def digest_of(texts: Texts) -> str:
-    """12 hexadecimal digits of token ids: two runs that wrote the same have the same."""
+    """12 hexadecimal digits of a hash of token ids: equal for two runs with equal texts."""
     return hashlib.sha256(json.dumps([list(ids) for ids in texts]).encode()).hexdigest()[:12]
 
 
 @dataclass(slots=True)
 class Score:
-    """One contestant's tokens and seconds, a value a piece of work."""
+    """One contestant's tokens and seconds, a value per piece of work."""
 
     tokens: list[int] = field(default_factory=list[int])
     seconds: list[float] = field(default_factory=list[float])
@@ -133,7 +133,7 @@ def race(
 ) -> dict[str, Score]:
     """Scores by name; a contestant maps a piece of work to the ids it emitted.
 
-    The first piece of work is run once untimed, to warm everybody up; `tick` is called after each.
+    The first piece of work is run once untimed, as a warm-up; `tick` is called after each.
     """
     for run in contestants.values():
         run(work[0])

@@ -1,7 +1,7 @@
 """Named pairs of target and draft, with the memory that they need; catalog.json has them.
 
-Weights are in the named dtype, in GB of 10^9 bytes, rounded as published. KV bytes are of one token
-at two bytes a number: 2 x layers x KV heads x head size x 2.
+Weights are in the named dtype, in GB of 10^9 bytes, rounded as published. KV bytes are per token at
+two bytes a number: 2 x layers x KV heads x head size x 2.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ EMBEDDED_TARGET = "outrider/embedded"
 EMBEDDED_DRAFT = "outrider/embedded-draft"
 # Another target, most of whose layers are recurrences, with an MTP block of its own.
 EMBEDDED_HYBRID = "outrider/embedded-hybrid"
-# By the drafter that reads them.
+# Keyed by the drafter that reads them.
 EMBEDDED_HEADS: Mapping[str, str] = {
     "eagle": "outrider/embedded-eagle",
     "medusa": "outrider/embedded-medusa",
     "mtp": "outrider/embedded-mtp",
 }
-# What the memory estimate counts in each model's KV.
+# Tokens of each model's KV in the memory estimate.
 ESTIMATE_TOKENS = 4096
 
 Vocabulary = Literal["same", "bridge"]
@@ -34,7 +34,7 @@ Vocabulary = Literal["same", "bridge"]
 
 @dataclass(frozen=True, slots=True)
 class PairedModel:
-    """One side of a pair. `gated` models need an account that has accepted their licence."""
+    """One side of a pair. `gated` models need an account that accepted their licence."""
 
     model_id: str
     weights_gb: float
@@ -43,7 +43,7 @@ class PairedModel:
     gated: bool = False
 
     def memory_gb(self, num_tokens: int) -> float:
-        """Weights and the KV of `num_tokens` positions."""
+        """Memory of the weights and of the KV of `num_tokens` positions, in GB."""
         return self.weights_gb + num_tokens * self.kv_bytes_per_token / 1e9
 
 
@@ -51,9 +51,9 @@ class PairedModel:
 class ModelPair:
     """A draft and a target that work together.
 
-    `vocabulary` is "same" when every id means the same token to both, and "bridge" when drafts
-    must be spelled anew (`--drafter bridge`). With `self_quantise` the target drafts for itself, in
-    int8 or int4, over its own memory. `refusal` says why the pair does not run yet.
+    `vocabulary` is "same" if every id means the same token to both, and "bridge" if drafts must be
+    spelled anew (`--drafter bridge`). With `self_quantise` the target drafts for itself, in int8 or
+    int4, with its own KV cache. `refusal` is the reason if the pair does not run yet.
     """
 
     pair_name: str
@@ -67,14 +67,14 @@ class ModelPair:
 
     @property
     def drafter(self) -> str:
-        """The drafter that the pair needs; auto is the draft model as it is."""
+        """The drafter that the pair needs; auto for an unchanged draft model."""
         if self.self_quantise is not None:
             return "quantised-self"
         return "bridge" if self.vocabulary == "bridge" else "auto"
 
     @property
     def draft_to_load(self) -> str | None:
-        """What --draft names; None where the target drafts for itself."""
+        """The value of --draft; None if the target drafts for itself."""
         return None if self.self_quantise is not None else self.draft_model_id
 
     @property
@@ -99,11 +99,12 @@ class ModelPair:
 
     @property
     def weights_gb(self) -> float:
-        """Both models' weights."""
+        """Weights of both models, in GB."""
         return self.draft.weights_gb + self.target.weights_gb
 
     def memory_gb(self, num_tokens: int = ESTIMATE_TOKENS) -> float:
-        """Both models' weights, and the KV of `num_tokens` positions in each."""
+        """Memory of both models' weights, and of the KV of `num_tokens` positions in each, in
+        GB."""
         return self.draft.memory_gb(num_tokens) + self.target.memory_gb(num_tokens)
 
     def command(self) -> str:
@@ -126,7 +127,7 @@ def _read() -> Iterator[ModelPair]:
 
 
 PAIRS: Mapping[str, ModelPair] = {pair.pair_name: pair for pair in _read()}
-# The smallest published model that answers, for whoever has none yet.
+# The smallest published model that answers, for users who have none yet.
 FIRST_MODEL = PAIRS["smollm2"].draft_model_id
 
 
@@ -139,11 +140,11 @@ class UnknownPairError(ConfigError, KeyError):
 
 
 def list_pairs() -> tuple[ModelPair, ...]:
-    """All pairs, the embedded one first."""
+    """Every pair, the embedded one first."""
     return tuple(PAIRS.values())
 
 
-# Models that have no pair here and that people name by their first word, the smallest first.
+# Models without a pair here that people name by their first word, the smallest first.
 _NAMED = (
     *("google/gemma-3-270m-it", "google/gemma-3-1b-it", "google/gemma-2-2b-it"),
     *("allenai/OLMo-2-0425-1B-Instruct", "ibm-granite/granite-3.3-2b-instruct"),
@@ -155,7 +156,7 @@ _NAMED = (
 
 
 def is_called(model_id: str, name: str) -> bool:
-    """Whether `name` is short for the model: "smollm2:135m" for org/SmolLM2-135M-Instruct, and
+    """True if `name` is short for the model: "smollm2:135m" for org/SmolLM2-135M-Instruct, and
     "llama3.2" for org/Llama-3.2-1B-Instruct."""
     parts = [part for part in re.split(r"[^a-z0-9.]+", name.lower()) if part]
     model = re.sub(r"[^a-z0-9.]+", "", model_id.rpartition("/")[2].lower())
@@ -163,7 +164,8 @@ def is_called(model_id: str, name: str) -> bool:
 
 
 def models_called(name: str) -> list[str]:
-    """Published models that `name` is short for: of pairs, the smallest first, and then others."""
+    """Published models that `name` is short for: those of pairs, the smallest first, then
+    others."""
     if "/" in name:
         return []
     sides = [side for pair in PAIRS.values() for side in (pair.target, pair.draft)]
@@ -173,7 +175,8 @@ def models_called(name: str) -> list[str]:
 
 
 def get_pair(name: str) -> ModelPair:
-    """Raises UnknownPairError, a ConfigError and a KeyError, which lists the names."""
+    """The pair called `name`. Raises UnknownPairError, a ConfigError and a KeyError, which lists
+    the names."""
     if name not in PAIRS:
         hint = did_you_mean(name, PAIRS)
         raise UnknownPairError(f"no pair {name!r}. {hint}", hint="outrider models pairs")
@@ -194,8 +197,8 @@ def partner_of(target: str) -> ModelPair | None:
 
 
 def draft_of(target: str, drafter: str = "auto") -> str | None:
-    """What comes with `target` without asking, for this drafter: the embedded one's draft model,
-    and its heads, of those kinds that ship."""
+    """The draft that comes with `target` by default, for this drafter: the embedded target's draft
+    model, or its heads, of those kinds that ship."""
     if target != EMBEDDED_TARGET:
         return None
     reads_heads = drafter in KINDS and KINDS[drafter].source == "heads"

@@ -93,7 +93,7 @@ def _section(part: Part, drawn: Callable[[Figure], None]) -> Section:
         drawn(figure)
     return Section(
         title=part.title,
-        place=part.place,
+        source=part.place,
         text=part.about,
         warnings=warnings,
         points=part.findings,
