@@ -1,4 +1,4 @@
-"""`AsyncLLM`, an LLM for asyncio: tasks stream and generate, one thread of its own runs the engine.
+"""`AsyncLLM`, an LLM for asyncio: tasks stream and generate, and one thread runs the engine.
 
 async with AsyncLLM("outrider/embedded") as llm:
     async for event in llm.stream("def quicksort(items):"):
@@ -27,18 +27,18 @@ from outrider.core.options import EngineOptions
 from outrider.core.params import SamplingParams, params_for_each, params_for_one
 from outrider.core.protocols import Controller
 
-# Threads that turn prompts into ids; the library that does it works outside Python's lock.
+# Threads that turn prompts into ids; the tokenizer library works outside Python's lock.
 _NUM_ENCODERS = 2
 _Encode = Callable[[], list[int]]
 _Found = TypeVar("_Found")
 
 
 class AsyncTextStream(OfOneProcess, AsyncIterator[TextEvent]):
-    """The events of a request, one or more rounds each: a reader who is slow finds fewer, larger
-    ones, and none of the text is lost. The request starts when the first event is asked for.
+    """The events of a request, one or more rounds each: a slow reader gets fewer, larger ones, and
+    no text is lost. The request starts when the first event is requested.
 
-    Leaving the loop, cancelling the task, `aclose` or letting go of it cancels the request before
-    the engine's next job. `cancel` does so from any thread, and the loop over it ends.
+    Leaving the loop, cancelling the task, `aclose` or dropping the stream cancels the request
+    before the engine's next job. `cancel` does so from any thread, and the loop over it ends.
     """
 
     def __init__(self, owner: AsyncLLM, encode: _Encode, make: Callable[..., AsyncRequest]) -> None:
@@ -67,8 +67,8 @@ class AsyncTextStream(OfOneProcess, AsyncIterator[TextEvent]):
 
     @property
     def result(self) -> GenerationResult:
-        """Once the loop over it has ended. Raises what the request failed of, and ConfigError while
-        it runs or if it never did."""
+        """The result, once the loop over the stream has ended. Raises the error that ended the
+        request, and ConfigError while it runs or if it never ran."""
         return _result(self._request)
 
     def cancel(self) -> None:
@@ -84,7 +84,7 @@ class AsyncTextStream(OfOneProcess, AsyncIterator[TextEvent]):
         self.cancel()
 
     async def _next(self) -> TextEvent | None:
-        """None at the end."""
+        """The next event, None at the end."""
         request = self._request
         if request is None:
             if self._left:
@@ -93,10 +93,10 @@ class AsyncTextStream(OfOneProcess, AsyncIterator[TextEvent]):
             request = self._request = self._make(ids)
             self._owner.engine.add(request)
             if self._left:
-                # Cancelled from another thread while the prompt was turned into ids.
+                # Cancelled from another thread during tokenization.
                 self.cancel()
         while True:
-            # Asked before: with the end come the last events.
+            # Read before taking an event: the last events come with the end.
             ended = request.ended
             event = self._owner.engine.take(request)
             if event is not None:
@@ -109,12 +109,12 @@ class AsyncTextStream(OfOneProcess, AsyncIterator[TextEvent]):
 
 
 class AsyncLLM(OfOneProcess):
-    """An `LLM` whose callers are tasks, of one event loop or several. It is made and loaded at
-    once, as an LLM is; `await asyncio.to_thread(AsyncLLM, ...)` loads beside a running loop.
+    """An `LLM` whose callers are tasks, of one event loop or several. The constructor loads the
+    models, as an LLM's does; `await asyncio.to_thread(AsyncLLM, ...)` keeps the loop running.
 
-    `model` may be an LLM that is there already; `options` are fields of EngineConfig. Prompts
-    become ids in threads of their own, and one thread runs the engine, so no call holds up the
-    loop. At most `max_queued` requests wait beside those in the engine's own queue; one more raises
+    `model` may be an existing LLM; `options` are fields of EngineConfig. Threads of their own turn
+    prompts into ids, and one thread runs the engine, so no call blocks the loop. At most
+    `max_queued` requests wait in addition to those in the engine's own queue; one more raises
     QueueFullError. `async with` closes it at the end.
     """
 
@@ -131,8 +131,8 @@ class AsyncLLM(OfOneProcess):
         if isinstance(model, LLM):
             if options or any(given is not None for given in (draft, config, controller)):
                 raise ConfigError(
-                    "an LLM that is loaded has its draft model and configuration.",
-                    hint="leave everything out but the LLM",
+                    "a loaded LLM has its draft model and configuration already.",
+                    hint="give the LLM alone",
                 )
             self.llm = model
         else:
@@ -153,7 +153,7 @@ class AsyncLLM(OfOneProcess):
         **options: Unpack[RequestOptions],
     ) -> AsyncTextStream:
         """The events of one completion; `allowed` and `options` are those of `LLM.stream`. The
-        first event asked for raises what is wrong with the prompt."""
+        first event raises the error of a bad prompt."""
         wanted = params_for_one(params, sampling_of(options))
         given = structure_in(options)
         return self._stream(lambda: self.llm.encode(prompt), wanted, allowed, given)
@@ -177,9 +177,9 @@ class AsyncLLM(OfOneProcess):
         allowed: AllowedTokens | None = None,
         **options: Unpack[RequestOptions],
     ) -> list[GenerationResult]:
-        """Run all prompts; `n` results for each, in order, as `LLM.generate` gives them: a prompt
-        that cannot be run has a result with its `error`, and where none can be run the first error
-        is raised. Whoever cancels the task cancels the requests."""
+        """Run all prompts. Returns `n` results for each, in order, as `LLM.generate` does: a prompt
+        that cannot be run has a result with its `error`, and if none can be run the first error is
+        raised. Cancelling the task cancels the requests."""
         batch = several_prompts(prompts)
         each = [one.seeded() for one in params_for_each(params, len(batch), sampling_of(options))]
         structure = structure_in(options)
@@ -209,7 +209,7 @@ class AsyncLLM(OfOneProcess):
         allowed: AllowedTokens | None,
         structure: StructureOptions,
     ) -> Sequence[AsyncRequest | OutriderError]:
-        """The `n` requests of a prompt, or as often why there are none."""
+        """The `n` requests of a prompt, or its error `n` times."""
         try:
             ids = await self.encoded(lambda: self.llm.encode(prompt))
         except OutriderError as error:
@@ -230,7 +230,7 @@ class AsyncLLM(OfOneProcess):
         return requests
 
     def _outcome(self, entry: AsyncRequest | OutriderError) -> GenerationResult:
-        """The result of what ended, with what it failed of."""
+        """The result of an ended request, with its error if it failed."""
         if isinstance(entry, OutriderError):
             return self.llm.failed(entry)
         handle, error = entry.handle, entry.error
@@ -242,7 +242,7 @@ class AsyncLLM(OfOneProcess):
         raise error or ConfigError("the request was cancelled before it started.")
 
     async def aclose(self) -> None:
-        """Cancel what runs, whose readers hear of it as an error, and end all threads."""
+        """Cancel running requests, whose readers get an error, and end all threads."""
         self._is_closed = True
         await asyncio.to_thread(self.engine.close)
         self._encoders.shutdown(wait=False)
@@ -254,7 +254,7 @@ class AsyncLLM(OfOneProcess):
         await self.aclose()
 
     async def encoded(self, encode: Callable[[], _Found]) -> _Found:
-        """What `encode` gives, made in another thread. Raises ConfigError once closed."""
+        """The result of `encode`, called in another thread. Raises ConfigError once closed."""
         if self._is_closed:
             raise ConfigError("this AsyncLLM is closed.", hint="make another one")
         return await asyncio.get_running_loop().run_in_executor(self._encoders, encode)

@@ -1,9 +1,9 @@
-"""Files of a batch: lines that are read as far as they are needed, and answers that are appended.
+"""Files of a batch: lines are read only as they are needed, and answers are appended.
 
 The file of answers is its own journal. An answer is one line, written at once, that names the
-number and the digest of the line it answers; after a sudden end a line that was not written whole
-is cut off, and what has an answer is not asked again. Memory is four bytes for each line that has
-one, so that files may be of any size.
+number and the digest of the line it answers; after a crash an incomplete last line is cut off, and
+answered lines are not run again. Memory is four bytes for each answered line, so that files may be
+of any size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FRESH = "name a new file for answers, or begin anew with --fresh"
 
 @dataclass(frozen=True, slots=True)
 class RawLine:
-    """A line that is not blank; `data` is None for one that is too long to keep."""
+    """A line that is not blank; `data` is None for a line that is too long to store."""
 
     number: int
     digest: int
@@ -34,7 +34,7 @@ class RawLine:
 
     @property
     def name(self) -> str:
-        """The digest as answers have it."""
+        """The digest as written in answers."""
         return f"{self.digest:08x}"
 
 
@@ -60,12 +60,12 @@ def raw_lines(path: Path) -> Generator[RawLine]:
 
 
 def raw_line(number: int, data: bytes) -> RawLine:
-    """A line of `data`, whose file has no lines."""
+    """A line with the content `data`, for a file without lines."""
     return RawLine(number, _number_of(hashlib.blake2b(data, digest_size=4).digest()), data)
 
 
 def _number_of(digest: bytes) -> int:
-    """0 means that there is no answer."""
+    """The digest as a number above 0, as 0 marks a line without an answer."""
     return int.from_bytes(digest, "big") or 1
 
 
@@ -103,7 +103,7 @@ class AnswerFile:
         self.close()
 
     def has(self, line: RawLine) -> bool:
-        """Whether a line has its answer. Raises ConfigError if it has that of another line."""
+        """True if a line has its answer. Raises ConfigError if another line has it."""
         digest = self._digests[line.number] if line.number < len(self._digests) else 0
         if digest not in (0, line.digest):
             raise ConfigError(
@@ -112,7 +112,7 @@ class AnswerFile:
         return digest != 0
 
     def write(self, line: RawLine, answer: str, *, is_error: bool) -> None:
-        """One line; what was written is there whatever becomes of this process."""
+        """Append one line; it survives any end of this process."""
         self._stream.write(answer.encode("utf-8", "backslashreplace") + b"\n")
         self._stream.flush()
         self._note(line.number, line.digest, is_error=is_error)
@@ -132,18 +132,18 @@ class AnswerFile:
         self.num_errors += is_error
 
     def _read(self) -> int:
-        """Note the answers that are there; how many bytes they take."""
+        """Note the existing answers. Returns their size in bytes."""
         end = 0
         with open_regular(self._path) as stream:
-            for place, line in enumerate(stream, start=1):
+            for index, line in enumerate(stream, start=1):
                 try:
                     number, digest, is_error = answered(line.decode())
                     self._note(number, int(digest, 16), is_error=is_error)
                 except (ValueError, OverflowError):
-                    # Only what was cut off may go: anything else is somebody's text.
+                    # Only an incomplete answer may be cut off: any other text has another author.
                     if line.endswith(b"\n") or _is_json(line):
                         raise ConfigError(
-                            f"{self._path}, line {place}, is no answer of a batch.", hint=_FRESH
+                            f"{self._path}, line {index}, is no answer of a batch.", hint=_FRESH
                         ) from None
                     return end
                 end += len(line)

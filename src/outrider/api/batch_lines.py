@@ -1,9 +1,9 @@
 """Lines of a batch: OpenAI's requests and plain prompts, read and answered.
 
 An OpenAI line is {"custom_id", "method", "url", "body"} for chat completions or completions; its
-answer has the same custom_id and, below response, what a server would send. A plain line is
-{"prompt": ...} or {"messages": ...} beside the names of sampling settings; its answer is flat. What
-a line does not say is as the settings have it, and a key without a meaning is an error of its line.
+answer has the same custom_id and, below response, the body that a server would send. A plain line
+is {"prompt": ...} or {"messages": ...} with further sampling settings by name; its answer is flat.
+A setting that a line lacks has the run's value, and an unknown key is an error of its line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Chat = Sequence[Message]
 Kind = Literal["chat", "completion", "plain"]
 _URLS: Mapping[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 _SAMPLING = tuple(item.name for item in fields(SamplingParams))
-# Of OpenAI's bodies: names of their own for settings, and what is no setting.
+# Names of settings in OpenAI's bodies; and keys that are no settings.
 _RENAMED = {
     "max_completion_tokens": "max_tokens",
     "thinking_budget_tokens": "thinking_budget",
@@ -41,7 +41,7 @@ _UNREAD = frozenset((
     "stream_options", "safety_identifier", "prompt_cache_key",
 ))  # fmt: skip
 _STRUCTURES = ("schema", "json", "regex", "choices", "grammar")
-# Refused unless they ask for nothing.
+# Keys that are refused unless they have one of these values, which request nothing.
 _NOTHING: Mapping[str, tuple[object, ...]] = {
     "stream": (False, None),
     "echo": (False, None),
@@ -57,8 +57,8 @@ _FINISH = {"stop": "stop", "length": "length", "timeout": "length"}
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """The line number `number`, from 1 on, that asks for `params.n` completions of each of
-    `prompts`, or of the conversation `chat`."""
+    """Line `number`, from 1, which requests `params.n` completions of each of `prompts`, or of the
+    conversation `chat`."""
 
     number: int
     kind: Kind
@@ -71,7 +71,7 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that no request can be made of, with what is known of it."""
+    """A line that is no valid request, and its known parts."""
 
     number: int
     error: OutriderError
@@ -80,8 +80,8 @@ class BadLine:
 
 
 def read_line(number: int, text: str, defaults: SamplingParams) -> BatchLine | BadLine:
-    """What a line asks for. A line that names no seed has one by its number, so that what it writes
-    depends on no other line and on no restart."""
+    """The request of a line. A line without a seed gets one by its number, so that its text depends
+    on no other line and on no restart."""
     kind: Kind = "plain"
     custom_id: str | None = None
     try:
@@ -94,7 +94,7 @@ def read_line(number: int, text: str, defaults: SamplingParams) -> BatchLine | B
         record = cast("dict[str, Any]", record)
         body = record
         if "body" in record or "url" in record:
-            # Known first, so that an error names it.
+            # Read first, so that an error names it.
             custom_id, kind = _text(record.get("custom_id")), "chat"
             kind, body = _openai(record)
         seeded = defaults.numbered(number - 1)
@@ -144,10 +144,10 @@ def _params(body: Mapping[str, Any], defaults: SamplingParams, kind: Kind) -> Sa
         elif value is not None:
             given[name] = _value(name, value)
     if kind == "completion" and type(given.get("logprobs")) is int:
-        # Completions say how many; chat says whether, and how many beside it.
+        # Completions give a number; chat gives a switch, and the number separately.
         given |= {"logprobs": True, "top_logprobs": given["logprobs"]}
     if type(given.get("max_tokens")) is int:
-        # The line's own limit goes before everybody's least.
+        # The line's own limit takes precedence over the run's least.
         given = {"min_tokens": min(defaults.min_tokens, given["max_tokens"])} | given
     return replace(defaults, **given)
 
@@ -157,7 +157,7 @@ def _structure_keys(kind: Kind) -> Sequence[str]:
 
 
 def _structure(body: Mapping[str, Any], kind: Kind) -> StructureOptions:
-    """What the text must be: by the words of others, or in a plain line by our own."""
+    """The structure of the text: from OpenAI's keys, or in a plain line from our own."""
     own = {key: body[key] for key in _STRUCTURES if kind == "plain" and body.get(key) is not None}
     theirs = structure_of({key: value for key, value in body.items() if key not in own})
     return cast("StructureOptions", {**theirs, **own})
@@ -208,8 +208,8 @@ def _message(given: object) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Writes answers as JSON. `model` is what they call it; `id` of an answer has `digest`, so that
-    it can be known which line of which content it belongs to."""
+    """Writes answers as JSON. `model` is the model's name in them; the `id` of an answer contains
+    `digest`, which identifies the line and its content."""
 
     model: str
     tokenizer: Tokenizer
@@ -221,7 +221,7 @@ class Answers:
         num_prompt: Sequence[int],
         results: Sequence[GenerationResult],
     ) -> str:
-        """`results` are `params.n` of each prompt, `num_prompt` the prompts' numbers of tokens."""
+        """`results` are `params.n` for each prompt, `num_prompt` the prompts' token counts."""
         if line.kind == "plain":
             return self._plain(line, digest, num_prompt[0], results)
         choices = [self._choice(line, i, result) for i, result in enumerate(results)]
@@ -248,9 +248,9 @@ class Answers:
         message = f"{error} Try: {hint}." if hint else str(error)
         name = "invalid_request_error" if code == 400 else "server_error"
         if line.kind == "plain":
-            told: dict[str, Any] = {} if line.custom_id is None else {"id": line.custom_id}
-            told |= {"error": {"message": message, "type": name}}
-            return _json(told | {"line": line.number, "digest": digest})
+            record: dict[str, Any] = {} if line.custom_id is None else {"id": line.custom_id}
+            record |= {"error": {"message": message, "type": name}}
+            return _json(record | {"line": line.number, "digest": digest})
         body = {"error": {"message": message, "type": name, "param": None, "code": None}}
         shortly = {"code": name, "message": message}
         return openai_answer(line.number, digest, line.custom_id, code, body, shortly)
@@ -258,20 +258,20 @@ class Answers:
     def _plain(
         self, line: BatchLine, digest: str, num_prompt: int, results: Sequence[GenerationResult]
     ) -> str:
-        told: dict[str, Any] = {} if line.custom_id is None else {"id": line.custom_id}
+        record: dict[str, Any] = {} if line.custom_id is None else {"id": line.custom_id}
         first = results[0]
-        told |= {"text": first.text, "finish_reason": first.finish_reason}
+        record |= {"text": first.text, "finish_reason": first.finish_reason}
         if len(results) > 1:
-            told["texts"] = [result.text for result in results]
-            told["finish_reasons"] = [result.finish_reason for result in results]
+            record["texts"] = [result.text for result in results]
+            record["finish_reasons"] = [result.finish_reason for result in results]
         if line.params.logprobs:
-            told["logprobs"] = [self._chat_logprobs(result) for result in results]
+            record["logprobs"] = [self._chat_logprobs(result) for result in results]
         notes = tuple(dict.fromkeys(note for result in results for note in result.notes))
-        told |= {"notes": notes} if notes else {}
+        record |= {"notes": notes} if notes else {}
         number = sum(result.num_tokens for result in results)
-        told |= {"prompt_tokens": num_prompt, "completion_tokens": number}
-        told |= {"seed": line.params.seed, "error": None}
-        return _json(told | {"line": line.number, "digest": digest})
+        record |= {"prompt_tokens": num_prompt, "completion_tokens": number}
+        record |= {"seed": line.params.seed, "error": None}
+        return _json(record | {"line": line.number, "digest": digest})
 
     def _choice(self, line: BatchLine, index: int, result: GenerationResult) -> dict[str, Any]:
         finish = _FINISH.get(result.finish_reason or "", "stop")
@@ -309,15 +309,15 @@ class Answers:
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         data = self.tokenizer.token_bytes(token_id)
-        told = None if data is None else list(data)
-        return {"token": self._token(token_id), "logprob": _finite(logprob), "bytes": told}
+        numbers = None if data is None else list(data)
+        return {"token": self._token(token_id), "logprob": _finite(logprob), "bytes": numbers}
 
     def _token(self, token_id: int) -> str:
         return self.tokenizer.decode([token_id], skip_special=False)
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity."""
+    """`logprob`, or a large negative number for -inf, which JSON lacks."""
     return max(logprob, -9999.0)
 
 
@@ -329,12 +329,13 @@ def openai_answer(
     body: Mapping[str, Any] | None,
     error: Mapping[str, Any] | None,
 ) -> str:
-    """Without a `body` the line was never answered."""
+    """An answer in OpenAI's form; without a `body` the line was never answered."""
     name = f"{number}-{digest}"
     response = {"status_code": status, "request_id": f"req-{name}", "body": body}
     response = None if body is None else response
-    told = {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
-    return _json(told)
+    return _json(
+        {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
+    )
 
 
 def _json(value: object) -> str:
@@ -342,17 +343,17 @@ def _json(value: object) -> str:
 
 
 def answered(text: str) -> tuple[int, str, bool]:
-    """Of an answer: the number and digest of its line, and whether it is an error. Raises
-    ValueError for anything else."""
+    """Number and digest of an answer's line, and True if the answer is an error. Raises ValueError
+    for any other text."""
     record = parse_json(text)
     if not isinstance(record, dict):
         raise ValueError("no object")
-    told = cast("dict[str, Any]", record)
-    name = str(told.get("id", ""))
-    if "digest" in told and isinstance(told.get("line"), int):
-        return told["line"], str(told["digest"]), told.get("error") is not None
+    record = cast("dict[str, Any]", record)
+    name = str(record.get("id", ""))
+    if "digest" in record and isinstance(record.get("line"), int):
+        return record["line"], str(record["digest"]), record.get("error") is not None
     kind, _, rest = name.rpartition("_")
     number, dash, digest = rest.partition("-")
     if kind != "batch_req" or not dash or not number.isdecimal():
         raise ValueError("no answer of a batch")
-    return int(number), digest, told.get("error") is not None
+    return int(number), digest, record.get("error") is not None

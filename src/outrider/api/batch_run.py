@@ -1,9 +1,9 @@
-"""Runs the lines of a batch through an LLM: which request starts when, and which answer is written.
+"""Runs the lines of a batch through an LLM: the order of requests, and of written answers.
 
-Lines are read ahead a window at a time and sorted by their ids, so that prompts which begin alike
-follow each other. A request waits while another one reads a page of tokens that both begin with;
-once it is in memory the one that waited finds it there. Answers are written in the order of lines,
-or as they end.
+Lines are read ahead a window at a time and sorted by their ids, so that prompts with a common
+beginning follow each other. A request waits while another one reads a page of tokens that both
+begin with; then it finds the page in the KV cache. Answers are written in the order of lines, or in
+the order of their ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from outrider.core.params import SamplingParams
 
 
 class Handle(Protocol):
-    """A request. `has_read` says that its prompt is in memory, where others find it."""
+    """A request. `has_read` says that its prompt is in the KV cache, where others find it."""
 
     @property
     def done(self) -> bool: ...
@@ -34,16 +34,16 @@ class Handle(Protocol):
     def has_read(self) -> bool: ...
 
     def events(self) -> Iterable[TextEvent]:
-        """What it wrote since it was last asked; nobody keeps it then."""
+        """Events since the last call; they are not stored."""
         ...
 
     def result(self) -> GenerationResult:
-        """Raises what the request failed of."""
+        """The result. Raises the error of a failed request."""
         ...
 
 
 class BatchEngine(Protocol):
-    """Runs requests beside each other."""
+    """Runs several requests at a time."""
 
     @property
     def config(self) -> EngineConfig: ...
@@ -58,20 +58,20 @@ class BatchEngine(Protocol):
     def submit(
         self, ids: Sequence[int], params: SamplingParams, /, *, sample: int, **structure: Any
     ) -> Handle:
-        """`structure` are StructureOptions."""
+        """Start a request; `structure` are StructureOptions."""
         ...
 
     def advance(self) -> object:
-        """Returns when something may have changed."""
+        """Run until something may have changed."""
         ...
 
 
-# Pages of tokens that are remembered to have been read.
+# Most pages of tokens that are remembered as read.
 _MOST_PAGES = 1 << 16
 
 
 class AnswerSink(Protocol):
-    """Where answers go: an AnswerFile, or something like it."""
+    """Receiver of answers: an AnswerFile, or a similar object."""
 
     def has(self, line: RawLine) -> bool: ...
 
@@ -80,7 +80,7 @@ class AnswerSink(Protocol):
 
 @dataclass(slots=True)
 class _OpenLine:
-    """A line whose requests have not all ended. `text` is its answer, once there is one."""
+    """A line with unfinished requests. `text` is its answer, once there is one."""
 
     raw: RawLine
     line: BatchLine | BadLine
@@ -92,11 +92,12 @@ class _OpenLine:
 
 @dataclass(slots=True)
 class _Request:
-    """One completion. `pages` names what its prompt begins with, a name for each page of ids and
-    all before it; `num_read` of them are known to be in memory."""
+    """One completion. `pages` has a name for each page of the prompt, which covers its ids and all
+    before it; the first `num_read` are known to be in the KV cache. `index` is its index among the
+    line's results."""
 
     owner: _OpenLine
-    place: int
+    index: int
     ids: list[int]
     params: SamplingParams
     structure: StructureOptions
@@ -108,8 +109,8 @@ class _Request:
 
 @dataclass(slots=True)
 class Batch:
-    """`structure` is what texts must be whose lines say nothing of it. `read_ahead` lines are read
-    at once, and at most twice as many wait to be written; `run` yields after each job."""
+    """A batch. `structure` is the structure of texts whose lines have none. `read_ahead` lines are
+    read at once, and at most twice as many wait to be written; `run` yields after each job."""
 
     llm: BatchEngine
     answers: Answers
@@ -127,7 +128,7 @@ class Batch:
     _read: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
 
     def run(self, lines: Iterator[RawLine]) -> Generator[None]:
-        """All of `lines` that have no answer yet."""
+        """Run all of `lines` that have no answer yet."""
         source = (line for line in lines if not self.file.has(line))
         is_over = False
         while not is_over or self._pending or self._running:
@@ -140,12 +141,12 @@ class Batch:
             yield
 
     def _read_ahead(self, source: Iterator[RawLine]) -> bool:
-        """Whether there may be more."""
+        """Read a window of lines. True if there may be more."""
         window = list(islice(source, self.read_ahead))
         for raw in window:
             self._read_one(raw)
         self._pending.sort(key=lambda request: request.ids)
-        # The next is at the end.
+        # The next one is taken from the end.
         self._pending.reverse()
         return len(window) == self.read_ahead
 
@@ -183,14 +184,14 @@ class Batch:
 
     def _pages(self, ids: list[int]) -> list[int]:
         size, name, found = self.llm.config.page_size, 0, list[int]()
-        # The last id is read in any case.
+        # The last id is read in any case, so its page does not count.
         for start in range(0, len(ids) - size, size):
             name = hash((name, *ids[start : start + size]))
             found.append(name)
         return found
 
     def _start(self) -> None:
-        """As many as run at once, of those that wait for no page."""
+        """Start as many requests as run at once, of those that do not wait for a page."""
         for index in range(len(self._pending) - 1, -1, -1):
             if not self.llm.has_free_place:
                 return
@@ -200,7 +201,7 @@ class Batch:
                 self._submit(request)
 
     def _waits(self, request: _Request) -> bool:
-        """Whether the next page that it would read is being read by another one."""
+        """True if another request is reading the next page that this one would read."""
         pages = request.pages
         while request.num_read < len(pages) and pages[request.num_read] in self._read:
             request.num_read += 1
@@ -218,7 +219,7 @@ class Batch:
         self._reading.update(request.pages[request.num_read :])
 
     def _hear(self) -> None:
-        """What the last job ended, and which prompts it has read."""
+        """Handle the requests that the last job ended, and the prompts that it read."""
         still: list[_Request] = []
         for request in self._running:
             handle = request.handle
@@ -228,13 +229,13 @@ class Batch:
                 continue
             if handle.has_read:
                 self._note_read(request)
-            for _ in handle.events():  # nobody reads them
+            for _ in handle.events():  # dropped: only results are written
                 pass
             still.append(request)
         self._running = still
 
     def _note_read(self, request: _Request) -> None:
-        """Once for each request: its pages are in memory, where others find them."""
+        """Note, once per request, that its pages are in the KV cache, where others find them."""
         if request.num_read > len(request.pages):
             return
         for page in request.pages[request.num_read :]:
@@ -253,9 +254,9 @@ class Batch:
         try:
             if request.handle is not None and error is None:
                 result = request.handle.result()
-                owner.results[request.place] = result
+                owner.results[request.index] = result
                 self.num_tokens += result.num_tokens
-        except Exception as failed:  # noqa: BLE001 - what the engine gave the request up for
+        except Exception as failed:  # noqa: BLE001 - the error for which the engine gave it up
             error = failed
         owner.error = owner.error or error
         owner.num_left -= 1
@@ -263,7 +264,7 @@ class Batch:
             self._end(owner)
 
     def _end(self, found: _OpenLine) -> None:
-        """Write its answer, or keep it until those before it are written."""
+        """Write the answer of a line, or store it until the lines before it are written."""
         self._ended.add(found.raw.number)
         if not self.ordered:
             self._write(found.raw.number)
@@ -277,7 +278,7 @@ class Batch:
         results = [result for result in found.results if result is not None]
         error = found.error
         if isinstance(found.line, BadLine) or error is not None:
-            error = error or ConfigError("the line asks for nothing.")
+            error = error or ConfigError("the line requests nothing.")
             text = self.answers.bad(found.line, found.raw.name, error)
         else:
             text = self.answers.good(found.line, found.raw.name, found.num_prompt, results)

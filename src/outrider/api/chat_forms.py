@@ -1,9 +1,10 @@
-"""Forms of a conversation for chat templates that refuse it, or leave some of it out of the prompt.
+"""Forms of a conversation for chat templates that refuse it, or leave a part out of the prompt.
 
-A template may know no system message, or one at the beginning only, no `developer`, turns that
-alternate, one call in a turn, ids of nine characters, or tools with descriptions. A conversation
-that a client sends again with every request must not end there. `forms` yields the conversation as
-it is and then in other forms, the nearest first; `left_out` names messages that a prompt lacks.
+A template may accept no system message, or one at the beginning only, no `developer`, only
+alternating turns, one call per turn, ids of nine characters, or tools with descriptions. A
+conversation that a client sends again with every request must not fail there. `forms` yields the
+conversation as it is and then in other forms, the nearest first; `left_out` lists the messages that
+a prompt lacks.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Turn:
         return replace(self, message={**self.message, "role": role})
 
     def joined(self, other: Message) -> Turn:
-        """The message with text, thoughts and calls of another one behind its own."""
+        """The message with the text, thoughts and calls of `other` after its own."""
         found = dict(self.message)
         for key in ("content", "reasoning_content"):
             texts = [one[key] for one in (found, other) if one.get(key)]
@@ -53,7 +54,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A conversation in one form. `notes` say what is not as it was sent."""
+    """A conversation in one form. `notes` list the changes from the sent one."""
 
     turns: tuple[Turn, ...]
     tools: tuple[Mapping[str, Any], ...] | None
@@ -70,8 +71,8 @@ class Form:
 def forms(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], developer: str
 ) -> Iterator[Form]:
-    """Different forms, the nearest to the conversation first. `developer` is the role that the
-    template has for a developer's messages."""
+    """Different forms of a conversation, the nearest first. `developer` is the template's role for
+    a developer's messages."""
     turns = [Turn(_name(i, one), dict(one)) for i, one in enumerate(messages)]
     renamed = [turn.of_role(developer) if turn.role == "developer" else turn for turn in turns]
     given = Form(tuple(renamed), tuple(tools) or None)
@@ -86,16 +87,16 @@ def forms(
 
 
 def left_out(prompt: str, messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A note for each message whose text, or one of whose calls, is not in the prompt. Blanks do
-    not count, JSON may have escaped the text, and thoughts within it may be left out."""
+    """A note for each message whose text, or one of whose calls, is not in the prompt. Blanks are
+    ignored, JSON may have escaped the text, and thoughts within it may be left out."""
     texts = [str(one["content"]).rpartition("</think>")[2].strip() for one in messages]
     missing = {i for i, text in enumerate(texts) if text and not _any_in(prompt, text)}
     if len(missing) < len(texts):
-        # The text of a message may stand within that of another one, or be the same.
+        # The text of a message may be part of another one, or equal to it.
         missing |= _sharing(prompt, {i: t for i, t in enumerate(texts) if t and i not in missing})
     for i, message in enumerate(messages):
         calls = message.get(_CALLS, ())
-        # A template that writes ids has the name within them.
+        # If a template writes ids instead, the name is part of the id.
         if not all(
             one["function"]["name"] in prompt or one.get("id", prompt) in prompt for one in calls
         ):
@@ -123,7 +124,7 @@ def _spellings(text: str) -> Iterator[str]:
 
 
 def _sharing(prompt: str, texts: Mapping[int, str]) -> set[int]:
-    """Messages that have no place of their own in the prompt. Longer ones are looked for first."""
+    """Messages without a part of the prompt of their own. Longer ones are searched first."""
     left = bytearray(prompt.encode("utf-8", "surrogatepass"))
     missing: set[int] = set()
     for i in sorted(texts, key=lambda i: -len(texts[i])):
@@ -134,14 +135,14 @@ def _sharing(prompt: str, texts: Mapping[int, str]) -> set[int]:
                 left[at : at + len(data)] = bytes(len(data))
                 break
         else:
-            # Blanks within it were changed: it is there, and nobody knows where.
+            # Blanks within it were changed: it is there, at an unknown position.
             if any(text in prompt for text in _spellings(texts[i])):
                 missing.add(i)
     return missing
 
 
 def _plain(form: Form) -> Form:
-    """Roles that every template has, tools with all their fields, ids of nine characters."""
+    """Give all messages roles that every template has, tools all fields, ids nine characters."""
     found: list[Turn] = []
     notes: list[str] = []
     for turn in form.turns:
@@ -185,7 +186,7 @@ def _whole(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _late(form: Form) -> Form:
-    """One system message at the beginning; instructions amid a conversation are the user's."""
+    """Keep one system message at the beginning; later instructions become the user's."""
     system = list(takewhile(lambda turn: turn.role == "system", form.turns))
     others = form.turns[len(system) :]
     first, notes = system[:1], list[str]()
@@ -199,7 +200,7 @@ def _late(form: Form) -> Form:
 
 
 def _no_system(form: Form) -> Form:
-    """The system message in front of the first message of the user's."""
+    """Put the system message in front of the user's first message."""
     form = _late(form)
     if not (form.turns and form.turns[0].role == "system"):
         return form
@@ -212,13 +213,13 @@ def _no_system(form: Form) -> Form:
 
 
 def _alternating(form: Form) -> Form:
-    """A message of the user's first, one message for several of a role in a row, and no turn of the
-    assistant's that says nothing."""
+    """Start with a message of the user, join messages of one role in a row, and drop empty turns of
+    the assistant."""
     found: list[Turn] = []
     notes: list[str] = []
     for turn in form.turns:
         last = found[-1] if found else None
-        # The last one may be gone on with.
+        # The last one may be continued.
         is_empty = not turn.message["content"] and _CALLS not in turn.message
         if turn.role == "assistant" and is_empty and turn is not form.turns[-1]:
             notes.append(f"{turn.name}: an empty turn was left out")
@@ -237,7 +238,7 @@ def _alternating(form: Form) -> Form:
 
 
 def _single_calls(form: Form) -> Form:
-    """Text and each call of a turn as turns of their own, a call with its result behind it."""
+    """Split a turn into its text and each of its calls, a call followed by its result."""
     found: list[Turn] = []
     notes: list[str] = []
     waiting: dict[object, Turn] = {}
@@ -266,7 +267,7 @@ def _single_calls(form: Form) -> Form:
 
 
 def _answered(form: Form) -> Form:
-    """An empty answer between the result of a tool and the user's next message."""
+    """Insert an empty answer between the result of a tool and the user's next message."""
     found: list[Turn] = []
     for turn in form.turns:
         if found and found[-1].role == "tool" and turn.role == "user":
@@ -280,7 +281,7 @@ def _answered(form: Form) -> Form:
 
 
 def _in_text(form: Form) -> Form:
-    """Calls and results of before as text of the assistant's and the user's."""
+    """Write earlier calls and results as text of the assistant and the user."""
     form = _late(form)
     if not any(_CALLS in turn.message or turn.role == "tool" for turn in form.turns):
         return form

@@ -1,9 +1,9 @@
 """Messages and tools of a conversation: checked, and in the form that chat templates expect.
 
 Callers write them as OpenAI's API does: content is text or a list of text parts, arguments of a
-call are JSON text. Published templates want one text and objects, and have several names for what
-a model thought. Clients send an assistant's turns and results of tools again with every request, so
-odd ones are read as far as possible, with a note; a mistake elsewhere raises ConfigError.
+call are JSON text. Published templates want one text and objects, and have several names for the
+model's thoughts. Clients send an assistant's turns and results of tools again with every request,
+so odd ones are read as far as possible, with a note; a mistake elsewhere raises ConfigError.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from outrider.core.fields import MESSAGES, shown
 REASONING = ("reasoning_content", "reasoning", "thinking")
 _TEXT_PARTS = ("text", "input_text", "output_text", "summary_text", "refusal")
 _THOUGHT_PARTS = ("thinking", "reasoning", "reasoning_text", "redacted_thinking")
-# Roles of turns that a client did not choose itself, and cannot mend.
+# Roles of turns that a client did not write itself, and cannot correct.
 _GIVEN_ROLES = ("assistant", "tool", "function")
-# What a template is given anyway; a caller's variable of that name would change the conversation.
+# Names that a template always gets; a variable of such a name would change the conversation.
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
 class ChatOptions(TypedDict, total=False):
-    """What a chat template may be given besides messages. `continues` goes on with the last
-    message, which must be the assistant's; `variables` are names that the template knows, as
+    """Options of a chat template. With `continues` the prompt ends within the last message, which
+    must be the assistant's; `variables` are names that the template knows, such as
     `enable_thinking` and `reasoning_effort`."""
 
     tools: Sequence[Mapping[str, Any]]
@@ -41,14 +41,14 @@ class ChatOptions(TypedDict, total=False):
 def checked_messages(
     messages: Sequence[Mapping[str, Any]], *, continues: bool = False
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The messages in the templates' form, and notes on what was read in another way than it was
-    written."""
+    """The messages in the templates' form, and notes on messages that were read in another form
+    than written."""
     notes: list[str] = []
     found = [_message(one, f"messages[{i}]", notes) for i, one in enumerate(messages)]
     if continues and not (found and found[-1]["role"] == "assistant"):
         raise ConfigError(
-            "only a last message of the assistant's can be gone on with.",
-            hint="end the conversation with it, or ask for a new turn",
+            "only a last message of the assistant's can be continued.",
+            hint="end the conversation with it, or request a new turn",
         )
     return found, notes
 
@@ -64,7 +64,7 @@ def checked_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def checked_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables, none of which stands for something else of the template's."""
+    """The variables; none may replace another name of the template."""
     taken = sorted(name for name in variables if name in _RESERVED or name.endswith("_token"))
     if taken:
         raise ConfigError(
@@ -74,7 +74,7 @@ def checked_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def content_text(content: object, where: str) -> str:
-    """Text, or the text of a list of text parts; "" for None."""
+    """A text, or the text of a list of text parts; "" for None."""
     return _content({"content": content}, where, [])[0]
 
 
@@ -102,8 +102,8 @@ def _message(message: Mapping[str, Any], where: str, notes: list[str]) -> dict[s
 
 
 def _content(message: Mapping[str, Any], where: str, notes: list[str]) -> tuple[str, str]:
-    """Text of a message and thoughts among its parts. Parts of other types are left out of turns
-    that are not the client's own words."""
+    """The text of a message, and the thoughts among its parts. Parts of other types are left out of
+    turns that are not the client's own words."""
     content: Any = message.get("content")
     if content is None:
         return _text(message.get("refusal") or "", f"{where}.refusal"), ""
@@ -128,7 +128,7 @@ def _content(message: Mapping[str, Any], where: str, notes: list[str]) -> tuple[
 
 
 def _part(part: Mapping[str, Any]) -> str | None:
-    """The text of a part, or what was thought; None for a part of another type."""
+    """The text of a part, or its thought; None for a part of another type."""
     kind = part.get("type", "text")
     if kind not in (*_TEXT_PARTS, *_THOUGHT_PARTS):
         return None
@@ -142,7 +142,7 @@ def _part(part: Mapping[str, Any]) -> str | None:
 
 
 def _reasoning(message: Mapping[str, Any], where: str) -> str:
-    """What the model thought, under the first of the names that says something."""
+    """The model's thoughts, from the first name with a value."""
     for name in REASONING:
         if message.get(name) is not None:
             return _text(message[name], f"{where}.{name}")
@@ -150,7 +150,7 @@ def _reasoning(message: Mapping[str, Any], where: str) -> str:
 
 
 def _calls(message: Mapping[str, Any], where: str) -> Sequence[object]:
-    """Calls of a message, a single one in the form of before tools among them."""
+    """Calls of a message, including a single one in the old form, `function_call`."""
     calls: object = message.get("tool_calls")
     if not calls and message.get("function_call"):
         calls = [{"function": message["function_call"]}]
@@ -177,8 +177,8 @@ def _call(call: object, where: str, notes: list[str]) -> dict[str, Any]:
 
 
 def _arguments(given: object, where: str, notes: list[str]) -> dict[str, Any]:
-    """Arguments as an object, which templates write in their own way. What is none, as the text of
-    a call that was cut off, is the only entry of one."""
+    """Arguments as an object, which templates write in their own form. Any other value, such as the
+    text of a call that was cut off, becomes the only entry of an object."""
     value: Any = given
     if isinstance(given, str):
         try:
@@ -225,7 +225,7 @@ def _object(value: object, where: str) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class Thinking:
     """Thoughts of a family, between `begin` and `end`, which open an answer or may come `anywhere`.
-    `closing` is how such a model goes on to its answer."""
+    `closing` is the text with which such a model continues to its answer."""
 
     begin: str
     end: str
@@ -239,7 +239,7 @@ MISTRAL = Thinking("[THINK]", "[/THINK]", "[/THINK]")
 GEMMA = Thinking("<|channel>thought", "<channel|>", "<channel|>", anywhere=True)
 _FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
 HARMONY = Thinking("<|channel|>analysis<|message|>", "<|end|>", _FINAL, anywhere=True)
-# By what chat templates have of them.
+# The parts of a chat template by which each is recognised.
 THINKING_SIGNS = (
     (HARMONY, ("<|channel|>", "<|message|>")),
     (SEED, (SEED.end,)),
@@ -250,12 +250,12 @@ THINKING_SIGNS = (
 
 # Tokens of a prompt before its last turn: the tag of thoughts may be special tokens itself.
 _TAG_TOKENS = 32
-# A turn that goes on has so many tokens at most.
+# Most tokens of a turn that may continue.
 _TURN_TOKENS = 1 << 15
-# Between the token that begins a turn and the text of the turn.
+# Text between the token that begins a turn and the text of the turn.
 _ROLE = re.compile(r"\s*\w{0,20}\s*")
 
-# Variables of templates that switch thoughts, and how each is known in a source.
+# Variables of templates that switch thoughts, and a pattern for each in a source.
 _SWITCHES = {
     "enable_thinking": re.compile(r"\benable_thinking\b"),
     "thinking": re.compile(
@@ -265,8 +265,8 @@ _SWITCHES = {
 
 
 class PromptEnd(NamedTuple):
-    """The end of a prompt with its special tokens. `turn` is where its last turn begins in it,
-    behind the last of these, and the end of the text where there is none."""
+    """The end of a prompt with its special tokens. `turn` is the index at which its last turn
+    begins, after the last special token, or the end of the text if there is none."""
 
     text: str
     turn: int
@@ -284,8 +284,8 @@ class PromptEnd(NamedTuple):
         return cls(decode(prompt[start:]), len(decode(prompt[start:turn])))
 
     def is_open(self, begin: str, ends: Iterable[str], *, anywhere: bool) -> bool:
-        """True if it is within what `begin` opens and one of `ends` ends: as its last words, or as
-        the beginning of its last turn, or `anywhere` there."""
+        """True if the prompt ends between `begin` and one of `ends`: `begin` is its last word, or
+        begins its last turn, or is `anywhere` there."""
         text, turn = self
         if text.rstrip().endswith(begin):
             return True
@@ -297,15 +297,15 @@ class PromptEnd(NamedTuple):
             closed = [start + size for start, size in found if start >= 0]
             if not closed:
                 return True
-            # A template may close empty thoughts before those of the message.
+            # A template may close empty thoughts before the message's own ones.
             at = min(closed)
             at += len(text[at:]) - len(text[at:].lstrip())
         return False
 
 
 def switched(source: str, variables: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Variables as the template `source` names them, and notes on what it cannot do: its own switch
-    in the role of `enable_thinking`, which `reasoning_effort` "none" sets to false."""
+    """Variables as the template `source` names them, and notes on unsupported ones: its own switch
+    replaces `enable_thinking`, which `reasoning_effort` "none" sets to false."""
     found = dict(variables)
     own = next((name for name, use in _SWITCHES.items() if use.search(source)), None)
     if own == "thinking" and "enable_thinking" in found:

@@ -1,9 +1,9 @@
-"""Plain decoding, one token a pass: what every speed-up is measured against.
+"""Plain decoding, one token per pass: the baseline of every speed-up.
 
 The prompt is read in one pass (prefill: matrix times matrix, bound by arithmetic); then each pass
-reads one token on top of the KV in the arena (decode: matrix times vector, bound by memory). By a
-model's name that is the engine's own round with an empty draft, so a comparison with speculation
-compares nothing else. Over a `ModelWrapper` it is the loop written out: the same greedy text, and
+reads one token on top of the KV in the arena (decode: matrix times vector, bound by memory). Given
+a model's name, it is the engine's own round with an empty draft, so a comparison with speculation
+compares only that. Given a `ModelWrapper`, it is the loop written out: the same greedy text, and
 the same distribution and random numbers. docs/theory.md has the numbers.
 """
 
@@ -32,7 +32,7 @@ from outrider.plugins.compat.wrapper import Cache, ModelWrapper, listed
 
 class AutoregressiveDecoder:
     """A target model without any drafter: by name, or a wrapper, whose caches stay as they are.
-    `config` is for a model by name. Raises what `LLM` raises."""
+    `config` applies to a model by name. Raises the errors of `LLM`."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class AutoregressiveDecoder:
 
     @property
     def llm(self) -> LLM:
-        """Raises ConfigError if the decoder was given a wrapper."""
+        """The LLM of a model by name. Raises ConfigError if the decoder has a wrapper."""
         if self._llm is None:
-            raise ConfigError("this decoder runs a wrapper.", hint="make it of a model's name")
+            raise ConfigError("this decoder runs a wrapper.", hint="create it with a model's name")
         return self._llm
 
     @property
@@ -65,7 +65,7 @@ class AutoregressiveDecoder:
 
     @property
     def last_result(self) -> GenerationResult:
-        """Of the text that was written last: ids, times, why it ended."""
+        """The result of the last text: ids, times, the reason for its end."""
         if self._last is None:
             raise ConfigError("nothing was written yet.", hint="call generate first")
         return self._last
@@ -78,7 +78,7 @@ class AutoregressiveDecoder:
         *,
         seed: int = 0,
     ) -> GenerationResult:
-        """Go on from `prompt_ids` until a stop token, which is the last id then, or the limit.
+        """Continue `prompt_ids` until a stop token, which is then the last id, or the limit.
 
         The ids are a list, or a tensor of shape [N] or [1, N]. Temperature 0 is greedy: the first
         largest logit. Above it, the distribution is the softmax of logits / temperature and the
@@ -97,20 +97,20 @@ class AutoregressiveDecoder:
     def generate_text(
         self, prompt: str, max_new_tokens: int = 128, temperature: float = 0.0, *, seed: int = 0
     ) -> str:
-        """The text that comes after `prompt`; `last_result` has the rest. Raises ConfigError."""
+        """The continuation of `prompt`; `last_result` has the rest. Raises ConfigError."""
         ids = self.tokenizer.encode(prompt)
         return self.generate(ids, max_new_tokens, temperature, seed=seed).text
 
 
 def _written(wrapper: ModelWrapper, ids: list[int], params: SamplingParams) -> GenerationResult:
-    """The loop: read what is unread, draw from the distribution of its last row, until the text
-    ends."""
+    """Run the loop: read the unread tokens, draw from the distribution of the last row, until the
+    text ends."""
     began = perf_counter()
     stops = {*wrapper.model.spec.stop_ids, *wrapper.tokenizer.stop_ids}
     limit = min(params.max_tokens, wrapper.model.spec.max_tokens - len(ids))
     if limit < 1:
         raise ConfigError(
-            f"a prompt of {len(ids)} tokens leaves no room in a window of "
+            f"a prompt of {len(ids)} tokens leaves no token for an answer in a window of "
             f"{wrapper.model.spec.max_tokens}.",
             hint="shorten the prompt",
         )
@@ -141,7 +141,7 @@ def _written(wrapper: ModelWrapper, ids: list[int], params: SamplingParams) -> G
 
 
 def _next(logits_1V: Tensor, params: SamplingParams, *, start: int) -> int:
-    """As the engine draws after an empty draft, `start` tokens into the text."""
+    """The token that the engine draws after an empty draft, `start` tokens into the text."""
     if params.greedy:
         return int(logits_1V[0].argmax())
     probs_V = processed_probs(logits_1V, params)[0]
@@ -149,7 +149,7 @@ def _next(logits_1V: Tensor, params: SamplingParams, *, start: int) -> int:
 
 
 def _freed(wrapper: ModelWrapper, cache: Cache | None) -> None:
-    """What was forked from `cache` lives on; memory holds one copy of the text."""
+    """Close `cache`. Its forks live on, so memory holds one copy of the text."""
     if cache is not None:
         wrapper.close(cache)
 
