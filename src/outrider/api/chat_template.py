@@ -2,8 +2,8 @@
 
 A template is untrusted code, so it runs in a helper process (`template_helper`) with one second,
 512 MB and an output of at most four times the messages plus 64 KB. The helper starts on the first
-render, serves all later ones, and is killed and replaced when a template misbehaves. A conversation
-that a template refuses, or leaves part of out, is rendered in other forms (`chat_forms`).
+render, serves all later ones, and is killed and replaced when a template misbehaves. If a template
+refuses a conversation, or leaves part of it out, other forms are rendered (`chat_forms`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OUTPUT_RATIO = 4
 # JSON writes a character as at most six ASCII bytes (\uXXXX), twice that beyond the BMP.
 _JSON_BYTES_PER_CHAR = 12
 
-# Where the text to go on with ends; templates trim blanks, and leave this as it is.
+# Marks the end of the text to continue; templates trim blanks, and leave this unchanged.
 _HERE = "<|outrider goes on here|>"
 _HINT = "--chat-template gives another template; text completions and `outrider generate` need none"
 _PROBE = "These are instructions."
@@ -48,14 +48,14 @@ class TemplateRefusalError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt. `notes` say what of the conversation is not in it as it was sent."""
+    """A prompt. `notes` list the parts of the conversation that it changed or left out."""
 
     text: str
     notes: tuple[str, ...] = ()
 
 
 class ChatTemplate:
-    """One template and the names it may use besides the messages. Safe to share by threads."""
+    """One template and the variables that it may use. Thread-safe."""
 
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
         self.source = source
@@ -66,9 +66,9 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> Rendered:
-        """The prompt of the nearest form of a conversation that the template takes; it ends within
-        the last message where `continues`. Raises CheckpointError if the template refuses every
-        form, or fails, which takes at most two seconds."""
+        """The prompt of the nearest form of a conversation that the template accepts; with
+        `continues` it ends within the last message. Raises CheckpointError if the template refuses
+        every form, or fails, which takes at most two seconds."""
         until = time.monotonic() + RENDER_SECONDS
         options["variables"], notes = switched(self.source, options.get("variables", {}))
         developer = any(one["role"] == "developer" for one in messages) and self._developer
@@ -94,8 +94,8 @@ class ChatTemplate:
 
     @cached_property
     def _developer(self) -> str:
-        """Role of a developer's messages: their own, if the template writes them in another way
-        than those of a role that nobody knows."""
+        """The role for a developer's messages: `developer`, if the template writes it in another
+        form than an unknown role."""
         found: list[str] = []
         for role in ("developer", "unknown-role"):
             probe = [{"role": role, "content": _PROBE}, {"role": "user", "content": "hello"}]
@@ -113,9 +113,9 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         options: ChatOptions,
     ) -> str:
-        """The prompt of the messages as they are. `tools` of transformers are None where there are
-        none. Raises TemplateRefusalError, also where they are
-        to be gone on with and the last one is left out, and HelperLostError."""
+        """The prompt of the messages as they are. `tools` is None without tools, as in
+        transformers. Raises TemplateRefusalError, also if the last message is to be continued and
+        the template leaves it out, and HelperLostError."""
         continues = options.get("continues", False)
         if must_be_in_text(self.source, messages, tools or ()):
             messages, tools = in_text(messages, tools or ()), None
@@ -136,11 +136,11 @@ class ChatTemplate:
             return text
         before, here, _ = text.rpartition(_HERE)
         if not here:
-            raise TemplateRefusalError("it leaves out the message to go on with")
+            raise TemplateRefusalError("it leaves out the message to continue")
         return before
 
     def _with_thoughts(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """With the field of reasoning that this template has a name for."""
+        """The message with its thoughts in the fields that this template reads."""
         found = dict(message)
         thought = found.get("reasoning_content")
         if thought and "thinking" in self.source and not found.get("content"):
@@ -152,7 +152,7 @@ class ChatTemplate:
     def _rendered(self, request: Mapping[str, object], limit: int) -> str:
         with self._lock:
             reply = self._helper.ask(request, max_bytes=_JSON_BYTES_PER_CHAR * limit)
-            # A helper that reports an unforeseen exception ends itself afterwards.
+            # A helper that reports an unexpected exception ends itself afterwards.
             if "ends" in reply:
                 self.close()
         if "text" in reply:
@@ -167,15 +167,15 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplates:
-    """Those of a checkpoint, by name; what is plain text is the default. `response` says how the
-    model's output is read (server/parsing), where the checkpoint does."""
+    """Templates of a checkpoint, by name; a single one is the default. `response` describes how the
+    model's output is parsed (server/parsing), if the checkpoint does."""
 
     by_name: Mapping[str, ChatTemplate]
     response: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ChatTemplates:
-        """`config` is tokenizer_config.json's."""
+        """The templates in `config`, the content of tokenizer_config.json."""
         names = ("bos_token", "eos_token", "unk_token", "pad_token")
         tokens = {name: token_text(config.get(name)) for name in names}
         present = {name: token for name, token in tokens.items() if token is not None}
@@ -193,18 +193,18 @@ class ChatTemplates:
 
     @property
     def source(self) -> str | None:
-        """The default template's, if there is one."""
+        """The source of the default template, if there is one."""
         default = self.by_name.get("default")
         return None if default is None else default.source
 
     @property
     def tool_source(self) -> str:
-        """Of the template for conversations with tools, where that is another one."""
+        """The source of the template for conversations with tools, if it is a separate one."""
         return self.by_name["tool_use"].source if "tool_use" in self.by_name else ""
 
     @property
     def thinking(self) -> Thinking | None:
-        """None for a model without thoughts."""
+        """Delimiters of the model's thoughts; None for a model without thoughts."""
         fields: Any = (self.response or {}).get("fields")
         for name in REASONING if isinstance(fields, Mapping) else ():
             spec = cast("Mapping[str, Any]", fields).get(name, {})
@@ -216,12 +216,12 @@ class ChatTemplates:
         return next(found, None)
 
     def pick(self, tools: Sequence[object] | None = None) -> ChatTemplate:
-        """The one for a conversation with `tools`. Raises CheckpointError if there is none."""
+        """The template for a conversation with `tools`. Raises CheckpointError if there is none."""
         default = self.by_name.get("default")
         if default is None:
             raise CheckpointError(
                 "this checkpoint has no chat template, so it cannot chat.",
-                hint="--chat-template FILE gives it one, --chat-template chatml a usual one; text "
+                hint="--chat-template FILE gives it one, --chat-template chatml a common one; text "
                 "completions and `outrider generate` need none",
             )
         return self.by_name.get("tool_use", default) if tools else default
@@ -239,13 +239,13 @@ class HelperLostError(Exception):
 
 
 class _EndedError(HelperLostError):
-    """The helper ended by nothing that it was asked: somebody or something killed it."""
+    """The helper ended without a cause in its requests: it was killed from outside."""
 
 
 class Helper:
-    """A script of this folder that answers in a process of its own, one JSON object a line. The
-    process starts with the first question, and again after an end. It has a session of its own:
-    Ctrl-C in a terminal is not for it."""
+    """A script of this folder that answers in a process of its own, one JSON object per line. The
+    process starts with the first request, and again after it ended. It has a session of its own, so
+    that Ctrl-C in a terminal does not reach it."""
 
     def __init__(self, name: str, *job: str) -> None:
         self._script = Path(__file__).with_name(name)
@@ -256,8 +256,8 @@ class Helper:
     def ask(
         self, request: Mapping[str, object], *, max_bytes: int, seconds: float = RENDER_SECONDS
     ) -> dict[str, str]:
-        """Raises HelperLostError for no answer in time, or too long a one, and MachineError if the
-        process does not start. One that was killed is started once more."""
+        """The reply to `request`. Raises HelperLostError if it is late or too long, and
+        MachineError if the process does not start. A killed process is started once more."""
         line = json.dumps(request).encode() + b"\n"
         try:
             return self._ask(line, max_bytes, seconds)
@@ -265,7 +265,7 @@ class Helper:
             return self._ask(line, max_bytes, seconds)
 
     def close(self) -> None:
-        """End the process; another question starts a new one."""
+        """End the process; another request starts a new one."""
         self._process = None
         self._end()
 
@@ -275,7 +275,7 @@ class Helper:
             _write(process, line)
             return _read(process, seconds, max_bytes + BASE_OUTPUT_CHARS)
         except BaseException:
-            # An answer that is still to come would be taken for that to the next question.
+            # A late answer would be taken for the answer to the next request.
             self.close()
             raise
 
@@ -309,7 +309,7 @@ class Helper:
 def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
     pipe, left = given(process.stdin, "pipe"), memoryview(line)
     try:
-        # A signal may end a write before its end.
+        # A signal may interrupt a write before its end.
         while left:
             left = left[pipe.write(left) :]
     except BrokenPipeError:

@@ -1,8 +1,8 @@
 """HTTP clients of other servers: Ollama, and servers of OpenAI's completions API such as vLLM.
 
-The clients serve comparisons and health checks only: which models a server has, one greedy
-completion with its time, a completion in pieces with the moment of each arrival. Requests go to the
-address that the caller names and nowhere else: no proxy is used and no redirect is followed.
+The clients serve comparisons and health checks only: the models of a server, one greedy completion
+with its time, a completion in pieces with the time of each arrival. Requests go to the address that
+the caller names and nowhere else: no proxy is used and no redirect is followed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from outrider.core.errors import ConfigError, MachineError
 
 MAX_BYTES = 16 << 20
 _FIRST_WAIT_SECONDS = 0.2
-# Busy or starting up: the same request may succeed a moment later.
+# Busy or starting: the same request may succeed a moment later.
 _RETRIED = frozenset({429, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Where requests go. `retries` is how often a failed one is tried again, each time after twice
-    the wait; `wait` is what sleeps. Raises ConfigError for an address that is not http(s)."""
+    """An HTTP server. A failed request is repeated up to `retries` times, each time after twice the
+    wait; `wait` is the function that sleeps. Raises ConfigError for an address without http(s)."""
 
     url: str
     timeout_seconds: float = 10.0
@@ -52,7 +52,7 @@ class Server:
             )
 
     def ask(self, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """The JSON object at `path`; with a `body`, that is posted. Raises MachineError."""
+        """The JSON object at `path`; a `body` is posted. Raises MachineError."""
         pause = _FIRST_WAIT_SECONDS
         for _ in range(self.retries):
             try:
@@ -69,8 +69,8 @@ class Server:
             ) from None
 
     def lines(self, path: str, body: Mapping[str, object]) -> Generator[str]:
-        """The lines of an answer that is sent in pieces, each as soon as it is there; `body` is
-        posted, once. Raises MachineError."""
+        """The lines of an answer that is sent in pieces, each as soon as it arrives; `body` is
+        posted once. Raises MachineError."""
         size = 0
         try:
             with self._opened(path, body) as answer:
@@ -90,7 +90,7 @@ class Server:
 
     @contextmanager
     def _opened(self, path: str, body: Mapping[str, object] | None) -> Generator[HTTPResponse]:
-        """The answer to read; what fails meanwhile is a _NoAnswerError if it may be tried again."""
+        """The answer to read. Raises _NoAnswerError for a failure that may be retried."""
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
@@ -141,24 +141,24 @@ def _too_long(url: str) -> MachineError:
 
 
 def number(value: object) -> float:
-    """A number that a server sent; 0 for anything else."""
+    """A number that a server sent; 0 for any other value."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
 
 
 def objects(value: object) -> list[dict[str, Any]]:
-    """The objects of a list that a server sent; others are left out."""
+    """The objects in a list that a server sent; other entries are left out."""
     items = cast("list[object]", value) if isinstance(value, list) else []
     return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
 
 
 DEFAULT_URL = "http://localhost:11434"
-# A first request also loads the model.
+# The first request also loads the model.
 _GENERATE_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class OllamaModel:
-    """A model that the server has; `parameters` and `quantization` as it writes them, "8.0B"."""
+    """A model of the server; `parameters` and `quantization` as it writes them, such as "8.0B"."""
 
     name: str
     parameters: str
@@ -168,7 +168,8 @@ class OllamaModel:
 
 @dataclass(frozen=True, slots=True)
 class OllamaReply:
-    """`seconds` is the server's own figure for writing `num_tokens`, without prompt and loading."""
+    """A completion. `seconds` is the server's own time of writing `num_tokens`, without prompt and
+    loading."""
 
     text: str
     num_tokens: int
@@ -176,7 +177,8 @@ class OllamaReply:
 
 
 class Ollama:
-    """Raises ConfigError for a bad `url`; every call raises MachineError without a server.
+    """Client of Ollama. Raises ConfigError for a bad `url`; calls raise MachineError without a
+    server.
 
     Ollama gives neither logits nor control of its KV cache, so no draft can be verified with it.
     """
@@ -186,7 +188,7 @@ class Ollama:
         self._writer = Server(url=url, timeout_seconds=_GENERATE_SECONDS)
 
     def models(self) -> list[OllamaModel]:
-        """What the server has, in its order."""
+        """The models of the server, in its order."""
         try:
             answer = self._server.ask("/api/tags")
         except MachineError as error:
@@ -221,7 +223,7 @@ def _model(entry: dict[str, Any]) -> OllamaModel:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """`seconds` is from sending the request to having all of the answer."""
+    """A completion. `seconds` is from sending the request to the end of the answer."""
 
     text: str
     num_tokens: int
@@ -235,7 +237,7 @@ class Completion:
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A part of a completion, `seconds` after the request was sent. `num_tokens` is the server's
-    own count of the whole, where it tells one."""
+    own count for the whole text, if it reports one."""
 
     text: str
     seconds: float
@@ -243,13 +245,13 @@ class Piece:
 
 
 class OpenAIClient:
-    """Calls raise MachineError when the server does not answer as expected."""
+    """Client of OpenAI's API. Calls raise MachineError if the server answers unexpectedly."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
 
     def models(self) -> list[str]:
-        """Ids of the models served."""
+        """Ids of the served models."""
         answer = self._server.ask("/v1/models")
         if not isinstance(answer.get("data"), list):
             raise MachineError(
@@ -286,8 +288,8 @@ class OpenAIClient:
         seed: int = 0,
         more: Mapping[str, object] = MappingProxyType({}),
     ) -> Generator[Piece]:
-        """A completion as it comes, of a text or of token ids; above temperature 0 from the whole
-        distribution, by `seed`. `more` are members of the request that a server has of its own."""
+        """A completion as it arrives, of a text or of token ids; above temperature 0 from the whole
+        distribution, by `seed`. `more` are further members of the request that a server knows."""
         body: dict[str, object] = {
             "model": model,
             "prompt": prompt,

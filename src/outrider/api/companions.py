@@ -1,9 +1,9 @@
-"""Drafts that a target has although nobody named them: found with it, or in the cache of the hub.
+"""Drafts that a target has without being named: found with it, or in the cache of the hub.
 
 The checkpoint's own MTP block comes first: it was trained with the target and costs least. Heads of
 the target's sizes within its folder or next to it follow, then draft models. A draft model must
 give every id the target's meaning and have at most half of the target's weights. Of several the
-smallest is taken, and those next to the target precede those of the cache. Names and sizes are
+smallest is used, and those next to the target precede those of the cache. Names and sizes are
 compared first, since a tokenizer takes a moment to read.
 """
 
@@ -29,7 +29,7 @@ from outrider.models.hub_cache import cached_models
 from outrider.models.published.scheme import Scheme, scheme_in
 from outrider.models.qwen_hybrid_config import HYBRID_FAMILIES
 
-# A draft model that is not this much smaller costs more than it brings.
+# A draft model that is not this much smaller costs more than it gains.
 MOST_OF_TARGET = 0.5
 _CONFIG = "config.json"
 _MTP = "mtp"
@@ -37,13 +37,13 @@ _MTP = "mtp"
 _WITH_HEADS = (*LLAMA_FAMILIES, *HYBRID_FAMILIES)
 # Tables of one vocabulary differ by no more than this share of their rows: padding.
 _MOST_PADDING = 1 / 16
-# Folders of one place that are looked at; a place with more is no place for models.
+# Most folders of one parent folder that are searched; one with more does not hold models.
 _MOST_FOLDERS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class FoundDraft:
-    """The folder that drafts, the kind of drafter that reads it, and words for the note."""
+    """The folder with the draft, the kind of drafter that reads it, and words for the note."""
 
     folder: Path
     kind: str
@@ -51,7 +51,7 @@ class FoundDraft:
 
 
 def found_draft(target: Path) -> FoundDraft | None:
-    """The first of the drafts that were found for the model in `target`; None if there are none."""
+    """The first draft found for the model in `target`; None if there is none."""
     if _has_own_mtp(target):
         return FoundDraft(target, _MTP, "the checkpoint's own MTP block")
     if reads_heads(target):
@@ -63,17 +63,17 @@ def found_draft(target: Path) -> FoundDraft | None:
 
 
 def is_searched(config: EngineConfig) -> bool:
-    """Whether drafts that nobody named are looked for: in one process, unless a drafter was named,
-    or a controller that never stops drafting."""
+    """True if drafts are searched for: in one process, unless a drafter was named, or a controller
+    that never stops drafting."""
     left_to_us = config.drafter == AUTO and config.controller in (AUTO, "goodput")
     return left_to_us and config.most_k > 0 and config.tensor_parallel == 1
 
 
 def why_none(target: Path, config: EngineConfig) -> str:
-    """Why the model in `target` drafts with nothing that lies in or next to it, in words for the
-    note."""
+    """The reason for which the model in `target` has no draft in its folder or next to it, in words
+    for the note."""
     if not is_searched(config):
-        only = "are looked for with --controller auto or goodput, and in one process, only"
+        only = "are searched for only with --controller auto or goodput, and in one process"
         return f"MTP blocks, heads and draft models {only}"
     lacks = "config.json announces an MTP block that is not in the files, and no"
     own = lacks if _announces_mtp(target) else "no MTP block,"
@@ -87,7 +87,7 @@ def _announces_mtp(target: Path) -> bool:
 
 
 def _has_own_mtp(target: Path) -> bool:
-    """A hybrid may have one that its config.json does not announce."""
+    """True if it has an MTP block; a hybrid may have one that its config.json does not announce."""
     with suppress(OutriderError):
         may = _announces_mtp(target) or read_model_type(target) in HYBRID_FAMILIES
         return may and has_own_mtp(target)
@@ -95,14 +95,14 @@ def _has_own_mtp(target: Path) -> bool:
 
 
 def reads_heads(target: Path) -> bool:
-    """Whether the model in `target` shares its tables with heads: one of our own decoders does."""
+    """True if the model in `target` can share its tables with heads, as our own decoders can."""
     with suppress(OutriderError):
         return not target.is_file() and read_model_type(target) in _WITH_HEADS
     return False
 
 
 def _where(found: Path) -> str:
-    """The model in `found`, which lies in the cache or elsewhere."""
+    """The name and location of the model in `found`, in the cache or elsewhere."""
     store = found.parents[1].name if found.parent.name == "snapshots" else ""
     name = store.removeprefix("models--").replace("--", "/") or found.name
     return f"{name}, which {'is in the cache' if store else 'lies next to the target'}"
@@ -111,8 +111,8 @@ def _where(found: Path) -> str:
 def companion_of(target: Path) -> Path | None:
     """The folder of a draft model for the model in `target`, None if there is none."""
     own = num_weight_bytes(target)
-    for place in (models_beside(target), _cached()):
-        sizes = {folder: num_weight_bytes(folder) for folder in place if folder != target}
+    for candidates in (models_beside(target), _cached()):
+        sizes = {folder: num_weight_bytes(folder) for folder in candidates if folder != target}
         small = [folder for folder, size in sizes.items() if 0 < size <= MOST_OF_TARGET * own]
         for folder in sorted(small, key=lambda folder: (sizes[folder], folder)):
             if _runs(folder) and same_ids(target, folder):
@@ -121,8 +121,8 @@ def companion_of(target: Path) -> Path | None:
 
 
 def same_ids(target: Path, draft: Path) -> bool:
-    """Whether `draft` holds a model to which every id means what it means to the target; their
-    tables may be padded differently."""
+    """True if every id means the same to the model in `draft` as to the target; their tables may be
+    padded differently."""
     with suppress(OutriderError):
         small, large = sorted(_vocab_size(folder) for folder in (target, draft))
         if kind_of(draft) == MODEL and large - small <= _MOST_PADDING * large:
@@ -131,8 +131,8 @@ def same_ids(target: Path, draft: Path) -> bool:
 
 
 def num_weight_bytes(folder: Path) -> int:
-    """Bytes that a pass reads of the model in `folder`, or in a GGUF file. Published matrices that
-    no kernel multiplies as they are stored become numbers of 16 bits. Raises CheckpointError if one
+    """Bytes of the model in `folder`, or in a GGUF file, that a pass reads. Published matrices that
+    no kernel multiplies in their stored form become 16-bit numbers. Raises CheckpointError if one
     of several GGUF files is missing."""
     files = parts_of(folder) if folder.is_file() else folder.glob("*.safetensors")
     num_bytes = sum(path.stat().st_size for path in files)
@@ -153,14 +153,14 @@ def _vocab_size(folder: Path) -> int:
 
 
 def _runs(folder: Path) -> bool:
-    """Whether one of our own decoders takes it."""
+    """True if one of our own decoders runs the model."""
     with suppress(OutriderError):
         return read_config(folder).family in FAMILIES
     return False
 
 
 def models_beside(target: Path) -> list[Path]:
-    """Folders of models within `target` and beside it."""
+    """Folders of models within `target` and next to it."""
     return [*_models_in(target.glob("*/")), *_models_in(target.parent.glob("*/"))]
 
 

@@ -1,8 +1,8 @@
-"""One thread that owns an LLM and runs what any number of event loops ask of it.
+"""One thread that owns an LLM and runs the requests of any number of event loops.
 
-Requests and cancellations are handed over in queues that the thread reads before each job. After a
-job each loop that has news is posted to once, however many requests and tokens the news are about,
-and not again until it has read them: a slow loop finds one larger piece, and never a backlog.
+Requests and cancellations are passed in queues that the thread reads before each job. After a job
+each loop with news is called back once, for any number of requests and tokens, and not again until
+it has read them: a slow loop gets one larger piece, and never a backlog.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from outrider.sched.fair_queue import LEAST_WEIGHT, MOST_WEIGHT, FairQueue
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class AsyncRequest:
-    """A request of a task of `loop`. A `quiet` one is told of its end alone. Requests of several
+    """A request of a task of `loop`. A `quiet` one is notified only of its end. Requests of several
     `key`s share the engine in proportion to their `weight`.
 
     The engine's thread writes `handle`, `events`, `ended` and `error`; `waiter` is the loop's.
@@ -61,7 +61,7 @@ class AsyncRequest:
         if not LEAST_WEIGHT <= self.weight <= MOST_WEIGHT:
             raise ConfigError(
                 f"the weight of a request is {self.weight}.",
-                hint=f"a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}; 1 is usual",
+                hint=f"a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}; 1 is the default",
             )
 
     @property
@@ -69,7 +69,7 @@ class AsyncRequest:
         return self.came + self.params.max_time if self.params.max_time else math.inf
 
     async def news(self) -> None:
-        """Wait for an event or the end; only the request's own loop may."""
+        """Wait for an event or the end; only the request's own loop may call it."""
         self.waiter = self.loop.create_future()
         try:
             await self.waiter
@@ -82,26 +82,26 @@ class AsyncRequest:
 
 
 class EngineThread:
-    """The owner of `llm`, of which others may then only read. `max_queued` requests may wait; of
-    the next one `add` raises QueueFullError."""
+    """The owner of `llm`, which other threads may then only read. `max_queued` requests may wait;
+    for the next one `add` raises QueueFullError."""
 
     def __init__(self, llm: LLM, max_queued: int) -> None:
         self._state = _State(llm, max_queued)
         thread = threading.Thread(
             target=_run, args=(self._state,), name="outrider-engine", daemon=True
         )
-        # The thread knows the state alone, so that an owner who forgets to close ends it too.
+        # The thread refers to the state alone, so that an unclosed owner ends it too.
         self._reader = ThreadPoolExecutor(1, "outrider-grammars")
         self.close = weakref.finalize(self, _close, self._state, thread, self._reader)
         thread.start()
 
     def add(self, request: AsyncRequest) -> None:
-        """Queue a request. Raises ConfigError once closed, or what the engine broke on."""
+        """Queue a request. Raises ConfigError once closed, or the error that broke the engine."""
         state = self._state
         with state.changed:
             if state.closing is not None:
                 raise state.closing
-            # Those that leave are there until the next job, and keep nobody out.
+            # Leaving requests stay until the next job, but do not count against the limit.
             left = {one for one in state.leaving if one.handle is None}
             num_waiting = len(state.new) + len(state.queue) + len(state.reading) - len(left)
             if num_waiting >= state.max_queued:
@@ -115,7 +115,7 @@ class EngineThread:
             state.changed.notify()
 
     def leave(self, request: AsyncRequest) -> None:
-        """Cancel a request before the next job, wherever it is. From any thread, finalizers too."""
+        """Cancel a request before the next job, in any state. From any thread, finalizers too."""
         state = self._state
         with state.changed:
             if not request.ended:
@@ -128,27 +128,27 @@ class EngineThread:
 
     @property
     def num_queued(self) -> int:
-        """Requests that wait beside those in the engine's own queue."""
+        """Requests that wait, without those in the engine's own queue."""
         return len(self._state.new) + len(self._state.queue) + len(self._state.reading)
 
     @property
     def job_seconds(self) -> float:
-        """How long it has been at its present job; 0 while it waits for one."""
+        """Duration of the present job so far; 0 between jobs."""
         since = self._state.at_work_since
         return 0.0 if since is None else monotonic() - since
 
     @property
     def broke(self) -> BaseException | None:
-        """What ended it, if it has ended."""
+        """The error that ended the thread, if it has ended."""
         return self._state.closing
 
 
 @dataclass(slots=True)
 class _State:
-    """`changed` guards what several threads touch: `reading` (requests whose grammar is read in a
-    thread of its own), `new`, `leaving`, `news`, `closing` and the events of requests. It can be
-    entered again by a finalizer that runs within it. `queue`, `timed` (those of it whose time
-    ends), `running` and `fresh` are the engine thread's."""
+    """Shared state. `changed` guards the fields that several threads use: `reading` (requests whose
+    grammar is read in a thread of its own), `new`, `leaving`, `news`, `closing` and the events of
+    requests. A finalizer that runs while it is held can acquire it again. `queue`, `timed` (queued
+    requests with a deadline), `running` and `fresh` are the engine thread's."""
 
     llm: LLM
     max_queued: int
@@ -169,7 +169,7 @@ class _State:
 
 
 def _run(state: _State) -> None:
-    """The thread: rounds until `closing`. What breaks the engine breaks every request."""
+    """Body of the thread: rounds until `closing`. An error of the engine ends every request."""
     try:
         while _wait(state):
             state.at_work_since = monotonic()
@@ -177,15 +177,15 @@ def _run(state: _State) -> None:
             if state.llm.has_work:
                 state.llm.advance()
             state.at_work_since = None
-            _tell(state)
-    except BaseException as error:  # noqa: BLE001 - told to every reader
+            _pass_on(state)
+    except BaseException as error:  # noqa: BLE001 - passed to every reader
         with state.changed:
             state.closing = error
     _end_all(state)
 
 
 def _wait(state: _State) -> bool:
-    """Until there is something to do; False once that is to end."""
+    """Wait until there is work; False once the thread is to end."""
     with state.changed:
         while state.closing is None:
             if state.new or state.leaving or state.queue or state.llm.has_work:
@@ -195,7 +195,7 @@ def _wait(state: _State) -> bool:
 
 
 def _read_structure(state: _State, request: AsyncRequest) -> None:
-    """In the reader's thread: a grammar takes its time, and nobody's token waits for it."""
+    """Read a grammar in the reader's thread: that takes time, and no token should wait for it."""
     error = None
     try:
         request.allowed = state.llm.requests.constraint(
@@ -214,13 +214,13 @@ def _read_structure(state: _State, request: AsyncRequest) -> None:
 
 
 def _stopped_reading(state: _State, request: AsyncRequest) -> bool:
-    """Whether its grammar was still being read, or waited to be."""
+    """Remove a request from those whose grammar is read, or waits to be; False if it was none."""
     with state.changed:
         return state.reading.pop(request, request) is None
 
 
 def _take_in(state: _State) -> None:
-    """Who came and who left since the last job."""
+    """Take in requests and cancellations since the last job."""
     with state.changed:
         for request in state.new:
             state.queue.add(request, request.key, weight=request.weight)
@@ -238,12 +238,12 @@ def _take_in(state: _State) -> None:
 
 
 def _hand_in(state: _State) -> None:
-    """As many as the engine can start, so that who comes later may still be earlier. A key of which
-    nothing runs takes the place of the youngest of a key that has several: that one waits for the
-    next place, and goes on where it was."""
+    """Submit as many requests as the engine can start, so that a later request may still be
+    earlier. A key without running requests takes the slot of the youngest request of a key that has
+    several: that one waits for the next slot, and continues there."""
     now, queue = monotonic(), state.queue
     for request in [one for one in state.timed if one.deadline <= now]:
-        # The engine ends it as it ends all whose time is up.
+        # The engine ends it like any request whose time is up.
         queue.take(request, request.key)
         _submit(state, request)
     while queue:
@@ -294,8 +294,8 @@ def _submit(state: _State, request: AsyncRequest) -> None:
     note(reader)
 
 
-def _tell(state: _State) -> None:
-    """Pass on what the last job wrote."""
+def _pass_on(state: _State) -> None:
+    """Pass on the output of the last job."""
     while state.fresh:
         seq_id, reader = state.fresh.popitem()
         request = state.running.get(seq_id)
@@ -319,22 +319,23 @@ def _post(
     ended: bool,
     error: BaseException | None = None,
 ) -> None:
-    """Into the request's mailbox; its loop is woken unless it is about to look anyway."""
+    """Put events into the request's mailbox and wake its loop, unless it is about to look
+    anyway."""
     with state.changed:
         request.events.put(events)
         request.ended, request.error = ended, error
-        told = state.news.setdefault(request.loop, [])
-        told.append(request)
-        is_first = len(told) == 1
+        pending = state.news.setdefault(request.loop, [])
+        pending.append(request)
+        is_first = len(pending) == 1
     if is_first:
         try:
             request.loop.call_soon_threadsafe(_wake, state, request.loop)
-        except RuntimeError:  # the loop is closed, and nobody reads any more
+        except RuntimeError:  # the loop is closed, so there are no readers
             _forget(state, request.loop)
 
 
 def _wake(state: _State, loop: AbstractEventLoop) -> None:
-    """In the loop: wake whoever waits for news."""
+    """Wake the waiting readers; called in the loop."""
     with state.changed:
         requests = state.news.pop(loop, ())
     for request in requests:
@@ -348,7 +349,7 @@ def _forget(state: _State, loop: AbstractEventLoop) -> None:
 
 
 def _end_all(state: _State) -> None:
-    """Nobody is left waiting, and no memory held, when the thread ends."""
+    """End all requests and release their memory, at the end of the thread."""
     with state.changed:
         waiting = [*state.queue, *state.new, *state.reading]
         state.queue, state.timed = FairQueue(), {}
@@ -359,7 +360,7 @@ def _end_all(state: _State) -> None:
     for request in (*running, *waiting):
         _post(state, request, ended=True, error=state.closing)
     for request in running:
-        # An engine that broke may not be able to.
+        # A broken engine may fail to cancel.
         with suppress(Exception):
             if request.handle is not None:
                 state.llm.cancel(request.handle)

@@ -1,7 +1,7 @@
-"""Grammars over a model's vocabulary, by llguidance: which tokens may follow, at every draft node.
+"""Grammars over a model's vocabulary, by llguidance: the allowed tokens at every draft node.
 
-A parser of each request stands where its text ends. For a draft it goes down the tree node by node
-and back up again, so a node costs one token read and one mask, however long the text is.
+Each request has a parser at the end of its text. For a draft it goes down the tree node by node and
+back up again, so a node costs one token read and one mask, for a text of any length.
 
 Shapes:  N = nodes, V = vocabulary, B = bytes of a mask of V bits.
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 Bits: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
-# What a parser may spend: on reading a grammar about 20 ms, on one token about 15 ms, and on states
+# Limits of a parser: on reading a grammar about 20 ms, on one token about 15 ms, and on states
 # some 40 MB.
 _LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
@@ -50,14 +50,13 @@ _LIMITS: dict[str, Any] = {
     "max_lexer_states": 20_000,
     "verbose_errors": False,
 }
-# The library counts no steps of some ways of reading: the processor's time is bounded as well, and
-# the clock's where the processor has much else to do.
+# The library counts no steps of some kinds of reading: processor time is bounded as well, and wall
+# time where the processor has much else to do.
 _READING_SECONDS, _TRIAL_SECONDS = 0.25, 20.0
-# What grammars that are kept may hold, how much of it one of so many bytes is reckoned to hold at
-# least (freed memory is taken again, so growth tells too little), and how many refusals are
-# remembered.
+# Most bytes of stored grammars; the least memory that a byte of a grammar is assumed to take (freed
+# memory is used again, so growth reports too little); and the number of remembered refusals.
 _KEPT_BYTES, _BYTES_PER_BYTE, _NUM_REFUSED = 64 << 20, 300, 256
-# Addresses that the library takes while it reads a vocabulary.
+# Address space that the library takes while it reads a vocabulary.
 _VOCABULARY_BYTES, _TOKEN_BYTES = 64 << 20, 1 << 10
 _JSON = ("schema", "json")
 _HINTS = {
@@ -69,22 +68,22 @@ _HINTS = {
     "grammar": 'Lark begins with a rule `start: "yes" | "no"`, GBNF with `root ::= "yes" | "no"`',
 }
 
-# What the library says, in our words: callers cannot set its options, and do not know its parts.
+# The library's messages in our words: callers cannot set its options, and do not know its parts.
 _WORDS = {
     "oneOf": "alternatives of oneOf may overlap",
-    "circular references": "a schema refers to itself within oneOf, or beside other keywords",
+    "circular references": "a schema refers to itself within oneOf, or next to other keywords",
     "NoExtension": "no text fits it, or a rule of it leads back to itself at once",
 }
 
 
 class Grammars:
-    """Those of one vocabulary, for any thread. The library is imported, and the vocabulary read, at
-    first use; the newest grammars are kept, as many as memory is meant for."""
+    """Grammars of one vocabulary, thread-safe. The library is imported, and the vocabulary read, at
+    first use; the newest grammars are stored, up to a limit of memory."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_ids: frozenset[int]) -> None:
         self._tokenizer, self._vocab_size, self._stop_ids = tokenizer, vocab_size, stop_ids
         self._lock = Lock()
-        # For JSON and for the rest: sets of tokens that are masked as one.
+        # For JSON and for the rest: the sets of tokens that are masked together differ.
         self._vocabularies: dict[bool, LLTokenizer] = {}
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
         self._kept_bytes = 0
@@ -92,9 +91,9 @@ class Grammars:
         self._refused: OrderedDict[bytes, tuple[str, str | None]] = OrderedDict()
 
     def of(self, options: StructureOptions, *, tried: bool = False) -> Grammar | None:
-        """The one that `options` ask for; None if they ask for none. One that others wait for is
-        `tried` first, in a process that can be ended. Raises ConfigError for what is no grammar, or
-        is too much of one."""
+        """The grammar that `options` request; None if they request none. With `tried` it is first
+        read in a process that can be ended, since other requests wait for it. Raises ConfigError
+        for an invalid grammar, or one that is too large."""
         name = chosen(options)
         if name is None:
             return None
@@ -122,7 +121,7 @@ class Grammars:
             self._kept[text] = found
             while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
                 self._kept_bytes -= self._kept.popitem(last=False)[1].held_bytes
-        # The library's notes are of any of the parts.
+        # The library's notes do not say which part they belong to.
         called = _source_of(options) or name
         notes += tuple(f"{called}: {note}" for note in found.notes)
         return replace(found, notes=notes) if notes else found
@@ -130,8 +129,8 @@ class Grammars:
     def _of_a_part(
         self, error: ConfigError, options: StructureOptions, *, tried: bool
     ) -> ConfigError:
-        """The error in the name of the part that is at fault, for a grammar that the caller did not
-        write; of the parameter that all parts are from, where none is at fault by itself."""
+        """The error under the name of the part at fault, for a grammar that the caller did not
+        write; under the parameter that has all parts, if no single part is at fault."""
         parts = options.get("parts", {})
         for strict in (False, True):
             for name, schema in parts.items():
@@ -142,11 +141,11 @@ class Grammars:
         return _renamed(error, _source_of(options)) if parts else error
 
     def _read(self, name: str, text: str, *, tried: bool) -> Grammar:
-        """Compile it. What was refused once costs nothing the next time."""
+        """Compile a grammar. A refused one is remembered."""
         digest = sha256(text.encode("utf-8", "surrogatepass")).digest()
         if digest in self._refused:
-            told, hint = self._refused[digest]
-            raise ConfigError(told, hint=hint)
+            message, hint = self._refused[digest]
+            raise ConfigError(message, hint=hint)
         try:
             if tried:
                 self._try(name, text)
@@ -158,7 +157,7 @@ class Grammars:
             raise
 
     def _try(self, name: str, text: str) -> None:
-        """Raises ConfigError where it takes too much."""
+        """Raises ConfigError if reading it takes too much."""
         request = {"grammar": text, "limits": _LIMITS, "seconds": _READING_SECONDS}
         try:
             self._helper.ask(request, max_bytes=0, seconds=_TRIAL_SECONDS)
@@ -177,12 +176,12 @@ class Grammars:
         vocabulary, gauge = self._vocabulary(name in _JSON), ProcessGauge()
         before, started = gauge.now(), thread_time()
         matcher = LLMatcher(vocabulary, text, log_level=0, limits=limits)
-        # The first mask shows whether the grammar's first token is already too much.
+        # The first mask shows whether the grammar's first token already takes too much.
         num_bytes = 0 if matcher.is_error() else len(matcher.compute_bitmask())
         if matcher.is_error():
-            told = _in_our_words(matcher.get_error())
-            hint = _HINTS["oneOf" if "oneOf" in told else name]
-            raise ConfigError(f"{name}: it cannot be followed: {told}.", hint=hint)
+            reason = _in_our_words(matcher.get_error())
+            hint = _HINTS["oneOf" if "oneOf" in reason else name]
+            raise ConfigError(f"{name}: it cannot be followed: {reason}.", hint=hint)
         if thread_time() - started > _READING_SECONDS:
             raise _too_slow(name)
         held = max(gauge.now() - before, _BYTES_PER_BYTE * len(text))
@@ -190,7 +189,7 @@ class Grammars:
         return Grammar(name, matcher, self._vocab_size, num_bytes, held, notes)
 
     def _vocabulary(self, is_json: bool) -> LLTokenizer:
-        """Padded to the model's vocabulary: ids without a token are never allowed."""
+        """The vocabulary, padded to the model's: ids without a token are never allowed."""
         from llguidance import LLTokenizer
 
         slices = LLTokenizer.json_slices() if is_json else LLTokenizer.general_slices()
@@ -214,14 +213,14 @@ class Grammars:
 
 
 def _source_of(options: StructureOptions) -> str:
-    """The parameter that the parts of a grammar are from; empty where it has none."""
+    """The parameter that contains the parts of a grammar; empty if there is none."""
     return re.split(r"[\[:]", next(iter(options.get("parts", ())), ""))[0]
 
 
 def _renamed(error: ConfigError, name: str) -> ConfigError:
-    """The same about `name`, in place of the option that the message begins with."""
-    _, _, told = str(error).partition(": ")
-    return ConfigError(f"{name}: {told}", hint=_HINTS["schema"])
+    """The error with `name` instead of the option that the message begins with."""
+    _, _, reason = str(error).partition(": ")
+    return ConfigError(f"{name}: {reason}", hint=_HINTS["schema"])
 
 
 def _too_slow(name: str) -> ConfigError:
@@ -233,8 +232,8 @@ def _too_slow(name: str) -> ConfigError:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """One that was read; `matcher` stands at its beginning and is only ever copied. `held_bytes` is
-    what the process grew by, and `notes` say what the grammar leaves out of what was asked."""
+    """A compiled grammar; `matcher` stands at its beginning and is only ever copied. `held_bytes`
+    is the growth of the process, and `notes` list requested parts that the grammar leaves out."""
 
     name: str
     matcher: LLMatcher
@@ -244,7 +243,7 @@ class Grammar:
     notes: tuple[str, ...] = ()
 
     def start(self) -> GrammarConstraint:
-        """For one request."""
+        """A constraint for one request."""
         return GrammarConstraint(self)
 
 
@@ -252,9 +251,9 @@ class GrammarConstraint:
     """A TokenConstraint. The parser stands after `_path`, of which it has read `_num_read` tokens:
     all of them, or those before the first one that the grammar refuses.
 
-    `_path` is the committed text, up to `_start`, and then the path to the draft node that was
-    looked at last. Masks of nodes are kept until the text grows, so that a node is looked at once
-    for its draft and for its verification.
+    `_path` is the committed text, up to `_start`, and then the path to the last visited draft node.
+    Masks of nodes are stored until the text grows, so that a node is visited once for its draft and
+    for its verification.
     """
 
     knows_forced = True
@@ -270,10 +269,10 @@ class GrammarConstraint:
     def masks(
         self, text: Sequence[int], suffixes: Sequence[Sequence[int]], vocab_size: int
     ) -> Tensor:
-        """Raises ConfigError where the grammar has become too much to follow."""
+        """Raises ConfigError if the grammar takes too much to follow."""
         self._commit(text)
         asked = [tuple(suffix) for suffix in suffixes]
-        # In this order each path differs from the one before as late as it can.
+        # In this order each path shares the longest beginning with the one before.
         for suffix in sorted(set(asked) - self._known.keys()):
             self._known[suffix] = self._mask(suffix)
         bits_NB = np.stack([self._known[suffix] for suffix in asked])
@@ -282,8 +281,8 @@ class GrammarConstraint:
         return masks_NV.view(torch.bool)
 
     def forced(self, text: Sequence[int], most: int) -> Sequence[int]:
-        """As far as the grammar leaves no choice of characters, in the tokens that the tokenizer
-        would choose for them."""
+        """The following characters while the grammar leaves no choice, in the tokens that the
+        tokenizer would choose for them."""
         self._commit(text)
         if not self._goes_to(()):
             return ()
@@ -315,7 +314,7 @@ class GrammarConstraint:
         return found
 
     def _goes_to(self, suffix: Sequence[int]) -> bool:
-        """Put the parser after this path below the text; whether the grammar has such a text."""
+        """Put the parser after this path below the text. True if the grammar has such a text."""
         shared = self._start + common_prefix(self._path[self._start :], suffix)
         if self._num_read > shared:
             self._matcher.rollback(self._num_read - shared)
@@ -329,23 +328,23 @@ class GrammarConstraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            told = _in_short(self._matcher.get_error())
+            reason = _in_short(self._matcher.get_error())
             raise ConfigError(
-                f"{self._name}: it has become too much to follow: {told}.",
+                f"{self._name}: it has become too much to follow: {reason}.",
                 hint="a simpler one: fewer alternatives, and smaller counts of repetition",
             )
 
 
-def _in_our_words(told: str) -> str:
-    short = _in_short(told)
+def _in_our_words(message: str) -> str:
+    short = _in_short(message)
     return next((ours for theirs, ours in _WORDS.items() if theirs in short), short)
 
 
-def _in_short(told: str) -> str:
-    """The first lines of what the library says, without what only its makers read."""
-    words = told.replace("<non-verbose/>", "").partition("<backtrace>")[0]
+def _in_short(message: str) -> str:
+    """The first lines of a message of the library, without details for its developers."""
+    words = message.replace("<non-verbose/>", "").partition("<backtrace>")[0]
     lines = [line.strip() for line in words.splitlines()]
-    # Without the picture of the place, which is one of a grammar around what was given.
+    # Without the excerpt, which shows a generated grammar around the given text.
     lines = [line for line in lines if line and not re.match(r"\d+ \| |\^+$", line)]
     if errors := [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]:
         found, *_ = lines[0].partition(" (in regex)")

@@ -1,6 +1,6 @@
-"""Helper process that reads grammars on trial; it may be killed at any time.
+"""Helper process that reads grammars for a trial; it may be killed at any time.
 
-The library counts no steps of some ways of reading, and nothing stops it within a process: thirty
+The library counts no steps of some kinds of reading, and nothing stops it within a process: thirty
 thousand optional letters take half a minute. This script, which imports nothing of the package,
 limits its own memory and processor time, and answers one JSON line with one JSON line.
 """
@@ -24,17 +24,17 @@ def _answer() -> None:
 
 
 def main() -> None:
-    # It ends with its input; Ctrl-C is for who asks.
+    # It ends with its input; Ctrl-C is for the calling process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What a grammar costs to read hardly depends on the vocabulary: this one has a token a byte.
+    # The cost of reading hardly depends on the vocabulary: this one has a token per byte.
     vocabulary = LLTokenizer("byte")
-    # Some systems refuse that.
+    # Some systems refuse this limit.
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     _answer()
     for line in sys.stdin:
         request = json.loads(line)
-        # Upon its signal nobody is asked: the process ends, in the midst of native code too.
+        # Its signal ends the process immediately, even in the midst of native code.
         signal.setitimer(signal.ITIMER_PROF, request["seconds"])
         limits = LLParserLimits(**request["limits"])
         matcher = LLMatcher(vocabulary, request["grammar"], log_level=0, limits=limits)
