@@ -44,14 +44,15 @@ class LLM(OfOneProcess):
 
     `model` and `draft` are aliases, folders or hub ids. The embedded target brings its own draft
     unless the configuration names another drafter. Fields of EngineConfig may be given as keywords,
-    as in `LLM(model, drafter="ngram", quantise="int8")`. `on_job` hears of every job of every lane;
-    `controller`, an object where given, chooses every round's budget. `weights_of` is an LLM of the
-    same target, whose weights it uses where it can. Raises CheckpointError, VocabularyError,
+    as in `LLM(model, drafter="ngram", quantise="int8")`. `on_job` is called after every job of
+    every lane; a `controller` object chooses every round's budget. `weights_of` is an LLM of the
+    same target, whose weights are shared if possible. Raises CheckpointError, VocabularyError,
     ConfigError or MachineError.
 
     Threads may share it: their calls take turns, job by job, and their requests share passes
-    (api/turns.py). A forked child may not use it. Ctrl-C comes between jobs, and cancels what the
-    interrupted call asked for; it can be used again. As a context manager it closes itself.
+    (api/turns.py). A forked child may not use it. Ctrl-C is handled between jobs, and cancels the
+    requests of the interrupted call; the LLM can be used again. As a context manager it closes
+    itself.
     """
 
     @within_memory("loading")
@@ -122,13 +123,13 @@ class LLM(OfOneProcess):
 
     @property
     def models(self) -> Mapping[str, HasKernels]:
-        """By the names target and, if there is one, draft."""
+        """The models by role: target and, if there is one, draft."""
         found = (("target", self._pair.target), ("draft", self._pair.draft))
         return {role: model for role, model in found if model is not None}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should hear once: fallbacks taken, limits that are not the defaults."""
+        """Notes for the user, once per LLM: fallbacks, limits other than the defaults."""
         return (*self._pair.notes, *self._engine.residents.drafting.notes)
 
     @property
@@ -137,12 +138,12 @@ class LLM(OfOneProcess):
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Those that a request may choose, the one in use first (SamplingParams.drafter)."""
+        """Drafters that a request may choose, the present one first (SamplingParams.drafter)."""
         return self._pair.plan.resolved.choosable
 
     @property
     def k(self) -> int:
-        """Draft tokens in a row at most; 0 where nothing is drafted."""
+        """Most draft tokens in a row; 0 if nothing is drafted."""
         return self._pair.plan.resolved.k
 
     @property
@@ -151,7 +152,7 @@ class LLM(OfOneProcess):
 
     @property
     def exact(self) -> bool:
-        """Whether texts follow the target's own distribution: not with a lossy sampler."""
+        """True if texts follow the target's own distribution: not with a lossy sampler."""
         return not self.k or self.config.claims_exact
 
     @property
@@ -161,12 +162,12 @@ class LLM(OfOneProcess):
 
     @property
     def memory(self) -> Mapping[str, int]:
-        """Bytes of weights, arenas, scratch and logits of lanes, as reckoned before loading."""
+        """Planned bytes of weights, arenas, scratch and logits of lanes, by name."""
         return {p.name: p.num_bytes for p in self._pair.memory if p.when == "held"}
 
     @property
     def last_result(self) -> GenerationResult:
-        """The result of the newest request that ended."""
+        """The result of the newest ended request."""
         if self._last is None:
             raise ConfigError("no request has ended yet.", hint="read a stream to its end first")
         return self._last
@@ -179,12 +180,12 @@ class LLM(OfOneProcess):
         allowed: AllowedTokens | None = None,
         **options: Unpack[RequestOptions],
     ) -> TextStream:
-        """Yield an event a round. Leaving early cancels the request and frees its memory.
+        """Yield an event per round. Leaving early cancels the request and frees its memory.
 
-        `options` are fields of SamplingParams, in place of those of `params`, and what the text
-        must be (api/structure.py); `allowed` is a mask of one's own (core/constraint.py).
-        Raises ConfigError at once when the prompt does not fit the window or `n` is above 1,
-        and CapacityError on the first event asked for when the arena could never hold them.
+        `options` are fields of SamplingParams, which replace those of `params`, and structures of
+        the text (api/structure.py); `allowed` is your own mask (core/constraint.py).
+        Raises ConfigError at once if the prompt does not fit the window or `n` is above 1,
+        and CapacityError on the first event if the arena could never hold them.
         """
         params = params_for_one(params, sampling_of(options))
         with self._turns.call():
@@ -202,11 +203,11 @@ class LLM(OfOneProcess):
         allowed: AllowedTokens | None = None,
         **options: Unpack[RequestOptions],
     ) -> list[GenerationResult]:
-        """Run all prompts, up to `batch_size` at once; `n` results for each, in order.
+        """Run all prompts, up to `batch_size` at once. Returns `n` results for each, in order.
 
         A prompt is text, or ids as a list, an array or a tensor; rows of ids are prompts. `params`
-        are one for all or one for each. A prompt that cannot be run has a result with its `error`,
-        beside those of the others; where none can be run, the first error is raised.
+        is one for all or one for each. A prompt that cannot be run has a result with its `error`,
+        while the others run; if none can be run, the first error is raised.
         """
         batch = several_prompts(prompts)
         each = [one.seeded() for one in params_for_each(params, len(batch), sampling_of(options))]
@@ -227,8 +228,8 @@ class LLM(OfOneProcess):
             return results
 
     def _run(self, groups: Sequence[Sequence[OutputStream]]) -> None:
-        """All readers to their end, whoever's turn ends them. The others of a group start when its
-        first one has read the prompt, so that they find its pages."""
+        """Run all readers to their end, in turns of any thread. The others of a group start when
+        its first one has read the prompt, so that they find its pages."""
         ended: deque[OutputStream] = deque()
         left = {reader.seq.seq_id: reader for group in groups for reader in group}
         for reader in left.values():
@@ -260,8 +261,8 @@ class LLM(OfOneProcess):
         written: Sequence[int] = (),
         **options: Unpack[RequestOptions],
     ) -> RequestHandle:
-        """Hand a request in beside others; `advance` runs them. `written` is what a broken text has
-        already. Raises as `stream`, at once."""
+        """Submit a request; `advance` runs it, along with others. `written` are the tokens that an
+        interrupted text has already. Raises the errors of `stream`, at once."""
         params = params_for_one(params, sampling_of(options))
         reader: OutputStream | None = None
         try:
@@ -273,37 +274,37 @@ class LLM(OfOneProcess):
                 with self._turns.turn():
                     self._router.submit(reader)
             return RequestHandle(reader, self, self._result)
-        except BaseException:  # told of an interrupt at the end, the caller has no handle
+        except BaseException:  # interrupted at the end, so that the caller has no handle
             if reader is not None:
                 self._router.drop(reader)
             raise
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The checked ids of a prompt. Any thread may call it, without waiting for a turn."""
+        """The checked ids of a prompt. Any thread may call it; it does not wait for a turn."""
         with self._turns.call():
             return self.requests.ids(one_prompt(prompt))
 
     def encode_chat(
         self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
     ) -> list[int]:
-        """Ids by the checkpoint's own chat template (api/chat_messages.py). What is not in them as
-        it was given is logged."""
+        """Ids by the checkpoint's own chat template (api/chat_messages.py). Changes from the given
+        messages are logged."""
         with self._turns.call():
             return self.requests.ids_of_chat(conversation(messages), **options).logged()
 
     @property
     def has_free_place(self) -> bool:
-        """Whether one more request would start at once, where there is memory for it."""
+        """True if one more request would start at once, given the memory for it."""
         return self._engine.has_free_place
 
     def give_way(self, handle: RequestHandle) -> bool:
-        """Let a running request wait for the one that came last, and then go on. Whether it can."""
+        """Let a running request wait for the newest one, and then go on. True if it can."""
         with self._turns.call(), self._turns.turn():
             return self._engine.give_way(handle.reader.seq.seq_id)
 
     @property
     def has_work(self) -> bool:
-        """Whether a submitted request waits or runs."""
+        """True if a submitted request waits or runs."""
         return self._engine.has_work
 
     @property
@@ -317,8 +318,8 @@ class LLM(OfOneProcess):
             self._router.advance()
 
     def cancel(self, handle: RequestHandle) -> None:
-        """End a request now and free its memory; one that has ended stays as it is. Within a
-        callback, it ends with the job. Raises ConfigError for a request of another LLM."""
+        """End a request now and free its memory; an ended one stays as it is. Called in a callback,
+        it ends the request with the job. Raises ConfigError for a request of another LLM."""
         if handle.owner is not self:
             raise ConfigError("this request is another LLM's.", hint="cancel it where it was")
         handle.reader.was_cancelled |= not handle.done
@@ -329,8 +330,8 @@ class LLM(OfOneProcess):
             self._router.end([handle.reader], self._turns.turn())
 
     def forget(self) -> None:
-        """Let the drafter forget what it learnt, for runs that repeat prompts to be compared.
-        Raises ConfigError while requests run."""
+        """Reset what the drafter learnt, so that repeated prompts can be compared. Raises
+        ConfigError while requests run."""
         with self._turns.call(), self._turns.turn():
             self._router.sweep()
             if self._engine.has_work:
@@ -350,16 +351,16 @@ class LLM(OfOneProcess):
         params: SamplingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> TextStream:
-        """Stream the assistant's next turn. Text is one message of the user's;
+        """Stream the assistant's next turn. A text is one message of the user;
         `llm.chat("hello").text` is the whole turn."""
         return self.stream(self.encode_chat(messages), params, **options)
 
     def fitting_tokens(self, prompt: Prompt, params: SamplingParams) -> int:
-        """How many of `params.max_tokens` fit after `prompt`. Raises ConfigError if none does."""
+        """The number of `params.max_tokens` that fit after `prompt`. Raises ConfigError for 0."""
         return self.requests.limit(len(self.requests.ids(one_prompt(prompt))), params)
 
     def _follow(self, reader: OutputStream) -> Generator[TextEvent, None, None]:
-        """Within calls of `TextStream`, but for the end of one that nobody closed."""
+        """Events of a request, within calls of `TextStream`, or of the collector at its end."""
         with self._turns.turn():
             self._router.submit(reader)
         try:
@@ -374,8 +375,9 @@ class LLM(OfOneProcess):
             self._leave(reader)
 
     def _leave(self, reader: OutputStream) -> None:
-        """End the request of a stream that ended, was closed or was let go. The collector, which
-        cannot wait, may run in any thread and in the midst of a job: then the next job ends it."""
+        """End the request of a stream that ended, was closed or was dropped. The garbage collector,
+        which cannot wait, may call it in any thread, even within a job: then the next job ends
+        it."""
         with nullcontext() if reader.is_asked else deferred(delivers=False):
             if not reader.has_ended:
                 self._router.end([reader], self._turns.turn(now=not reader.is_asked))

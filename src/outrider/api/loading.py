@@ -37,7 +37,7 @@ from outrider.verify.batched import rule_for
 if TYPE_CHECKING:
     from outrider.plugins.lanes.process.options import ChildOptions
 
-# Bytes of text for a token at the most; what is beyond is not even read.
+# Most bytes of text per token; the rest of a file is not even read.
 _BYTES_PER_TOKEN = 16
 
 Texts = tuple[tuple[int, ...], ...]
@@ -45,8 +45,8 @@ Texts = tuple[tuple[int, ...], ...]
 
 def read_corpus(path: str, encode: Callable[[str], Sequence[int]], *, num_tokens: int) -> Texts:
     """The first `num_tokens` tokens of a text file, or of a folder's files in the order of their
-    names, one text a file. Files that are no text in UTF-8 are left out. Nothing if `path` is
-    empty. Raises ConfigError if there is no text to be found."""
+    names, one text per file. Files that are not UTF-8 text are left out. Empty for an empty `path`.
+    Raises ConfigError if there is no text."""
     if not path:
         return ()
     texts: list[tuple[int, ...]] = []
@@ -74,7 +74,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read(file: Path, num_bytes: int) -> str:
-    """Its beginning; nothing if that is no text."""
+    """The beginning of a file; empty if it is no text."""
     try:
         with open_regular(file) as stream:
             data = stream.read(num_bytes)
@@ -91,9 +91,8 @@ def _read(file: Path, num_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPair(LoadedModels):
-    """A pair in memory: the models as the engine takes them, and the `plan` that they were loaded
-    by. `end` is there when other processes have a share of the target: it ends them, for good.
-    `memory` is what was planned before."""
+    """A loaded pair: the models in the engine's form, and the `plan` of their loading. If other
+    processes hold parts of the target, `end` ends them for good. `memory` is the planned memory."""
 
     target: Decoder
     draft: Decoder | None
@@ -108,7 +107,7 @@ class LoadedPair(LoadedModels):
         return self.plan.tokenizer
 
     def sharer_for(self, plan: LoadPlan) -> SharedWeights | None:
-        """The target, if `plan` has the same one and it can give its weights."""
+        """The target, if `plan` has the same one and its weights can be shared."""
         names = (
             *("dtype", "kv_dtype", "device", "quantise"),
             *("force_reference", "threads", "tensor_parallel"),
@@ -134,9 +133,9 @@ def check_names(**named: object) -> None:
 def load_pair(
     model: str, draft: str | None, config: EngineConfig, *, weights_of: LoadedPair | None = None
 ) -> LoadedPair:
-    """Everything is checked before weights are read: names, window, vocabulary. The target of
-    `weights_of` gives its weights, where it is the same one. Raises ConfigError, CheckpointError,
-    VocabularyError or CapacityError."""
+    """Load a pair. Everything is checked before weights are read: names, window, vocabulary. The
+    weights of the target in `weights_of` are shared if it is the same one. Raises ConfigError,
+    CheckpointError, VocabularyError or CapacityError."""
     prepare_torch(deterministic=config.deterministic, threads=config.threads)
     rule_for(config.sampler, config.leniency)
     keep_of(config)
@@ -148,7 +147,7 @@ def load_pair(
         has_weights=there is not None,
     )
     heads = plan.heads(plan.num_slots)
-    # A tokenizer is read by way of much that is freed again, and so are weights.
+    # Reading a tokenizer allocates much that is freed again, and so does reading weights.
     give_back()
     with within_memory("loading", parts=table_of(parts)):
         target, end = _load_target(plan, heads, name=model, there=there)
@@ -180,8 +179,8 @@ def load_pair(
 def _fitted(
     plan: LoadPlan, modest: Callable[[], LoadPlan], *, has_weights: bool
 ) -> tuple[LoadPlan, tuple[Part, ...]]:
-    """`plan` as it fits. What nobody asked for is no reason to fail, and a copy of the target none
-    to hold less text: `modest` plans without it."""
+    """`plan` as it fits. An automatic draft is no reason to fail, and a copy of the target none to
+    hold less text: `modest` plans without them."""
     try:
         found, parts = fitted(plan, has_weights=has_weights)
     except (CapacityError, CheckpointError) as error:
@@ -199,7 +198,7 @@ def _fitted(
 
 
 def _stop_ids(plan: LoadPlan, target: Decoder) -> frozenset[int]:
-    """Those that the target can emit."""
+    """The stop ids that the target can emit."""
     ids = (*target.spec.stop_ids, *plan.tokenizer.stop_ids)
     return frozenset(token_id for token_id in ids if token_id < plan.target.vocab_size)
 
@@ -220,10 +219,10 @@ def _corpus(plan: LoadPlan) -> Texts:
 def _load_target(
     plan: LoadPlan, heads: HeadsToLoad | None, *, name: str, there: SharedWeights | None
 ) -> tuple[Decoder, Callable[[], object] | None]:
-    """The target, and what ends the other processes that it is shared with, if there are any. Its
-    weights are those of `there`, if it can give them."""
+    """The target, and a function that ends the other processes that hold parts of it, if there are
+    any. Its weights are shared with `there` if possible."""
     config, capacity = plan.settings, target_room(plan, heads)
-    other = None if there is None else there.with_capacity(capacity)
+    other = None if there is None else there.beside(capacity)
     if other is not None:
         return other, None
     options = replace(
@@ -231,7 +230,7 @@ def _load_target(
     )
     if config.tensor_parallel == 1:
         return load_model(plan.folder, options, name=name), None
-    # Imported here: few use it, and it brings PyTorch's communication along.
+    # Imported here: few need it, and it imports PyTorch's communication.
     from outrider.plugins.parallel.sharded import load_sharded
 
     target = load_sharded(plan.folder, options, size=config.tensor_parallel, name=name)
@@ -239,7 +238,7 @@ def _load_target(
 
 
 def _load_draft(plan: LoadPlan) -> tuple[Decoder | None, ChildOptions | None]:
-    """The draft model, or what a process of its own needs to load it; neither if there is none."""
+    """The draft model, or the options with which its own process loads it; None without one."""
     config, folder = plan.settings, plan.model_folder
     if folder is None:
         return None, None
@@ -285,7 +284,7 @@ def _child(plan: LoadPlan, folder: Path, options: LoadOptions) -> ChildOptions:
 
 
 def options_for(config: EngineConfig, capacity: ModelCapacity) -> LoadOptions:
-    """Those that a draft model has too: its weights are not quantised."""
+    """Options that apply to a draft model too: its weights are not quantised."""
     return LoadOptions(
         capacity=capacity,
         dtype=config.dtype,
@@ -296,9 +295,9 @@ def options_for(config: EngineConfig, capacity: ModelCapacity) -> LoadOptions:
 
 
 def _notes(plan: LoadPlan, target: Decoder, heads: HeadsToLoad | None) -> tuple[str, ...]:
-    """What checkpoint and settings limit, and fallbacks that were not asked for."""
+    """Notes on limits of checkpoint and settings, and on fallbacks that were not requested."""
     config = plan.settings
-    # What a recurrent memory does not hold of the drafts that were asked for.
+    # Part of the drafts that the recurrent memory cannot hold.
     cut = history_note(config, target) if plan.resolved.drafter.drafts else None
     words = plan.tokenizer.folder
     return (
@@ -313,7 +312,7 @@ def _notes(plan: LoadPlan, target: Decoder, heads: HeadsToLoad | None) -> tuple[
 
 
 def idle_settings(resolved: ResolvedConfig) -> tuple[str, ...]:
-    """Settings that were asked for and have no effect here."""
+    """Notes on changed settings that have no effect here."""
     settings, kind = resolved.settings, resolved.drafter
     notes: list[str] = []
     if resolved.ahead and not kind.drafts_ahead:
@@ -337,7 +336,7 @@ def idle_settings(resolved: ResolvedConfig) -> tuple[str, ...]:
 def _fallbacks(target: Decoder, config: EngineConfig) -> Iterator[str]:
     if config.kv_budget:
         most = config.kv_budget + 1
-        yield f"prompts of over {most} tokens lose keys: another model's text"
+        yield f"prompts of over {most} tokens lose keys, which changes the text"
     if not config.force_reference:
         refused = [reason for choice in target.kernels.choices for reason in choice.refusals]
         yield from (f"kernels: {reason}" for reason in refused[:1])
@@ -346,7 +345,7 @@ def _fallbacks(target: Decoder, config: EngineConfig) -> Iterator[str]:
 def machine_of(
     kernels: Kernels, device: torch.device, twin: Callable[[], tuple[CausalLM, Kernels] | None]
 ) -> Machine:
-    """What lanes may use on this machine; `twin` makes a target for another lane."""
+    """Resources of lanes on this machine; `twin` makes a target for another lane."""
 
     def lane_target() -> LaneTarget | None:
         found = twin()

@@ -1,7 +1,7 @@
-"""Events that wait for a reader: those of a slow one become one larger event.
+"""Events that wait for a reader: those of a slow reader become one larger event.
 
-However many wait, each token is copied twice at most: once into an event of its neighbours, and
-once when the reader takes all of them.
+However many wait, each token is copied at most twice: once into a merged event, and once when the
+reader takes all of them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from outrider.api.result import MOST_EVENTS, TextEvent
 
 @dataclass(slots=True)
 class Mailbox:
-    """Of one request. Its owners see to it that one thread at a time uses it."""
+    """The waiting events of one request. Its owners must use it from one thread at a time."""
 
     _merged: list[TextEvent] = field(default_factory=list[TextEvent])
-    """Older than those in `_fresh`; each was more than MOST_EVENTS events."""
+    """Events older than those in `_fresh`; each was more than MOST_EVENTS events."""
     _fresh: deque[TextEvent] = field(default_factory=deque[TextEvent])
 
     def put(self, events: Iterable[TextEvent]) -> None:
@@ -28,7 +28,7 @@ class Mailbox:
             self._fresh.clear()
 
     def take(self) -> TextEvent | None:
-        """The next one, or all in one where more wait than a reader is given apart."""
+        """The next event; one for all if more wait than a reader gets separately."""
         if self._merged:
             event = TextEvent.merged([*self._merged, *self._fresh])
             self._merged.clear()

@@ -1,10 +1,10 @@
-"""Memory: whether a pair fits this machine, before it is allocated, and measured peaks of a run.
+"""Memory: a check that a pair fits this machine, before allocation, and measured peaks of a run.
 
 The parts (memory_parts.py) are compared with every limit of the machine (cache/capacity.py). A KV
-cache of no requested size shrinks until all fits; a pair that does not fit is refused, with the
+cache without a requested size shrinks until all fits; a pair that does not fit is refused, with the
 parts and the settings under which it would. CUDA's allocator has a peak that can be reset, so each
-stretch has its own. The peak of a process cannot be reset: a stretch that raised it held just that
-much, any other is known by its usage at its end. MPS reports usage and no peak.
+stretch has its own. The peak of a process cannot be reset: if a stretch raised it, it is the
+stretch's own, else the usage at the stretch's end counts. MPS reports usage and no peak.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Gauge(Protocol):
     """Bytes held by one allocator."""
 
     def take(self) -> int:
-        """The most since the last call, as far as it can be told."""
+        """The peak since the last call, as far as it is known."""
         ...
 
     def peak(self) -> int | None:
-        """The most so far; None where nobody counts it."""
+        """The peak so far; None if it is not counted."""
         ...
 
 
@@ -72,7 +72,7 @@ class ProcessGauge:
 
 
 class CudaGauge:
-    """Tensors of this process on a CUDA device. Taking resets the allocator's own peak."""
+    """Tensors of this process on a CUDA device. `take` resets the allocator's own peak."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -89,7 +89,7 @@ class CudaGauge:
 
 
 class MpsGauge:
-    """What Metal gave to this process."""
+    """Memory that Metal allocated for this process."""
 
     def take(self) -> int:
         return torch.mps.driver_allocated_memory()
@@ -101,8 +101,8 @@ class MpsGauge:
 class MemoryWatch:
     """One LLM's memory: while loading, and in each pass.
 
-    Only an `active` watch, that of a profile, asks for those: asking resets what CUDA counts. The
-    peak is there for every result.
+    Only an `active` watch, that of a profile, reads those: reading resets CUDA's counter. The peak
+    is there for every result.
     """
 
     def __init__(self, gauge: Gauge, *, active: bool) -> None:
@@ -114,12 +114,12 @@ class MemoryWatch:
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most that was held so far, by this process and whatever it did; None if unknown."""
+        """Peak memory of this process so far, for any purpose; None if unknown."""
         return self._gauge.peak()
 
     @property
     def load_bytes(self) -> int:
-        """The most that was held between the watch's making and `end_load`."""
+        """Peak memory between the watch's creation and `end_load`."""
         return self._load_bytes
 
     def end_load(self) -> None:
@@ -127,9 +127,9 @@ class MemoryWatch:
             self._load_bytes = self._gauge.take()
 
     def during(self, pass_index: int) -> int:
-        """The most that was held in this pass, to be asked at its end; 0 from an idle watch.
+        """Peak memory in this pass, if called at its end; 0 from an inactive watch.
 
-        Sequences that shared the pass get one answer.
+        Sequences of one pass get the same answer.
         """
         if self._active and pass_index != self._pass_index:
             self._pass_index, self._pass_bytes = pass_index, self._gauge.take()
@@ -137,7 +137,7 @@ class MemoryWatch:
 
 
 def gauge(device: torch.device) -> Gauge:
-    """The allocator that `device` takes its tensors from."""
+    """The gauge of the allocator of `device`."""
     match device.type:
         case "cuda":
             return CudaGauge(device)
@@ -148,7 +148,7 @@ def gauge(device: torch.device) -> Gauge:
 
 
 def _resident_bytes() -> tuple[int, int]:
-    """Held now, and at most so far. Where there is no /proc, the latter stands for both."""
+    """Resident bytes now, and at most so far. Without /proc, the latter is both."""
     try:
         lines = read_bytes(_STATUS, FileKind.SYSTEM).splitlines()
     except OSError:
@@ -160,21 +160,21 @@ def _resident_bytes() -> tuple[int, int]:
     return sizes[b"VmRSS"], max(sizes.values())
 
 
-# Of an arena that nobody gave a size, the share of its memory that tables of positions and lists of
-# pages may take. Models of any size stay far below it; windows that no model has do not.
+# Largest share of an arena's memory, if its size is automatic, for tables of positions and lists of
+# pages. Models of any size stay far below it; windows that no model has do not.
 _TABLES_SHARE = 1 / 32
-# An arena that shrank leaves a tenth of what is free to others; what is advised leaves more, for it
-# has to fit when it is tried.
+# A shrunk arena leaves a tenth of the free memory to others; advised settings leave more, as they
+# must fit when they are tried.
 _HEADROOM, _ADVISED = 0.9, 0.8
-# The least arena that is worth having: a short prompt and its answer.
+# The smallest useful arena: a short prompt and its answer.
 _LEAST_TOKENS = 256
 
 
 def fitted(plan: LoadPlan, *, has_weights: bool = False) -> tuple[LoadPlan, tuple[Part, ...]]:
-    """`plan`, with a smaller arena if that alone makes it fit and nobody asked for its size, and
-    with fewer requests at once if nobody asked for their number; and its parts. With `has_weights`
-    another engine holds the target's. Raises CapacityError for what does not fit, CheckpointError
-    for what the files do not hold."""
+    """`plan`, with a smaller arena if that alone makes it fit and its size is automatic, and with
+    fewer requests at once if their number is automatic; and its parts. With `has_weights` another
+    engine holds the target's. Raises CapacityError if it does not fit, CheckpointError if files are
+    missing."""
     files = files_of(plan)
     bounds = _bounds(plan)
     parts_of = partial(memory_parts, files=files, has_weights=has_weights)
@@ -206,7 +206,7 @@ def fitted(plan: LoadPlan, *, has_weights: bool = False) -> tuple[LoadPlan, tupl
 
 
 def _as_many_as_fit(plan: LoadPlan, fits: Callable[[LoadPlan, float], bool]) -> LoadPlan:
-    """Half as many requests at once until the arena that fits beside their buffers holds a text of
+    """Halve the requests at once until the arena that fits with their buffers holds a text of
     usual length for each."""
     while plan.settings.most_batch > 1:
         small = plan if plan.settings.arena_tokens else _with_small_tables(plan)
@@ -229,8 +229,8 @@ def _bounds(plan: LoadPlan) -> dict[str, tuple[MemoryLimit, ...]]:
 def _lacking(
     parts: Sequence[Part], bounds: Mapping[str, tuple[MemoryLimit, ...]], share: float
 ) -> list[tuple[int, MemoryLimit]]:
-    """(bytes needed, limit) of the limits of which the parts need more than `share`; those that
-    are exceeded most come first."""
+    """(bytes needed, limit) of the limits of which the parts need more than `share`; the most
+    exceeded ones come first."""
     found: list[tuple[int, MemoryLimit]] = []
     for device, all_limits in bounds.items():
         own = [part for part in parts if part.device == device]
@@ -242,14 +242,14 @@ def _lacking(
 
 
 def _least_slots(plan: LoadPlan) -> int:
-    """A context that was asked for has to fit; otherwise a short text has."""
+    """Slots that must fit: a requested context, or else a short text."""
     config = plan.settings
     least = plan.window if config.context else min(plan.window, _LEAST_TOKENS, plan.num_slots)
     return whole_pages(least, config.page_size)
 
 
 def _largest_arena(plan: LoadPlan, fits: Callable[[LoadPlan], bool]) -> LoadPlan | None:
-    """The largest arena of at most `plan.num_slots`, None if the least does not fit either."""
+    """The largest arena of at most `plan.num_slots`, None if the smallest does not fit either."""
     size = plan.settings.page_size
     high = plan.num_slots // size
     low = min(_least_slots(plan) // size, high)
@@ -265,7 +265,7 @@ def _largest_arena(plan: LoadPlan, fits: Callable[[LoadPlan], bool]) -> LoadPlan
 
 
 def _with_small_tables(plan: LoadPlan) -> LoadPlan:
-    """Unlike an arena, tables are written whole before the first token is read."""
+    """Shrink the arena until its tables are small: unlike it, they are written whole at once."""
     config = plan.settings
     if config.context:
         return plan
@@ -280,7 +280,7 @@ def _with_small_tables(plan: LoadPlan) -> LoadPlan:
 
 
 def _ways(plan: LoadPlan, fits: Callable[[LoadPlan], bool]) -> Iterator[str]:
-    """Flags under which it fits, those that change least first."""
+    """Flags under which it fits, the smallest changes first."""
     config = plan.settings
     if config.arena_tokens:
         found = _largest_arena(plan, fits)
@@ -294,7 +294,7 @@ def _ways(plan: LoadPlan, fits: Callable[[LoadPlan], bool]) -> Iterator[str]:
     for flag, how in steps:
         if fits(plan.with_settings(how)):
             yield flag
-    # No one of them is enough: take one after another.
+    # No single flag is enough: combine them one after another.
     flags: list[str] = []
     together = config
     for flag, how in _strongest(steps):
@@ -325,7 +325,7 @@ def _steps(plan: LoadPlan) -> Iterator[tuple[str, EngineConfig]]:
 
 
 def _strongest(steps: Sequence[tuple[str, EngineConfig]]) -> Iterator[tuple[str, EngineConfig]]:
-    """Of each flag the last step."""
+    """The last step of each flag."""
     last = {flag.split()[0]: (flag, how) for flag, how in steps}
     yield from last.values()
 

@@ -28,15 +28,15 @@ from outrider.models.loading import spec_of_config
 from outrider.models.weight_files import StoredWeights
 from outrider.models.weights import stored_in
 
-# What Python holds of one page, and of tokens in it once a text is remembered.
+# Bytes that Python holds for a page, and for tokens in it once a text is remembered.
 _PAGE_BYTES = 256
-# Beginning of the names of parts that are weights.
+# Prefix of the names of parts that are weights.
 WEIGHTS = "weights of the "
-# Temporary tensors and libraries; where addresses count also stacks and pools of threads.
+# Temporary tensors and libraries; for limits of addresses also stacks and pools of threads.
 _WORKING_BYTES, _WORKING_ADDRESSES = 64 << 20, 192 << 20
-# Weights that are quantised at once, and the bytes each takes meanwhile (kernels/linear).
+# Weights that are quantised at once, and the temporary bytes of each (kernels/linear).
 _QUANTISED_AT_ONCE, _QUANTISING_BYTES = 1 << 23, 20
-# Of int4, whose matrices become codes and blocks before they are packed, one at a time.
+# Temporary bytes of a weight in int4: a matrix becomes codes and blocks before it is packed.
 _BLOCK_BYTES = 3
 
 When = Literal["held", "loading", "addresses"]
@@ -44,8 +44,8 @@ When = Literal["held", "loading", "addresses"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`num_bytes` on `device`: weights and what else is "held" for good, what is taken while
-    "loading", and "addresses", which count only where a limit is on those."""
+    """`num_bytes` on `device`: weights and other memory "held" for good, temporary memory while
+    "loading", and "addresses", which count only against limits of addresses."""
 
     name: str
     num_bytes: int
@@ -56,8 +56,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What the checkpoints hold; `draft` and `heads` are None where nothing of the kind is read.
-    `heads_read` are the heads as loading asks for them, with room for no tokens."""
+    """The checkpoints' contents; `draft` and `heads` are None if none is loaded. `heads_read` are
+    the heads to load, with memory for no tokens."""
 
     target: StoredWeights
     draft: StoredWeights | None = None
@@ -68,7 +68,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """One model of a pair: its files, its room, and how many lanes have buffers for it.
+    """One model of a pair: its files, its capacity, and the number of lanes with buffers for it.
     `shares_table` says that a tied output head of int4 is the table of tokens too."""
 
     role: str
@@ -82,7 +82,7 @@ class _Model:
 
 
 def files_of(plan: LoadPlan) -> Files:
-    """Raises CheckpointError for weights that are not there."""
+    """The plan's checkpoints. Raises CheckpointError for missing weights."""
     target = stored_in(plan.folder)
     if plan.model_folder is not None:
         return Files(target, stored_in(plan.model_folder), read_config(plan.model_folder))
@@ -107,10 +107,10 @@ def target_room(plan: LoadPlan, heads: HeadsToLoad | None) -> ModelCapacity:
 
 
 def draft_room(resolved: ResolvedConfig, num_slots: int, window: int = 0) -> ModelCapacity:
-    """Beside a target with so many slots, with room for the foreseen verdicts of a draft model that
-    drafts ahead."""
+    """Capacity of a draft model for a target with so many slots, including the predicted verdicts
+    of a draft model that drafts ahead."""
     config, more = resolved.settings, draft_capacity(resolved)
-    # A process of its own is told of no such memory.
+    # A process of its own gets no such memory.
     apart = config.drafter_home != "process"
     capacity = room_of(
         config,
@@ -126,8 +126,8 @@ def draft_room(resolved: ResolvedConfig, num_slots: int, window: int = 0) -> Mod
 
 
 def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> tuple[Part, ...]:
-    """What the pair takes with `plan.num_slots` positions; nothing is read or allocated. With
-    `has_weights` another engine holds the target's weights already."""
+    """Memory of the pair with `plan.num_slots` positions; nothing is read or allocated. With
+    `has_weights` another engine already holds the target's weights."""
     config = plan.settings
     device = pick_device(config.device).type
     lanes = {"single": 1, "pd": 2}.get(config.schedule, 3)
@@ -148,7 +148,7 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
         device,
         in_float32=in_float32,
         num_lanes=lanes,
-        # Heads that draft keep the table as numbers.
+        # Heads that draft need the table as numbers.
         shares_table=device == "cpu" and isinstance(plan.target, LlamaConfig) and heads is None,
     )
     parts, captured = [*_model_parts(target)], _captured_bytes(target, config, plan.resolved.k + 1)
@@ -189,7 +189,7 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
 
 
 def _in_float32(model: DecoderConfig, config: EngineConfig, device: str) -> bool:
-    """Whether the matrices are held as float32, as the reference kernels of CPUs hold all."""
+    """True if the matrices are held as float32, as the reference kernels of CPUs hold all."""
     dtype = DTYPES.get(model.dtype if config.dtype == "auto" else config.dtype, torch.float32)
     return device == "cpu" and not is_native(torch.device(device), dtype, config.force_reference)
 
@@ -197,7 +197,7 @@ def _in_float32(model: DecoderConfig, config: EngineConfig, device: str) -> bool
 def _stored_bytes(
     stored: StoredWeights, config: EngineConfig, quantise: str, in_float32: bool, device: str
 ) -> int:
-    """What blocks that stay as they are take; 0 where they become floats."""
+    """Bytes of blocks that stay in their stored form; 0 if they become floats."""
     stays = device == "cpu" and not in_float32 and stored.stays(config.dtype, quantise)
     return stored.held_bytes if stays else 0
 
@@ -235,7 +235,7 @@ def _model_parts(model: _Model) -> Iterator[Part]:
 
 
 def _copy_parts(target: _Model, quantise: str) -> Iterator[Part]:
-    """What a copy of the target takes besides its matrices; tables are the target's."""
+    """Memory of a copy of the target without its matrices; tables are the target's."""
     spec, capacity = target.spec, target.capacity
     if quantise != "none":
         copy = replace(target, spec=replace(spec, quantise=quantise))
@@ -267,8 +267,8 @@ def _heads_parts(
 
 
 def _weights_bytes(model: _Model) -> int:
-    """As they are held: a tied output head lies beside the table, in a form of its own, but for
-    int4's, which is the table too."""
+    """Bytes of the weights as held: a tied output head is a separate copy of the table in another
+    form, except in int4, where it is the table too."""
     spec = model.spec
     table = spec.vocab_size * spec.hidden_size * spec.bytes_per_weight
     if spec.stored_bytes and spec.quantise == "none":
@@ -280,7 +280,7 @@ def _weights_bytes(model: _Model) -> int:
 
 
 def _matrices_bytes(model: _Model) -> int:
-    """All but the table of tokens."""
+    """Bytes of all weights but the table of tokens."""
     spec = model.spec
     head = spec.vocab_size * spec.hidden_size
     matrices = max(0, spec.num_parameters - head)
@@ -292,13 +292,13 @@ def _matrices_bytes(model: _Model) -> int:
         return (matrices + head) * (4 if model.in_float32 else spec.bytes_per_weight)
     width, of_head = QUANTISED_BYTES[spec.quantise], HEAD_BYTES[spec.quantise]
     if model.in_float32:
-        # The reference holds a byte a code, and what it is multiplied by in float32.
+        # The reference holds a byte per code, and the scales in float32.
         width, of_head = (1.25, 1.125) if spec.quantise == "int4" else (1.0, 1.0)
     return int(matrices * width + head * of_head)
 
 
 def _loading_bytes(model: _Model) -> int:
-    """One matrix at a time: as the file has it, as it is converted, and what quantising takes."""
+    """Temporary bytes for one matrix at a time: as stored, as converted, and for quantising."""
     spec = model.spec
     attended = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     widest = max(spec.vocab_size, attended, 2 * spec.ffn_size)
@@ -315,14 +315,14 @@ def _loading_bytes(model: _Model) -> int:
 
 
 def tables_bytes(spec: ModelSpec, capacity: ModelCapacity) -> int:
-    """Cosines and sines in float32, and the lists of pages."""
+    """Bytes of cosines and sines in float32, and of the lists of pages."""
     positions = capacity.num_positions(spec.max_tokens, reach=spec.reach)
     return positions * spec.head_dim * 4 + capacity.num_slots * _PAGE_BYTES // capacity.page_size
 
 
 def _scratch_bytes(spec: ModelSpec, capacity: ModelCapacity) -> int:
-    """The buffers of one step (models/decoder.py), float32. A mixture copies every row to each of
-    its experts and keeps what these give."""
+    """Bytes of the buffers of one step (models/decoder.py), float32. A mixture copies every row to
+    each of its experts and keeps their outputs."""
     attended = spec.num_heads * spec.head_dim
     wide = 3 * spec.hidden_size + 2 * attended + 2 * spec.num_kv_heads * spec.head_dim
     if spec.num_experts:
@@ -331,7 +331,7 @@ def _scratch_bytes(spec: ModelSpec, capacity: ModelCapacity) -> int:
 
 
 def _captured_bytes(model: _Model, config: EngineConfig, width: int) -> int:
-    """Memory of rounds in a CUDA graph, of `width` rows a text: buffers, logits, slots, pages."""
+    """Bytes of rounds in a CUDA graph, of `width` rows per text: buffers, logits, slots, pages."""
     spec, num_rows = model.spec, config.most_batch * width
     positions = model.capacity.num_positions(spec.max_tokens, reach=spec.reach)
     rows = _scratch_bytes(spec, replace(model.capacity, max_rows=num_rows))
@@ -339,8 +339,8 @@ def _captured_bytes(model: _Model, config: EngineConfig, width: int) -> int:
 
 
 def needed(parts: Sequence[Part], *, of_addresses: bool) -> int:
-    """The most at any time. What is held beside weights is written to when all are loaded; its
-    addresses are taken before."""
+    """The peak of all parts. Memory held in addition to weights is written when all are loaded;
+    its addresses are reserved before."""
     weights = sum(part.num_bytes for part in parts if part.is_weights)
     rest = sum(part.num_bytes for part in parts if part.when == "held" and not part.is_weights)
     loading = max((part.num_bytes for part in parts if part.when == "loading"), default=0)

@@ -1,6 +1,7 @@
 """Chat templates that an operator may name for a checkpoint that has none, or a wrong one.
 
-Each writes turns of text as the models of its family were trained on them; tools are told in text.
+Each writes turns of text as the models of its family were trained on them; tools are described in
+text.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _ALTERNATING = (
 
 
 def _template(turns: str, answer: str, begin: str = "") -> str:
-    """A template of what it begins with, each message `m`, and what opens an answer."""
+    """A template of its beginning, each message `m`, and the opening of an answer."""
     opened = "{% if add_generation_prompt %}{{ '" + answer + "' }}{% endif %}"
     return begin + "{% for m in messages %}" + turns + "{% endfor %}" + opened
 

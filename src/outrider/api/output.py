@@ -1,6 +1,6 @@
 """Outputs of the engine to readers: outcomes become text events and results, request by request.
 
-`RequestRouter` hands outcomes, traces and endings to the readers of requests; an `OutputStream`
+`RequestRouter` passes outcomes, traces and endings to the readers of requests; an `OutputStream`
 follows one request.
 """
 
@@ -24,22 +24,22 @@ from outrider.engine.engine import Engine
 from outrider.metrics.profile import MemoryTrace
 from outrider.metrics.summary import summarise
 
-# Rounds that take less than this are several a job, after which readers hear of them: what lies
-# between two jobs takes a noticeable part of a very small model's round.
+# Rounds that take less than this run several per job before readers get them: the work between two
+# jobs takes a noticeable part of a very small model's round.
 CONTROL_SECONDS = 0.003
 
 
 @dataclass(slots=True)
 class OutputStream:
-    """Events wait here until they are asked for; several requests may run side by side.
+    """Output of one request. Its events wait here for the reader; several requests may run at once.
 
     With `live` text or stop strings, tokens become text round by round: `text` is then the
-    sequence's stop matcher too, and has read every kept token by the time that their outcome
-    arrives here. Otherwise the text is made once, when the result is asked for. `has_ended` says
-    that all of its outcomes have arrived and no more will: a lane may end a text before that.
-    `thoughts` counts tokens of thoughts, where the model has any. `on_event` is told of each event
-    and `on_end` of the end, whoever's turn it is. `is_asked` while its owner waits for an event.
-    `is_dropped` once the next job is to end it, and nothing more is told of it.
+    sequence's stop matcher too, and has read every accepted token by the time that their outcome
+    arrives here. Otherwise the text is made once, for the result. `has_ended` says that all of its
+    outcomes have arrived and no more will: a lane may end a text before that. `thoughts` counts
+    tokens of thoughts, if the model has any. `on_event` is called for each event and `on_end` at
+    the end, in any thread's turn. `is_asked` is True while its owner waits for an event,
+    `is_dropped` once the next job is to end it, and it gets no more outcomes.
     """
 
     seq: LiveSequence
@@ -70,14 +70,14 @@ class OutputStream:
             self.seq.match = self._match
 
     def came_earlier(self, seconds: float) -> None:
-        """It was handed in so long before the engine was given it."""
+        """Add the time that the request waited before the engine got it."""
         self._started -= seconds
         self._waited = round(seconds, 9)
 
     def go_on(self, written: Sequence[int]) -> None:
-        """Begin behind tokens that were written before, perhaps elsewhere: they are of the text and
-        of the result, and no event has them. Random numbers go on where they were. Where they are a
-        whole text, it has ended."""
+        """Begin after tokens that were written before, perhaps elsewhere: they belong to the text
+        and the result, but no event has them. Random numbers continue. If they are a whole text, it
+        has ended."""
         seq = self.seq
         if not written:
             return
@@ -85,7 +85,7 @@ class OutputStream:
             raise ConfigError("the tokens written before are longer than the text.")
         kept = self.text.push(written)
         if kept is not None and kept < len(written):
-            raise ConfigError("the tokens written before go on after a stop string.")
+            raise ConfigError("the tokens written before continue after a stop string.")
         seq.tokens += written
         self._pieces += self.text.take()
         if kept is not None or written[-1] in seq.stop_ids:
@@ -98,7 +98,8 @@ class OutputStream:
             self.has_ended = True
 
     def take(self, outcome: Outcome) -> None:
-        """Read what a round emitted. Its ids are on the host, so the device is done with them."""
+        """Read a round's emitted tokens. Its ids are on the host, so the device is done with
+        them."""
         arrival = round(self.clock() - self._started, 9)
         self._arrivals += [arrival] * len(outcome.tokens)
         self._logprobs += outcome.logprobs
@@ -115,7 +116,7 @@ class OutputStream:
             self.on_event(self)
 
     def end(self) -> None:
-        """Nothing comes any more. Of a text that ran out of time what was held back is shown."""
+        """End the stream. If the text ran out of time, its withheld end is shown."""
         if self.has_ended:
             return
         try:
@@ -127,17 +128,17 @@ class OutputStream:
                 self.on_end(self)
 
     def check(self) -> None:
-        """Raise what the engine gave the sequence up for, if it did."""
+        """Raise the error for which the engine gave the sequence up, if any."""
         if self.seq.error is not None:
             raise self.seq.error
 
     @property
     def has_read(self) -> bool:
-        """Whether its prompt is in memory, for others to find, or will never be."""
+        """True if its prompt is in the KV cache, where others find it, or will never be."""
         return self.seq.num_emitted > 0 or self.has_ended
 
     def events(self) -> Iterator[TextEvent]:
-        """Yield and forget what has been read so far."""
+        """Yield and forget the events so far."""
         while self._events:
             yield self._events.popleft()
 
@@ -179,13 +180,13 @@ class OutputStream:
         )
 
     def _predicted(self) -> tuple[int, int]:
-        """Tokens of the prediction that were kept, and those that were not."""
+        """Accepted tokens of the prediction, and refused ones."""
         drafts = [trace for trace in self.traces if trace.drafter == "prediction"]
         num_kept = sum(trace.num_accepted for trace in drafts)
         return num_kept, sum(trace.num_drafted for trace in drafts) - num_kept
 
     def _fate(self) -> tuple[str, ...]:
-        """What happened to the request on its way, if anything did."""
+        """Notes on incidents of the request."""
         seq, found = self.seq, list[str]()
         if seq.no_drafts:
             found.append(DRAFTER_FAILED + seq.no_drafts)
@@ -209,8 +210,8 @@ class OutputStream:
             self._events.append(TextEvent((), ("plain",), (held,)))
 
     def _match(self, tokens: Sequence[int]) -> int | None:
-        """The sequence's stop matcher. What the text read beyond the sequence is of a round that
-        failed before it was kept; the round that comes now replaces it."""
+        """The sequence's stop matcher. Text read beyond the sequence belongs to a round that failed
+        before it was committed; the present round replaces it."""
         if self.text.num_read > self.seq.num_emitted:
             self.text.rewind()
         return self.text.push(tokens)
@@ -218,8 +219,8 @@ class OutputStream:
 
 @dataclass(slots=True)
 class RequestRouter:
-    """Readers of requests that were handed in and have not ended. `engine` is there before the
-    first of them."""
+    """Readers of submitted requests that have not ended. `engine` is set before the first of
+    them."""
 
     memory: MemoryWatch
     engine: Engine | None = None
@@ -227,8 +228,8 @@ class RequestRouter:
     _dropped: deque[OutputStream] = field(default_factory=deque[OutputStream])
 
     def submit(self, reader: OutputStream) -> None:
-        """Raises what the engine refuses a request for; of one whose text was whole it hears
-        nothing."""
+        """Submit a request. Raises the engine's error if it refuses it; a request whose text was
+        already whole does not reach the engine."""
         if reader.has_ended:
             return
         self._engine.submit(reader.seq)
@@ -242,22 +243,22 @@ class RequestRouter:
                 self.submit(queue.popleft())
 
     def advance(self) -> list[OutputStream]:
-        """One engine job; what it emitted goes to whoever reads it. The readers that it ended."""
+        """Run one engine job and pass on its outcomes. Returns the readers that it ended."""
         if self._dropped:
             self.sweep()
         return self._hear(self._engine.step(CONTROL_SECONDS))
 
     def retire(self, reader: OutputStream) -> None:
-        """End a request, if it has not ended, and free its memory. What others were told meanwhile
-        is not lost."""
+        """End a request, if it has not ended, and free its memory. Outcomes of other requests are
+        passed on meanwhile."""
         if reader.seq.seq_id in self._readers:
             self._engine.cancel(reader.seq.seq_id)
             self._hear(self._engine.delivered())
         self._end(reader)
 
     def end(self, readers: Sequence[OutputStream], turn: AbstractContextManager[bool]) -> None:
-        """Retire `readers` in a `turn`. The next `advance` does it where the turn is not given, and
-        where a signal ends the wait for the turn or for a job of theirs."""
+        """Retire `readers` in a `turn`. The next `advance` does it if the turn is not granted, or
+        if a signal ends the wait for the turn or for a job of theirs."""
         if not readers:
             return
         try:
@@ -269,13 +270,13 @@ class RequestRouter:
                 self.drop(reader)
 
     def drop(self, reader: OutputStream) -> None:
-        """Retire it at the next `advance`: for callers that may not be in the engine now."""
+        """Retire a reader at the next `advance`: for callers that may not enter the engine now."""
         if not (reader.has_ended or reader.is_dropped):
             self._dropped.append(reader)
             reader.is_dropped = True
 
     def sweep(self) -> None:
-        """Retire what was dropped."""
+        """Retire dropped readers."""
         while self._dropped:
             # First retired, or an interrupt would lose it; others may be dropped meanwhile.
             self.retire(self._dropped[0])
@@ -294,8 +295,8 @@ class RequestRouter:
         return self.engine
 
     def _hear(self, outcomes: Sequence[Outcome]) -> list[OutputStream]:
-        """Pass on what came of jobs that ended; the readers that these ended."""
-        ended = self._tell(outcomes)
+        """Pass on the outcomes of ended jobs. Returns the readers that these ended."""
+        ended = self._pass_on(outcomes)
         # Failures come without an outcome.
         failed = [self._readers.get(seq.seq_id) for seq in self._engine.given_up()]
         ended += [reader for reader in failed if reader is not None]
@@ -303,23 +304,23 @@ class RequestRouter:
             self._end(reader)
         return ended
 
-    def _tell(self, outcomes: Sequence[Outcome]) -> list[OutputStream]:
-        """Pass outcomes on; the readers that heard their last."""
-        told: list[OutputStream] = []
+    def _pass_on(self, outcomes: Sequence[Outcome]) -> list[OutputStream]:
+        """Pass outcomes on. Returns the readers that got their last."""
+        readers: list[OutputStream] = []
         for outcome in outcomes:
             reader = self._readers.get(outcome.seq_id)
             if reader is not None and not reader.is_dropped:
                 self._guarded(reader, reader.take, outcome)
-                told.append(reader)
+                readers.append(reader)
         holds = self._engine.holds
-        return [r for r in told if r.seq.finish is not None and not holds(r.seq.seq_id)]
+        return [r for r in readers if r.seq.finish is not None and not holds(r.seq.seq_id)]
 
     def _guarded(self, reader: OutputStream, call: Callable[..., None], *given: Outcome) -> None:
-        """What a tokenizer raises is the request's failure, and nobody else's."""
+        """Call a reader. An error of the tokenizer fails this request, and no other one."""
         try:
             with foreign():
                 call(*given)
-        except Exception as error:  # noqa: BLE001 - a tokenizer may be anybody's code
+        except Exception as error:  # noqa: BLE001 - a tokenizer may be third-party code
             reader.seq.error = error
 
     def _end(self, reader: OutputStream) -> None:

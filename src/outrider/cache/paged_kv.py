@@ -254,8 +254,7 @@ class PagedKV:
         return columns.plan(table, self._page_size, self._device)
 
     def stage(self, rows: Sequence[StepRow]) -> tuple[Columns, PageTable]:
-        """Stage rows as `plan` does. Returns the columns of the plan and its page table, on the
-        host."""
+        """Stage rows as `plan` does. Returns its columns and its page table, on the host."""
         self.reserve({row.seq_id: len(row.tokens) for row in rows})
         columns = Columns()
         for index, row in enumerate(rows):
@@ -348,8 +347,7 @@ class PagedKV:
             given_back(seq.pages[start:end])
 
     def _seen_by_all(self, pages: list[int]) -> list[int]:
-        """The longest beginning of `pages` of which every layer has the rows that later tokens
-        see."""
+        """The longest beginning of `pages` with all rows that later tokens see, in every layer."""
         while pages and self.frames is not None:
             start = self._num_unseen(len(pages) * self._page_size)
             missing = self.frames.last_missing(pages[start:])

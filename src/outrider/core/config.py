@@ -110,10 +110,10 @@ class EngineConfig:
     )
     controller: str = setting(
         "auto",
-        "Method that chooses the draft length up to k: band follows acceptance, slo latency too, "
-        "goodput the measured cost and gain of drafts; auto is goodput where neither drafter nor "
-        "draft is named, with --schedule auto and, where that changes no text, for heads not known "
-        "to pay and drafts known not to pay; else fixed.",
+        "Method that chooses the draft length up to k: band by acceptance, slo also by latency, "
+        "goodput by measured cost and gain; auto is goodput where neither drafter nor draft is "
+        "named, with --schedule auto and, where that changes no text, for heads not known to pay "
+        "and drafts known not to pay; else fixed.",
         choices=CONTROLLERS,
         others=OTHER_CONTROLLERS.names,
     )
