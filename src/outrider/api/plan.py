@@ -1,7 +1,7 @@
-"""Plan of a pair before loading: what its names mean, whether its models fit, how large memory is.
+"""Plan of a pair before loading: the resolved drafter, a check of its models, the size of memory.
 
 All of it is known before weights are read, from configurations and tokenizers: the source of drafts
-(a model, heads, or neither), the context window, room in the KV cache.
+(a model, heads, or neither), the context window, the size of the KV cache.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from outrider.models.weights import stored_in
 from outrider.pairs.catalog import draft_of
 from outrider.sched.jobs import OPEN_TOKENS
 
-# Texts as long as the window that the arena holds where nobody said how many run at once.
+# Windows that the arena holds if the number of concurrent requests is automatic.
 _WHOLE_WINDOWS = 8
 
 
 def resolve_pair(
     target: Path, draft: str | None, config: EngineConfig, found: FoundDraft | None = None
 ) -> tuple[ResolvedConfig, Path | None]:
-    """What `config` means where --draft names `draft`, and the folder of the draft model or heads.
+    """Resolve `config` with --draft `draft`. Returns it and the folder of the draft model or heads.
 
-    `draft` is not looked for if the drafter has no use for it. A target may have heads within its
-    own files. `found` drafts although nobody named it. Raises ConfigError for heads of a target
-    that processes share."""
+    `draft` is not searched for if the drafter has no use for it. A target may have heads within its
+    own files. `found` drafts without being named. Raises ConfigError for heads of a target that
+    processes share."""
     if found is not None:
         return resolve(config, found.kind, found=True), found.folder
     named = None if config.drafter == AUTO else drafter_named(config.drafter)
@@ -83,14 +83,14 @@ def _num_layers(target: DecoderConfig) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """All that is known of a pair before its weights are read.
+    """Everything that is known of a pair before its weights are read.
 
     `folder` and `target` are the target's; `draft_folder` has the model or the heads that draft,
-    called `draft_name`, and `is_found` says that nobody named what drafts. `translator` is there
-    when the draft has a vocabulary of its own; else its first `num_common` ids may be drafted, all
-    if 0. `own` is there when the target drafts for itself. `window` is the most tokens that a
-    sequence may hold, for the reason given, and `num_slots` the arena's size in tokens; `notes` say
-    where memory made them smaller. With `auto_batch` nobody said how many requests run at once.
+    called `draft_name`, and `is_found` says that they were found without being named. `translator`
+    is set if the draft has a vocabulary of its own; else its first `num_common` ids may be drafted,
+    all if 0. `own` is set if the target drafts for itself. `window` is the most tokens of a
+    sequence, for `window_reason`, and `num_slots` the arena's size in tokens; `notes` say if memory
+    made them smaller. With `auto_batch` the number of concurrent requests is automatic.
     """
 
     resolved: ResolvedConfig
@@ -116,7 +116,7 @@ class LoadPlan:
 
     @property
     def model_folder(self) -> Path | None:
-        """The draft model's, if a model drafts."""
+        """The draft model's folder, if a model drafts."""
         return None if self.resolved.has_heads else self.draft_folder
 
     @property
@@ -128,27 +128,27 @@ class LoadPlan:
 
     @property
     def holds_all(self) -> bool:
-        """Whether the arena holds a text of usual length for each request that may run at once."""
+        """True if the arena holds a text of usual length for each concurrent request."""
         return self.num_slots >= self.settings.most_batch * min(self.window, OPEN_TOKENS)
 
     @property
     def at_once(self) -> str:
-        """How many requests run at once, and why so many, in words."""
+        """The number of concurrent requests, and its reason, in words."""
         number, slots = self.settings.most_batch, f"{self.num_slots:,} tokens of KV cache"
         if not self.auto_batch:
             return f"{number} requests at once, {slots}"
         why = "hold them" if number == MOST_BATCH else "hold no more"
-        return f"up to {number} requests at once: {slots} {why}; fewer where more bring nothing"
+        return f"up to {number} requests at once: {slots} {why}; fewer where more gain nothing"
 
     def with_batch(self, batch_size: int) -> LoadPlan:
-        """With the arena of so many requests. Raises CapacityError where none is left for it."""
+        """The plan with the arena of so many requests. Raises CapacityError if memory is short."""
         other = self.with_settings(replace(self.settings, batch_size=batch_size))
         wanted = other.settings.arena_tokens or _default_slots(other)
         return replace(other, num_slots=whole_pages(wanted, other.settings.page_size))
 
     def heads(self, num_slots: int) -> HeadsToLoad | None:
-        """The heads, with room for texts of `num_slots` tokens in all, and the nodes of trees that
-        are looked at. Raises CheckpointError if the target lacks a layer that they read."""
+        """The heads, with capacity for texts of `num_slots` tokens in all, and for the tree nodes
+        that they read. Raises CheckpointError if the target lacks a layer that they read."""
         given, folder = self.resolved.given, self.heads_folder
         if given is None or folder is None:
             return None
@@ -167,7 +167,7 @@ class LoadPlan:
         return HeadsToLoad(folder, given.name, replace(capacity, hidden_layers=layers))
 
     def hidden_layers(self, heads: HeadsToLoad | None) -> tuple[int, ...]:
-        """Those that the target keeps for what drafts."""
+        """Layers whose hidden states the target stores for the drafter."""
         if heads is not None:
             return heads.capacity.hidden_layers
         last = "last layer" in self.resolved.drafter.reads
@@ -177,9 +177,9 @@ class LoadPlan:
 def plan_pair(
     model: str, draft: str | None, config: EngineConfig, *, search: bool = True
 ) -> LoadPlan:
-    """With `search`, drafter auto takes a draft model that nobody named (api/companions.py), or a
-    copy of the target (api/self_copy.py). A `model` may be heads that name their target: then that
-    is the target, and they draft.
+    """Plan a pair. With `search`, drafter auto takes a draft model that was not named
+    (api/companions.py), or a copy of the target (api/self_copy.py). A `model` may be heads that
+    name their target: then that is the target, and they draft.
     Raises ConfigError, CheckpointError, VocabularyError or CapacityError."""
     folder = find_model(model)
     draft = draft or draft_of(model, config.drafter)
@@ -194,7 +194,7 @@ def plan_pair(
     no_copy = why_no_copy(folder, target, config) if searches and found is None else "-"
     copies = not no_copy
     if found is not None or copies:
-        # It stops drafting where that does not pay, since nobody asked for it.
+        # It stops drafting where that does not pay, since the user did not request it.
         config = replace(config, controller="goodput")
     resolved, draft_folder = resolve_pair(folder, draft, config, found)
     if copies:
@@ -234,7 +234,7 @@ def plan_pair(
 
 
 def _with_most(plan: LoadPlan) -> LoadPlan:
-    """For as many requests as the arena holds usual texts, beside recurrent states."""
+    """The plan for as many requests as the arena holds usual texts, with recurrent states."""
     batch_size = MOST_BATCH
     while batch_size > 1:
         with suppress(CapacityError):
@@ -246,13 +246,13 @@ def _with_most(plan: LoadPlan) -> LoadPlan:
 
 
 def _target_of(heads: Path, verifier: str) -> Path:
-    """The target that heads name. Raises CheckpointError if it is not to be had."""
+    """The target that heads name. Raises CheckpointError if it is not available."""
     try:
         return find_model(verifier)
     except CheckpointError as error:
         raise CheckpointError(
             f"{heads} has draft heads for {verifier!r}, which is not here: {error}",
-            hint=f"name their target where it is: --target MODEL --draft {heads}",
+            hint=f"name the location of their target: --target MODEL --draft {heads}",
         ) from error
 
 
@@ -265,7 +265,7 @@ def _notes(
     *,
     searches: bool,
 ) -> tuple[str, ...]:
-    """What nobody asked for by its name, and why: the drafter of auto, the target of heads."""
+    """Notes on automatic choices and their reasons: the drafter of auto, the target of heads."""
     notes: list[str] = []
     stops = "whichever promises more in a round, or nothing where no draft pays"
     if found is not None:
@@ -290,8 +290,8 @@ def _notes(
 
 
 def _tokenizer_of(folder: Path, target: DecoderConfig, other: str) -> Tokenizer:
-    """The target's own, or that of the model `other`. Raises VocabularyError for ids that the
-    target lacks."""
+    """The target's own tokenizer, or that of the model `other`. Raises VocabularyError for ids that
+    the target lacks."""
     if not other:
         return Tokenizer.load(folder)
     found = Tokenizer.load(find_model(other))
@@ -305,7 +305,7 @@ def _tokenizer_of(folder: Path, target: DecoderConfig, other: str) -> Tokenizer:
 
 
 def _with_template(tokenizer: Tokenizer, given: str) -> tuple[Tokenizer, list[str]]:
-    """The tokenizer with the chat template that is `given`, if one is, and notes. A template that
+    """The tokenizer with the chat template `given`, if there is one, and notes. A template that
     cannot be rendered is an error before weights are read."""
     if not given:
         return tokenizer, []
@@ -323,8 +323,8 @@ def _with_template(tokenizer: Tokenizer, given: str) -> tuple[Tokenizer, list[st
 def _fitted(
     resolved: ResolvedConfig, folder: Path | None, tokenizer: Tokenizer, target: DecoderConfig
 ) -> tuple[DecoderConfig | None, TextTranslator | None]:
-    """The draft model's configuration, if a model drafts, and a translator, if the drafter is one
-    that translates. Raises VocabularyError if it is not and the vocabularies differ."""
+    """The draft model's configuration, if a model drafts, and a translator, if the drafter uses
+    one. Raises VocabularyError if it does not and the vocabularies differ."""
     if folder is None or resolved.has_heads:
         return None, None
     words = Tokenizer.load(folder)
@@ -340,8 +340,8 @@ def _fitted(
 
 
 def _check_claim(folder: Path, config: DecoderConfig) -> None:
-    """Raise CheckpointError for more weights than the files can hold; transformers' own models are
-    not counted exactly, so they are not held to it."""
+    """Raise CheckpointError if the config has more weights than the files can hold. transformers'
+    own models are exempt, as they are not counted exactly."""
     if config.family in FAMILIES:
         spec = config.spec("", bytes_per_weight=1, bytes_per_kv=1)
         stored_in(folder).check_claim(spec.num_parameters)
@@ -361,16 +361,16 @@ def _check_vocabulary(target: Tokenizer, draft: Tokenizer, name: str) -> None:
 
 
 def _num_common(draft: DecoderConfig | None, tokenizer: Tokenizer, target: DecoderConfig) -> int:
-    """Ids that a draft model of another size than the target may draft; 0 for all."""
+    """Number of ids that a draft model with another vocabulary size may draft; 0 for all."""
     if draft is None or draft.vocab_size == target.vocab_size:
         return 0
     return num_common_ids(tokenizer, target.vocab_size, draft.vocab_size)
 
 
 def _default_slots(plan: LoadPlan) -> int:
-    """Whole windows for a batch that somebody chose, else a few, or a usual text for each."""
+    """Whole windows for a chosen batch size, else a few windows, or a usual text for each."""
     config, staged = plan.settings, most_staged(plan.resolved)
-    # Not known before the weights are looked at: the widest.
+    # The dtype is not known before the weights are read: assume the widest.
     dtype = "float32" if config.dtype == AUTO else config.dtype
     spec = spec_of_config(plan.target, dtype, config.kv_dtype)
     captures = pick_device(config.device).type != "cpu"

@@ -26,11 +26,11 @@ Device = torch.device | str | None
 
 
 class Span(Protocol):
-    """A stretch of work that began when the span was made."""
+    """A stretch of work that began when the span was created."""
 
     @property
     def is_known(self) -> bool:
-        """Whether reading would not wait."""
+        """True if reading would not wait."""
         ...
 
     def stop(self) -> None: ...
@@ -38,7 +38,7 @@ class Span(Protocol):
 
 
 class _HostSpan:
-    """`clock` says when the work before is done."""
+    """A span by the host's `clock`, which may wait until earlier work is done."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -56,7 +56,7 @@ class _HostSpan:
 
 
 class _EventSpan:
-    """Two events on the stream that is current on `device`."""
+    """A span between two events on the stream that is current on `device`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -76,32 +76,31 @@ class _EventSpan:
 
 
 def synced_seconds(device: Device = None) -> float:
-    """The host clock, once `device` has done all that it was asked. None is CUDA, if present.
+    """The host clock, once `device` has done all of its work. None is CUDA, if present.
 
     Waiting for the device is right at the ends of a run; in between use `DeviceTimer`.
     """
-    place = _place(device)
-    if place.type == "cuda":
-        torch.cuda.synchronize(place)
-    elif place.type == "mps":
+    resolved = _resolved(device)
+    if resolved.type == "cuda":
+        torch.cuda.synchronize(resolved)
+    elif resolved.type == "mps":
         torch.mps.synchronize()
     return HOST_CLOCK()
 
 
 class DeviceTimer:
-    """`with DeviceTimer() as timer: work()`, then `timer.elapsed_ms`. It may be used again.
+    """Times a block: `with DeviceTimer() as timer: work()`, then `timer.elapsed_ms`. Reusable.
 
-    `device` None is CUDA if there is any; `clock` replaces the host clock where there is none.
+    `device` None is CUDA if there is any; `clock` replaces the host clock without CUDA.
 
-    A GPU works asynchronously: a host clock around a call measures how long the call took to
-    launch. This timer records an event before and an event after the work, on the device's own
-    stream; only reading the timer waits, and only for the second event. Without CUDA the host clock
-    is used.
+    A GPU works asynchronously: a host clock around a call measures only its launch. This timer
+    records an event before and an event after the work, on the device's own stream; only reading
+    the timer waits, and only for the second event. Without CUDA the host clock is used.
     """
 
     def __init__(self, device: Device = None, *, clock: Clock | None = None) -> None:
-        self._place = _place(device)
-        self._begin = _beginner(self._place, clock)
+        self._device = _resolved(device)
+        self._begin = _beginner(self._device, clock)
         self._span: Span | None = None
         self._running = False
 
@@ -129,7 +128,7 @@ class DeviceTimer:
 
     def __repr__(self) -> str:
         shown = self._state() or f"{self.elapsed_ms:.3f} ms"
-        return f"DeviceTimer({self._place}: {shown})"
+        return f"DeviceTimer({self._device}: {shown})"
 
     def _state(self) -> str:
         return "not started" if self._span is None else "still running" if self._running else ""
@@ -138,13 +137,13 @@ class DeviceTimer:
 class DeviceTimers:
     """Named stages that may run many times: their milliseconds add up.
 
-    Spans are kept until their events are over and then become numbers, so neither starting nor
-    stopping waits, and a long run does not pile up events.
+    Spans are stored until their events are over and then become numbers, so neither starting nor
+    stopping waits, and events do not pile up in a long run.
     """
 
     def __init__(self, device: Device = None, *, clock: Clock | None = None) -> None:
-        self._place = _place(device)
-        self._begin = _beginner(self._place, clock)
+        self._device = _resolved(device)
+        self._begin = _beginner(self._device, clock)
         self._running: dict[str, Span] = {}
         self._unread: dict[str, list[Span]] = {}
         self._totals: dict[str, float] = {}
@@ -156,13 +155,13 @@ class DeviceTimers:
         return tuple(self._totals)
 
     def start(self, name: str) -> None:
-        """Raises TimerError if `name` runs already; different names may overlap."""
+        """Start a stage. Raises TimerError if `name` runs already; different names may overlap."""
         if name in self._running:
             raise TimerError(f"{name!r} runs already.", hint="stop it before it starts again")
         self._running[name] = self._begin()
 
     def stop(self, name: str) -> None:
-        """Raises TimerError if `name` does not run."""
+        """End a stage. Raises TimerError if `name` does not run."""
         if name not in self._running:
             raise TimerError(f"{name!r} was not started.", hint="start it first")
         span = self._running.pop(name)
@@ -174,7 +173,7 @@ class DeviceTimers:
 
     @contextmanager
     def time(self, name: str) -> Generator[None]:
-        """Start and stop around a block."""
+        """Time a block as a stage."""
         self.start(name)
         try:
             yield
@@ -182,7 +181,7 @@ class DeviceTimers:
             self.stop(name)
 
     def elapsed_ms(self, name: str) -> float:
-        """All runs of `name` together. Waits for the last one. Raises TimerError if none ended."""
+        """Sum of all runs of `name`. Waits for the last one. Raises TimerError if none ended."""
         if name not in self._totals:
             state = "still runs" if name in self._running else "was not started"
             raise TimerError(f"{name!r} {state}.", hint="stop it before it is read")
@@ -190,7 +189,7 @@ class DeviceTimers:
         return self._totals[name]
 
     def count(self, name: str) -> int:
-        """How often `name` ended."""
+        """The number of times that `name` ended."""
         return self._counts[name]
 
     def summary(self) -> dict[str, float]:
@@ -198,14 +197,14 @@ class DeviceTimers:
         return {name: self.elapsed_ms(name) for name in self._totals}
 
     def reset(self) -> None:
-        """Forget everything, stages that run included."""
+        """Forget everything, including running stages."""
         for kept in (self._running, self._unread, self._totals, self._counts):
             kept.clear()
 
     def __repr__(self) -> str:
         shown = [f"{n} {ms:.3f} ms in {self._counts[n]}" for n, ms in self.summary().items()]
         shown += [f"{name} running" for name in self._running]
-        return f"DeviceTimers({self._place}: {', '.join(shown) or 'empty'})"
+        return f"DeviceTimers({self._device}: {', '.join(shown) or 'empty'})"
 
     def _fold(self, name: str, is_due: Callable[[Span], bool]) -> None:
         """Turn spans into numbers, oldest first, as long as `is_due`."""
@@ -214,30 +213,30 @@ class DeviceTimers:
             self._totals[name] += spans.pop(0).elapsed_ms()
 
 
-def _place(device: Device) -> torch.device:
-    """`device`; the CPU stands in for a CUDA that is not there."""
-    place = torch.device(device or "cuda")
-    return torch.device("cpu") if place.type == "cuda" and not torch.cuda.is_available() else place
+def _resolved(device: Device) -> torch.device:
+    """`device`, or the CPU if it is a CUDA device on a machine without CUDA."""
+    found = torch.device(device or "cuda")
+    return torch.device("cpu") if found.type == "cuda" and not torch.cuda.is_available() else found
 
 
-def _beginner(place: torch.device, clock: Clock | None) -> Callable[[], Span]:
-    """What makes spans on `place`."""
-    if place.type == "cuda":
-        return lambda: _EventSpan(place)
-    if place.type == "cpu":
+def _beginner(device: torch.device, clock: Clock | None) -> Callable[[], Span]:
+    """A function that begins spans on `device`."""
+    if device.type == "cuda":
+        return lambda: _EventSpan(device)
+    if device.type == "cpu":
         return lambda: _HostSpan(clock or HOST_CLOCK)
-    return lambda: _HostSpan(clock or (lambda: synced_seconds(place)))
+    return lambda: _HostSpan(clock or (lambda: synced_seconds(device)))
 
 
-# The engine takes these when it is built and looks none up in a run; no round judges prefixes.
+# The engine takes these when it is built, and not during a run; no round judges prefixes.
 _TAKEN = ("argmax", "verify_prefix", "softmax", "pick", "leftover")
 
-# A native mixture of experts is one call beside the operators.
+# A native mixture of experts is one call of its own.
 TIMED_OPS = (*(op for op in OPS if op not in _TAKEN), "mix")
 
 
 class HasKernels(Protocol):
-    """A model that looks its kernels up at every call."""
+    """A model that reads its kernels at every call."""
 
     @property
     def kernels(self) -> Kernels: ...
@@ -254,7 +253,7 @@ class HasModels(Protocol):
 
 @contextmanager
 def kernel_times(llm: HasModels) -> Generator[DeviceTimers]:
-    """Timers named "target linear", "draft attention" and so on, that run inside the block."""
+    """Timers named "target linear", "draft attention" and so on, which run within the block."""
     models = llm.models
     untimed = {role: model.kernels for role, model in models.items()}
     timers = DeviceTimers(llm.device)
@@ -268,7 +267,7 @@ def kernel_times(llm: HasModels) -> Generator[DeviceTimers]:
 
 
 def timed(kernels: Kernels, role: str, timers: DeviceTimers) -> Kernels:
-    """The same kernels, each under the name "`role` operator"."""
+    """The same kernels, each timed under the name "`role` operator"."""
     return replace(
         kernels, **{op: _timed(getattr(kernels, op), f"{role} {op}", timers) for op in TIMED_OPS}
     )

@@ -1,6 +1,6 @@
-"""From prompts to token ids that an engine takes, with nothing of the engine but its sizes.
+"""Token ids of prompts, checked for an engine of given sizes.
 
-A tokenizer may be anybody's code: whatever it raises is caught and reported.
+A tokenizer may be third-party code: any error of it is caught and reported.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class PromptReader:
     @foreign()
     @breakable()
     def ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """Raises ConfigError for an empty prompt, for text that no window could hold
-        (PromptTooLongError), and for ids that do not exist."""
+        """Ids of a prompt. Raises ConfigError for an empty prompt, for text that no window could
+        hold (PromptTooLongError), and for ids that do not exist."""
         if isinstance(prompt, str):
             self.check_size(prompt)
             return self.checked(self.tokenizer.encode(prompt))
         return self.checked(prompt)
 
     def ids_of_all(self, prompts: Sequence[str | Sequence[int]]) -> list[list[int] | OutriderError]:
-        """`ids` of every prompt, texts together, or what its own `ids` raises."""
+        """`ids` of every prompt, or its error; texts are tokenized together."""
         try:
             return [*self._ids_together(prompts)]
         except OutriderError:
@@ -72,8 +72,8 @@ class PromptReader:
         variables: Mapping[str, Any] | None = None,
         continues: bool = False,
     ) -> ChatIds:
-        """Of a conversation, through the chat template. Raises ConfigError for one that is too long
-        or malformed, and CheckpointError where no template takes it."""
+        """Ids of a conversation, through the chat template. Raises ConfigError if it is too long or
+        malformed, and CheckpointError if no template accepts it."""
         if len(messages) > MESSAGES.most:
             raise ConfigError(
                 f"a conversation of {len(messages)} messages; it may have {MESSAGES.most}.",
@@ -95,8 +95,8 @@ class PromptReader:
         return ChatIds(self.checked(ids), (*notes, *rendered.notes))
 
     def _begun(self, ids: list[int]) -> list[int]:
-        """A chat with one BOS where a GGUF file asks for it, whatever its template writes, as in
-        llama.cpp. A folder's template has the last word, as in transformers."""
+        """`ids` of a chat with exactly one BOS if a GGUF file requests it, as in llama.cpp. With a
+        folder the template decides, as in transformers."""
         folder, bos = self.tokenizer.folder, self.tokenizer.bos_id
         asks = folder is not None and folder.is_file() and self.tokenizer.encode("")[:1] == [bos]
         if bos is None or not asks:
@@ -104,8 +104,8 @@ class PromptReader:
         return [bos, *dropwhile(bos.__eq__, ids)]
 
     def check_size(self, *texts: str) -> None:
-        """Raises PromptTooLongError for more text than is worth tokenising: no window could hold
-        it. Raises OSError where memory ends."""
+        """Raises PromptTooLongError for text that is too long to tokenize: no window could hold it.
+        Raises OSError if memory ends."""
         require_spare()
         size = self.size_beyond(*texts)
         if size:
@@ -113,7 +113,7 @@ class PromptReader:
             raise PromptTooLongError(-(-size // most), self._window, size, most * self._window)
 
     def size_beyond(self, *texts: str) -> int:
-        """The least number of bytes that texts have which no window could hold, else 0."""
+        """The size of texts in bytes, or a lower bound, if no window could hold them; else 0."""
         most = BYTES_PER_TOKEN.most * self._window
         size = sum(map(len, texts))
         if size <= most:
@@ -121,7 +121,7 @@ class PromptReader:
         return size if size > most else 0
 
     def checked(self, ids: Sequence[int]) -> list[int]:
-        """A list of them. Raises ConfigError if there are none, or some that do not exist."""
+        """`ids` as a list. Raises ConfigError if there are none, or some that do not exist."""
         if not ids:
             raise ConfigError("the prompt is empty.", hint="give at least one token of text")
         size = self._vocab_size

@@ -1,4 +1,4 @@
-"""Prompts in the forms that callers have them: text, ids, NumPy arrays and tensors of ids."""
+"""Prompts in the forms of callers: text, ids, NumPy arrays and tensors of ids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.core.fields import shown
 
 
 class HasToList(Protocol):
-    """A NumPy array, a tensor, or what else holds ids in one or two dimensions."""
+    """A NumPy array, a tensor, or another holder of ids in one or two dimensions."""
 
     def tolist(self) -> Any: ...
 
@@ -22,13 +22,13 @@ Message: TypeAlias = Mapping[str, Any]
 
 
 class ChatIds(NamedTuple):
-    """Token ids of a conversation; `notes` say what is not in them as it was sent."""
+    """Token ids of a conversation; `notes` list the changes from the sent one."""
 
     ids: list[int]
     notes: tuple[str, ...] = ()
 
     def logged(self) -> list[int]:
-        """The ids; each note is a warning of the log."""
+        """The ids; each note is logged as a warning."""
         for note in self.notes:
             _LOG.warning("%s", note)
         return self.ids
@@ -39,7 +39,7 @@ _FORMS = "give text, ids, or a list of either"
 
 
 def one_prompt(given: object) -> str | list[int]:
-    """Text, or ids as a list of int. Raises ConfigError for anything else."""
+    """A text, or ids as a list of int. Raises ConfigError for any other value."""
     plain = _plain(given)
     if isinstance(plain, str):
         return plain
@@ -49,8 +49,8 @@ def one_prompt(given: object) -> str | list[int]:
 
 
 def several_prompts(given: object) -> list[str | list[int]]:
-    """A prompt for each text or row of ids. Text and a flat list of ids are one prompt each.
-    Raises ConfigError for what holds neither."""
+    """A prompt for each text or row of ids. A text and a flat list of ids are one prompt each.
+    Raises ConfigError for other values."""
     plain = _plain(given)
     if isinstance(plain, str):
         return [plain]
@@ -63,7 +63,7 @@ def several_prompts(given: object) -> list[str | list[int]]:
 
 
 def conversation(given: object) -> Sequence[Message]:
-    """Messages of a chat; text is one message of the user's. Raises ConfigError for others."""
+    """Messages of a chat; a text is one message of the user. Raises ConfigError for others."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if isinstance(given, Mapping):
@@ -78,7 +78,7 @@ def conversation(given: object) -> Sequence[Message]:
 
 
 def _plain(given: object) -> object:
-    """Arrays and other iterables as lists; text, mappings and what cannot be iterated as it is."""
+    """Arrays and other iterables as lists; texts, mappings and other values unchanged."""
     if isinstance(given, str | bytes | Mapping | list):
         return cast("object", given)
     if hasattr(given, "tolist"):
@@ -87,7 +87,7 @@ def _plain(given: object) -> object:
 
 
 def _are_ids(items: list[object]) -> bool:
-    """Whether all are whole numbers: int, or a scalar of NumPy or PyTorch; a bool is none."""
+    """True if all are whole numbers: int, or a scalar of NumPy or PyTorch, but no bool."""
     return all(
         type(item) is int
         or (not isinstance(item, bool) and hasattr(item, "__index__") and _is_scalar(item))

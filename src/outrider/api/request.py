@@ -1,6 +1,6 @@
-"""Requests: from a prompt and parameters to a sequence, and the handle of a submitted request.
+"""Requests: a sequence from a prompt and parameters, and the handle of a submitted request.
 
-A tokenizer may be anybody's code: whatever it raises is caught and reported.
+A tokenizer may be third-party code: any error of it is caught and reported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TWO_BOS = (
 
 @dataclass(frozen=True, slots=True)
 class RequestHandle(OfOneProcess):
-    """What `LLM.submit` gives. The request goes on while `LLM.advance` of its `owner` is called."""
+    """The result of `LLM.submit`. The request runs while `LLM.advance` of its `owner` is called."""
 
     reader: OutputStream
     owner: object
@@ -44,21 +44,21 @@ class RequestHandle(OfOneProcess):
 
     @property
     def done(self) -> bool:
-        """Whether it has ended: well, with an error, or cancelled."""
+        """True if it has ended: well, with an error, or cancelled."""
         return self.reader.has_ended
 
     @property
     def has_read(self) -> bool:
-        """Whether its prompt is in memory, where others find it."""
+        """True if its prompt is in the KV cache, where others find it."""
         return self.reader.has_read
 
     def events(self) -> Iterator[TextEvent]:
-        """Yield and forget what it wrote since it was last asked."""
+        """Yield and forget the events since the last call."""
         yield from self.reader.events()
 
     def result(self) -> GenerationResult:
-        """Raises what the engine gave the request up for, if it did, and ConfigError while it is
-        still running."""
+        """The result. Raises the error for which the engine gave the request up, and ConfigError
+        while it is still running."""
         self.reader.check()
         if not self.done:
             raise ConfigError("the request has not ended.", hint="call advance until it has")
@@ -76,12 +76,12 @@ class RequestMaker(PromptReader):
         self._seq_ids = count()
 
     def limit(self, num_prompt: int, params: SamplingParams) -> int:
-        """How many tokens may be emitted, whatever is drafted: drafts end where the window does."""
+        """The most tokens that may be emitted, with any drafter: drafts end at the window's end."""
         window = self.plan.window
         if num_prompt >= window:
             raise ConfigError(
                 f"a prompt of {num_prompt} tokens does not fit a window of {window} tokens "
-                f"({self.plan.window_reason}), which must have room for one more.",
+                f"({self.plan.window_reason}), which must hold at least one more.",
                 hint="shorten the prompt, or raise --context if the target allows it",
             )
         if params.is_open:
@@ -97,8 +97,8 @@ class RequestMaker(PromptReader):
         *,
         tried: bool = False,
     ) -> AllowedTokens | Grammar | None:
-        """What masks the vocabulary. Raises ConfigError for a structure that cannot be followed, or
-        that takes too long to read where it is to be `tried`, and for two masks."""
+        """The mask of the vocabulary. Raises ConfigError for a structure that cannot be followed,
+        or that takes too long to read with `tried`, and for two masks."""
         grammar = self._grammars.of(structure_in(options), tried=tried)
         if grammar is None:
             return allowed
@@ -121,13 +121,13 @@ class RequestMaker(PromptReader):
         params: SamplingParams,
         allowed: AllowedTokens | Grammar | None,
     ) -> list[OutputStream] | OutriderError:
-        """Readers of the `n` requests of a prompt, or why there can be none."""
+        """Readers of the `n` requests of a prompt, or the error that prevents them."""
         if isinstance(prompt, OutriderError):
             return prompt
         make = partial(self.reader, prompt, params, allowed, live=bool(params.stop))
         try:
             first = make(sample=0)
-            # They have one prompt, which the first of them scores.
+            # They share one prompt, which only the first of them scores.
             params = replace(params, prompt_logprobs=None)
             make = partial(self.reader, prompt, params, allowed, live=first.live)
             return [first, *(make(sample=sample) for sample in range(1, params.n))]
@@ -143,7 +143,8 @@ class RequestMaker(PromptReader):
         sample: int = 0,
         live: bool,
     ) -> OutputStream:
-        """Raises ConfigError for parameters that do not fit prompt, window or vocabulary."""
+        """A reader of a request. Raises ConfigError for parameters that do not fit prompt, window
+        or vocabulary."""
         pair, limit = self._pair, self.limit(len(ids), params)
         params = params.seeded()
         if size := self.size_beyond(params.prediction):
@@ -228,7 +229,7 @@ class RequestMaker(PromptReader):
 
 
 def _error_of(group: list[OutputStream] | OutriderError) -> BaseException | None:
-    """What a prompt could not be run for; None if any of its completions ended well."""
+    """The error of a prompt that could not be run; None if any of its completions ended well."""
     if isinstance(group, OutriderError):
         return group
     errors = [reader.seq.error for reader in group]
@@ -236,7 +237,7 @@ def _error_of(group: list[OutputStream] | OutriderError) -> BaseException | None
 
 
 def check_any(groups: Sequence[list[OutputStream] | OutriderError]) -> None:
-    """Raise the first error where no prompt could be run."""
+    """Raise the first error if no prompt could be run."""
     failed = [_error_of(group) for group in groups]
     first = next(filter(None, failed), None)
     if first is not None and all(failed):

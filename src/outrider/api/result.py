@@ -28,9 +28,9 @@ from outrider.metrics.summary import (
     token_latencies,
 )
 
-# Events of a reader that does not ask for them; more become one.
+# Most separate events of a reader that does not read them; more become one.
 MOST_EVENTS = 16
-# Parts of notes: a drafter failed, and the reason follows; max_tokens lies beyond the window.
+# Parts of notes: the drafter failed, followed by the reason; max_tokens exceeds the window.
 DRAFTER_FAILED, IS_CAPPED = "speculation was turned off: ", " tokens fit the window"
 _OPTIONAL = ("seed", "stop", "error", "thought_tokens", "thoughts_cut")
 _TRACED = {item.name for item in fields(RoundTrace)}
@@ -38,8 +38,8 @@ _NODE = [item.name for item in fields(NodeTrace)]
 
 
 def read_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field of a GenerationResult, typed as it was. Raises KeyError, TypeError or
-    ValueError for what `GenerationResult.to_dict` would not write."""
+    """Every field of a GenerationResult, with its type. Raises KeyError, TypeError or ValueError
+    for a record that `GenerationResult.to_dict` would not write."""
     return {
         "text": record["text"],
         "token_ids": tuple(record["token_ids"]),
@@ -63,7 +63,7 @@ def read_fields(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def event_record(event: RoundEvent) -> dict[str, Any]:
-    """The fields of its trace, `nodes` and `budget`; docs/rounds.md says what they mean."""
+    """The fields of its trace, `nodes` and `budget`; docs/rounds.md describes them."""
     nodes = [asdict(node) for node in event.nodes]
     budget = event.budget and asdict(event.budget)
     return asdict(event.trace) | {"nodes": nodes, "budget": budget}
@@ -99,12 +99,12 @@ def _memory(record: Mapping[str, Any] | None) -> MemoryTrace | None:
 
 @dataclass(frozen=True, slots=True)
 class TextEvent:
-    """What one round wrote: the ids it emitted, where each came from, and each one's text.
+    """Output of one round: the emitted ids, and the origin and text of each.
 
     A piece is empty while its character is incomplete or may belong to a stop string; the text
     then comes with a later token's piece. The last event of a request whose time was up may have
-    such text alone, without an id. `round_events` say what was drafted and refused, when the
-    request asked for them.
+    such text alone, without an id. `round_events` list drafted and refused tokens, if the request
+    wants them.
     """
 
     token_ids: tuple[int, ...]
@@ -119,7 +119,7 @@ class TextEvent:
 
     @classmethod
     def merged(cls, events: Sequence[TextEvent]) -> TextEvent:
-        """One event that says what `events` say."""
+        """One event with the content of all `events`."""
         return cls(
             tuple(token for event in events for token in event.token_ids),
             tuple(origin for event in events for origin in event.origins),
@@ -132,22 +132,22 @@ class TextEvent:
 @dataclass(frozen=True, slots=True, repr=False)
 class GenerationResult:
     """A finished request. `token_ids` has every emitted id, a stop token included; `text` has
-    neither stop token nor stop string. `finish_reason` is stop, length, timeout where `max_time`
-    was up, error with `error` as its reason where others of a batch went on, or None if the reader
-    left early. `seed` is what sampling drew with; greedy decoding may have none. `rounds` holds
-    every trace when the engine was asked to profile; `logprobs` an entry a token and `round_events`
-    an entry a round when the request asked for them. `prompt_logprobs` has an entry a prompt token,
-    None for the first, of the first of several completions: of the model's own logits, whatever the
-    request does to them. `stop` is the stop string that ended the text, if one did. `exact` is
-    False when a lossy rule may have changed the text.
+    neither stop token nor stop string. `finish_reason` is stop, length, timeout if `max_time` was
+    up, error with `error` as its reason while others of a batch went on, or None if the reader left
+    early. `seed` is the seed of sampling; greedy decoding may have none. `rounds` holds every trace
+    if the engine profiles; `logprobs` has an entry per token and `round_events` an entry per round
+    if the request wants them. `prompt_logprobs` has an entry per prompt token, None for the first,
+    in the first of several completions: from the model's own logits, before any processing of the
+    request. `stop` is the stop string that ended the text, if one did. `exact` is False if a lossy
+    rule may have changed the text.
 
-    `token_seconds` says when each token arrived, in seconds since the request was handed in; the
-    tokens of a round arrive together (metrics/summary.py). `peak_memory_bytes` is the most that
-    the process held until the request ended: resident memory, or tensors on a CUDA device; None
-    where nobody counts it. `memory` comes with `rounds`. `num_cached_tokens` of the prompt were in
-    memory already, from another request; for `queue_seconds` it waited before the engine began.
-    `prediction_tokens` of its own prediction were kept, and drafted in vain. `thought_tokens` are
-    thoughts of a model that has any; `thoughts_cut` says whether a `thinking_budget` ended them."""
+    `token_seconds` has each token's arrival, in seconds since the request was submitted; the tokens
+    of a round arrive together (metrics/summary.py). `peak_memory_bytes` is the peak of the process
+    until the request ended: resident memory, or tensors on a CUDA device; None if it is not
+    counted. `memory` comes with `rounds`. `num_cached_tokens` of the prompt were in the KV cache
+    already, from another request; `queue_seconds` is the wait before the engine began.
+    `prediction_tokens` are the accepted and the refused tokens of its own prediction.
+    `thought_tokens` counts thoughts; `thoughts_cut` says if a `thinking_budget` ended them."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -173,7 +173,7 @@ class GenerationResult:
 
     @classmethod
     def failed(cls, error: OutriderError, *, drafter: str, k: int) -> GenerationResult:
-        """Of a request that could not be run."""
+        """The result of a request that could not be run."""
         stats = summarise((), drafter=drafter, k=k, total_seconds=0.0)
         return cls("", (), "error", stats, error=told(error))
 
@@ -188,7 +188,7 @@ class GenerationResult:
 
     @property
     def drafter_failed(self) -> bool:
-        """Whether its drafter failed, so that the target alone wrote the rest."""
+        """True if its drafter failed, so that the target alone wrote the rest."""
         return any(note.startswith(DRAFTER_FAILED) for note in self.notes)
 
     @property
@@ -197,17 +197,17 @@ class GenerationResult:
 
     @property
     def total_seconds(self) -> float:
-        """From handing in to the last token."""
+        """Seconds from submission to the last token."""
         return self.stats.seconds["total"]
 
     @property
     def tokens_per_second(self) -> float:
-        """Over all of `total_seconds`, prefill included; 0 if that is 0."""
+        """Tokens per second of `total_seconds`, prefill included; 0 if that is 0."""
         return self.num_tokens / self.total_seconds if self.total_seconds > 0 else 0.0
 
     @property
     def time_to_first_token(self) -> float | None:
-        """Seconds: waiting, prefill and the first round. None without a token."""
+        """Seconds of waiting, prefill and the first round. None without a token."""
         return self.token_seconds[0] if self.token_seconds else None
 
     @property
@@ -223,12 +223,12 @@ class GenerationResult:
 
     @property
     def round_latencies(self) -> tuple[float, ...]:
-        """Seconds between arrivals: the pauses that a reader sees."""
+        """Seconds between arrivals: the pauses of a reader."""
         return round_latencies(self.token_seconds)
 
     @property
     def latency_p50(self) -> float:
-        """Percentile 50 of `per_token_latencies`, as np.percentile has it; 0 without a token."""
+        """Percentile 50 of `per_token_latencies`, as np.percentile; 0 without a token."""
         return percentile(self.per_token_latencies, 50)
 
     @property
@@ -241,8 +241,8 @@ class GenerationResult:
 
     @property
     def is_speculative(self) -> bool:
-        """Whether a drafter was in use, if only to find nothing. The figures of speculation are
-        None where it was not."""
+        """True if a drafter was in use, even one that found nothing. The figures of speculation are
+        None if not."""
         return self.stats.k > 0
 
     @property
@@ -251,32 +251,32 @@ class GenerationResult:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted over drafted; the target's own tokens are in neither."""
+        """Accepted over drafted tokens; the target's own tokens are in neither."""
         return self.stats.acceptance_rate if self.is_speculative else None
 
     @property
     def tokens_per_round(self) -> float | None:
-        """Emitted over rounds; the target's own token is in it."""
+        """Emitted tokens over rounds; the target's own token counts."""
         return self.stats.tokens_per_round if self.is_speculative else None
 
     @property
     def p_hit(self) -> float | None:
-        """Share of the verdicts that drafting ahead had foreseen; None where it was not in use."""
+        """Share of the verdicts that drafting ahead predicted; None if it was not in use."""
         return self.stats.p_hit
 
     @property
     def draft_milliseconds(self) -> float | None:
-        """Spent drafting, over all rounds."""
+        """Time of drafting, over all rounds."""
         return self._milliseconds("draft")
 
     @property
     def verify_milliseconds(self) -> float | None:
-        """Spent in target passes that read nothing of a prompt."""
+        """Time of target passes that read nothing of a prompt."""
         return self._milliseconds("verify")
 
     @property
     def accept_milliseconds(self) -> float | None:
-        """Spent judging, sampling and committing."""
+        """Time of judging, sampling and committing."""
         return self._milliseconds("accept")
 
     def spec_metrics(self, *, adaptive: bool = False) -> SpecMetrics | None:
@@ -292,14 +292,14 @@ class GenerationResult:
 
     def profile(self, metadata: Mapping[str, object] | None = None) -> dict[str, object]:
         """Rounds, counts, times and memory (metrics/profile.py). Raises ConfigError if the engine
-        was not asked to profile."""
+        does not profile."""
         if not self.rounds:
             raise ConfigError("this result has no rounds.", hint="set profile (--profile)")
         return profile(self.rounds, k=self.stats.k, memory=self.memory, metadata=metadata)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values, ready for JSON; what is empty or unasked for is left out after `metrics`,
-        which repeats what follows from the rest."""
+        """Plain values, ready for JSON; empty and unrequested ones are left out after `metrics`,
+        which repeats values that follow from the rest."""
         record: dict[str, object] = {
             "text": self.text,
             "token_ids": list(self.token_ids),
@@ -334,8 +334,8 @@ class GenerationResult:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> GenerationResult:
-        """The very result that wrote `record`. Keys that are computed, or of somebody else, are
-        ignored. Raises ConfigError if `record` is not of a result."""
+        """The result that wrote `record`. Computed and unknown keys are ignored. Raises ConfigError
+        if `record` is not of a result."""
         try:
             return cls(**read_fields(record))
         except (KeyError, TypeError, ValueError) as error:
@@ -349,7 +349,7 @@ class GenerationResult:
         return json.dumps(self.to_dict(), allow_nan=False) + "\n"
 
     def summary(self) -> str:
-        """The verdict line."""
+        """The verdict line: tokens, speed, acceptance, exactness."""
         stats = self.stats
         parts = [f"{len(self.token_ids)} tokens", f"{stats.tokens_per_second:.0f} tok/s"]
         if stats.num_drafted:
@@ -360,7 +360,7 @@ class GenerationResult:
             ]
         if stats.p_hit is not None:
             num = stats.num_hits + stats.num_misses
-            parts.append(f"{stats.num_hits} of {num} verdicts foreseen (p_hit {stats.p_hit:.2f})")
+            parts.append(f"{stats.num_hits} of {num} verdicts predicted (p_hit {stats.p_hit:.2f})")
         if not self.exact:
             parts.append("LOSSY: the text may differ from the target's own")
         return " · ".join(parts)

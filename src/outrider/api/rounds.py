@@ -16,25 +16,25 @@ from outrider.api.stream import Detokenizer, TokenDecoder
 from outrider.core.draft import RoundEvent
 from outrider.core.drafter_kinds import KINDS
 
-# Probabilities and seconds of a page have so many digits.
+# Significant digits of probabilities and seconds on a page.
 _DIGITS = 6
 _FORCED = "forced"
 
 
-# The modules of a page of its own: each imports only those before it.
+# The modules of a self-contained page: each imports only those before it.
 _MODULES = ("kinds.js", "tree.js", "rounds.js", "page.js")
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
 def page_script() -> str:
-    """The modules as one script, since a page that is one file can import nothing."""
+    """The modules as one script, since a page of one file can import nothing."""
     joined = "\n".join(asset(name) for name in _MODULES)
     return _EXPORT.sub("", _IMPORT.sub("", joined))
 
 
 def asset(name: str) -> str:
-    """The text of a file that shows rounds."""
+    """The text of an asset that shows rounds."""
     return files("outrider.api").joinpath("assets", name).read_text("utf-8")
 
 
@@ -47,8 +47,8 @@ def run_of(
     facts: Mapping[str, str] | None = None,
     speed_ratio: str = "",
 ) -> dict[str, Any]:
-    """A run for a page: a result whose request asked for round events. `facts` say how it was run;
-    `speed_ratio` is a sentence, given only where the ratio was measured."""
+    """A run for a page: a result whose request wanted round events. `facts` describe the run;
+    `speed_ratio` is a sentence, given only if the ratio was measured."""
     pieces = iter(_pieces(result, decoder))
     shown: dict[str, Any] = {
         "finish_reason": result.finish_reason,
@@ -67,7 +67,7 @@ def run_of(
 
 
 def round_of(event: RoundEvent, pieces: Iterator[str], decoder: TokenDecoder) -> dict[str, Any]:
-    """One round. `pieces` are the text of the tokens that it emitted, as those of a TextEvent."""
+    """One round. `pieces` are the texts of its emitted tokens, as in a TextEvent."""
     record = event_record(event)
     record["source"] = _source(event.trace.drafter)
     nodes = [_node(node, decoder) for node in record["nodes"]]
@@ -85,7 +85,7 @@ def _node(node: Mapping[str, Any], decoder: TokenDecoder) -> dict[str, Any]:
 
 
 def _source(drafter: str) -> str:
-    """What accepted tokens are coloured by: a draft, a look-up in texts, or a grammar."""
+    """The colour class of accepted tokens: a draft, a look-up in texts, or a grammar."""
     if drafter == _FORCED:
         return _FORCED
     kind = KINDS.get(drafter)
@@ -93,7 +93,7 @@ def _source(drafter: str) -> str:
 
 
 def spelled(decoder: TokenDecoder, token_id: int) -> str:
-    """A token by itself; bytes that are no whole character as \\x.."""
+    """A token by itself; bytes of an incomplete character as \\x.."""
     data = decoder.token_bytes(token_id)
     if data:
         return data.decode("utf-8", "backslashreplace")
@@ -101,15 +101,15 @@ def spelled(decoder: TokenDecoder, token_id: int) -> str:
 
 
 def _pieces(result: GenerationResult, decoder: TokenDecoder) -> list[str]:
-    """The text of each token, as far as it belongs to the text: a stop string does not."""
+    """The text of each token, as far as it belongs to the result: a stop string does not."""
     detokenizer = Detokenizer(decoder)
     pieces = [detokenizer.push(token_id) for token_id in result.token_ids]
     if pieces:
         pieces[-1] += detokenizer.flush()
     left = len(result.text)
-    for place, piece in enumerate(pieces):
-        pieces[place] = piece[:left]
-        left -= len(pieces[place])
+    for index, piece in enumerate(pieces):
+        pieces[index] = piece[:left]
+        left -= len(pieces[index])
     return pieces
 
 
@@ -120,6 +120,6 @@ def _short(value: Any) -> Any:
 
 
 def text_of(run: Mapping[str, Any]) -> str:
-    """What the run wrote."""
+    """The text of the run."""
     nodes: Sequence[Mapping[str, Any]] = [n for one in run["rounds"] for n in one["nodes"]]
     return "".join(node.get("text", "") for node in nodes)

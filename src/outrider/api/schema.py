@@ -1,7 +1,7 @@
 """JSON schemas in the keywords that llguidance follows in full (docs/structured.md).
 
-Keywords that say the same in other words are rewritten. A keyword that cannot be followed is an
-error that names it, or is left out with a note where the caller is not strict.
+Keywords with an equivalent in those are rewritten. A keyword that cannot be followed is an error
+that names it, or is left out with a note if the caller is not strict.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _LEAP_YEAR = r"([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26
 _DAY = rf"({_LEAP_YEAR}-02-29|[0-9]{{4}}-(02-([01][0-9]|2[0-8])|(0[13-9]|1[0-2])-[0-9]{{2}}))"
 # A label that is no A-label: what follows `xn--` would have to be valid Punycode.
 _LABEL = r"([^xX.][^.]*|[xX]([^nN.][^.]*)?|[xX][nN]([^.-][^.]*)?|[xX][nN]-([^.-][^.]*)?)"
-# By format, what the library's own pattern of it lets pass: days that no year has, a second 60 at
-# any time (the right one depends on the offset), names that are too long or only seem encoded.
+# Corrections of formats for which the library's own pattern allows too much: days that no year has,
+# a second 60 at any time (the right one depends on the offset), names too long or badly encoded.
 _FORMATS: Mapping[str, Object | None] = {
     "date": {"pattern": f"^{_DAY}$"},
     "time": {"pattern": "^.{6}[0-5]"},
@@ -28,8 +28,8 @@ _FORMATS: Mapping[str, Object | None] = {
     "hostname": {"pattern": rf"^{_LABEL}(\.{_LABEL})*$", "maxLength": 253},
     **dict.fromkeys(("duration", "email", "ipv4", "ipv6", "uuid", "uri")),
 }
-# Keywords of the standard's drafts that the library does not follow, and the values of each that
-# say nothing.
+# Keywords of the standard's drafts that the library does not follow, with the values of each that
+# have no effect.
 _UNFOLLOWED: Mapping[str, tuple[object, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": ({}, True),
@@ -44,26 +44,26 @@ _UNFOLLOWED: Mapping[str, tuple[object, ...]] = {
     "$dynamicRef": (),
     "$recursiveRef": (),
 }
-# Keywords that say nothing without one of the above, or are names for one.
+# Keywords without an effect unless one of the above is there, or that are names for one.
 _PARTS = ("then", "else", "minContains", "maxContains")
 _NAMES = ("$dynamicAnchor", "$recursiveAnchor", "$vocabulary")
 # Keywords whose value is data, and those whose value has a schema under each name.
 _DATA = frozenset({"const", "enum", "default", "examples"})
 _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-# Keywords under which other schemas say something of the same value.
+# Keywords that apply other schemas to the same value.
 _APPLIED = frozenset({"allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "contains"})
 _ANNOTATIONS = frozenset({"type", "title", "description", "$comment", "examples", "default"})
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
-# Look-around and references to groups, which the library's expressions do not have.
+# Look-around and references to groups, which the library's expressions lack.
 _LOOKS = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9])")
-# White space of ECMA-262: with U+FEFF and without U+0085, as the library's own is not.
+# White space of ECMA-262: with U+FEFF and without U+0085, unlike the library's own.
 _WHITE = r"\t-\r \xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF]"
 _SPACES = {r"\s": f"[{_WHITE}", r"\S": f"[^{_WHITE}"}
 
 
 @dataclass(frozen=True, slots=True)
 class FollowedSchema:
-    """A schema that the library follows, and `notes` on what was left out of the given one."""
+    """A schema that the library follows, and `notes` on omitted parts of the given one."""
 
     schema: dict[str, object]
     notes: tuple[str, ...]
@@ -71,15 +71,15 @@ class FollowedSchema:
 
 def followed(given: Object, *, strict: bool, called: str = "schema") -> FollowedSchema:
     """`given` in keywords that are followed. Errors and notes begin with `called`. Raises
-    ConfigError for a keyword that cannot be followed where it is `strict`. A format that is not
-    known constrains nothing, as the standard says, and is always left out with a note."""
+    ConfigError for a keyword that cannot be followed if it is `strict`. An unknown format
+    constrains nothing, as the standard says, and is always left out with a note."""
     walk = _Walk(given, strict, called)
     found = walk.schema(given, "")
     return FollowedSchema(dict(found), tuple(dict.fromkeys(walk.notes)))
 
 
 def has_reference(schema: object) -> bool:
-    """Whether a `$ref` is in it."""
+    """True if the schema contains a `$ref`."""
     if isinstance(schema, Mapping):
         entries = cast("Object", schema)
         return "$ref" in entries or any(map(has_reference, entries.values()))
@@ -87,7 +87,7 @@ def has_reference(schema: object) -> bool:
 
 
 def moved(schema: object, root: str) -> object:
-    """The same where the document that it refers to lies under the pointer `root`."""
+    """The schema for a document that was moved under the pointer `root`."""
     if isinstance(schema, list):
         return [moved(one, root) for one in cast("list[object]", schema)]
     if not isinstance(schema, Mapping):
@@ -102,8 +102,8 @@ def moved(schema: object, root: str) -> object:
 
 
 def resolved(root: Object, schema: object) -> object:
-    """What `schema` is or refers to within the document `root`: still a reference if it leads back
-    to itself, None if nothing is there."""
+    """`schema`, or the schema that it refers to within the document `root`: still a reference if it
+    leads back to itself, None if there is none."""
     seen: list[object] = []
     while isinstance(schema, Mapping) and "$ref" in schema:
         pointer = cast("Object", schema)["$ref"]
@@ -138,11 +138,11 @@ class _Walk:
         if target is not schema and isinstance(target, Mapping) and "$ref" in target:
             raise ConfigError(
                 f"{self.called}: the $ref {str(schema['$ref'])[:100]!r} leads back to itself.",
-                hint="let it refer to a schema that says what the value is",
+                hint="let it refer to a schema that describes the value",
             )
         if _never(schema):
             return {"enum": []}
-        # An `if` alone still says what was evaluated.
+        # An `if` without branches still tells which properties are evaluated.
         _name_evaluated(schema)
         if "if" in schema and "then" not in schema and "else" not in schema:
             del schema["if"]
@@ -163,7 +163,7 @@ class _Walk:
             else:
                 found[key] = value if key in _DATA else self._any(value, inner)
         choices = found.get("oneOf")
-        # A discriminator says itself how they differ.
+        # A discriminator tells itself how they differ.
         if isinstance(choices, list) and "discriminator" not in found:
             found["oneOf"] = [_referred(one) for one in cast("list[object]", choices)]
         return found
@@ -204,7 +204,7 @@ class _Walk:
             schema["pattern"] = _pattern(written)
 
     def _name_properties(self, schema: dict[str, object]) -> None:
-        """`propertyNames` that lists names, or is a pattern, says which properties there are."""
+        """Turn `propertyNames` with a list of names, or a pattern, into properties."""
         given = resolved(self.root, schema.get("propertyNames"))
         if not isinstance(given, Mapping) or "patternProperties" in schema:
             return
@@ -232,7 +232,7 @@ class _Walk:
 
 
 def _pattern(written: str) -> str:
-    """An expression of ECMA-262 for the library, which takes classes within classes."""
+    """An expression of ECMA-262 for the library, which allows classes within classes."""
     return re.sub(r"(?s)\\.", lambda found: _SPACES.get(found[0], found[0]), written)
 
 
@@ -243,7 +243,7 @@ def _types_of(schema: Object) -> list[str]:
 
 
 def _never(schema: dict[str, object]) -> bool:
-    """Whether nothing fits, by a `not`; one that types say as well becomes these."""
+    """True if a `not` excludes every value; a `not` of types is rewritten as types."""
     refused = schema.get("not")
     if refused is True or refused == {}:
         return True
@@ -264,7 +264,7 @@ def _never(schema: dict[str, object]) -> bool:
 
 
 def _name_evaluated(schema: dict[str, object]) -> None:
-    """Where nothing else is applied, what was not evaluated is what is additional."""
+    """Turn unevaluated into additional members, if no other schema is applied."""
     if schema.keys() & _APPLIED:
         return
     if "unevaluatedProperties" in schema:
@@ -274,8 +274,8 @@ def _name_evaluated(schema: dict[str, object]) -> None:
 
 
 def _referred(choice: object) -> object:
-    """A reference with a keyword beside it is read as what it refers to, whose type and constants
-    then count."""
+    """A reference with another keyword next to it; then the library follows the reference, so that
+    type and constants count."""
     if isinstance(choice, dict) and cast("dict[str, object]", choice).keys() == {"$ref"}:
         return {"type": list(_TYPES), **cast("dict[str, object]", choice)}
     return cast("object", choice)

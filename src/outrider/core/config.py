@@ -1,7 +1,7 @@
 """Engine configuration: one frozen dataclass, validated when built.
 
-`ResolvedConfig` (resolve.py) has the meaning of `auto`, and `LoadPlan` (api/plan.py) the values
-that loading determines (window, KV cache size); nothing here changes after construction.
+`ResolvedConfig` (resolve.py) has the meaning of `auto`, `LoadPlan` (api/plan.py) the values that
+loading determines (window, KV cache size); nothing here changes after construction.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ class EngineConfig:
 
     drafter: str = setting(
         AUTO,
-        "Method that proposes tokens; auto takes the drafter that --draft implies, else look-ups "
-        "in the text, together with an MTP block, heads, a draft model or a 4-bit copy of the "
-        "target where there is one.",
+        "Drafter; auto is the one that --draft implies, else look-ups in the text, together with "
+        "an MTP block, heads, a draft model or a 4-bit copy of the target where there is one.",
         choices=DRAFTERS,
         others=PLUGINS.names,
     )

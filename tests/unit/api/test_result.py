@@ -276,7 +276,7 @@ def test_a_result_without_rounds_says_how_to_get_them() -> None:
 
 def test_what_was_foreseen_is_told_where_drafts_are_made_ahead() -> None:
     ahead = replace(SPEC, stats=replace(SPEC.stats, num_hits=18, num_misses=6))
-    assert "18 of 24 verdicts foreseen (p_hit 0.75)" in ahead.summary()
+    assert "18 of 24 verdicts predicted (p_hit 0.75)" in ahead.summary()
     assert ahead.to_dict()["metrics"]["p_hit"] == 0.75  # pyright: ignore[reportIndexIssue,reportUnknownVariableType]
     assert GenerationResult.from_dict(ahead.to_dict()) == ahead
     assert SPEC.p_hit is None
