@@ -1,9 +1,9 @@
-"""Whether a target drafts for itself without being told: a copy of it in fewer bits that pays.
+"""Decision whether drafter auto copies the target in fewer bits, to let it draft for itself.
 
-A copy needs no file, and memory and a moment at loading. It is made where a pass of the target is
+A copy needs no file, only memory and a moment at loading. It is made if a pass of the target is
 bound by reading floats from memory: on CPUs with native kernels, of a dense decoder that no cache
-holds, in one process. The planner reckons with bytes alone, and the goodput controller measures:
-where drafting does not pay, it stops.
+holds, in one process. The planner knows only bytes, and the goodput controller measures: it stops
+drafting that does not pay.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from outrider.kernels.registry import is_native
 from outrider.models.families import LlamaConfig
 from outrider.models.published.scheme import scheme_in
 
-# Of a target's weights that caches hold in part, or that are read in no time, a copy gains little.
+# If caches hold much of the weights, or reading them takes no time, a copy gains little.
 _LEAST_BYTES = 128 << 20
 _TIMES_CACHE = 2
-# Weights that a core quantises in some seconds; a copy of more is asked for by its name.
+# Weights that a core quantises in some seconds; a copy of more must be requested by name.
 _WEIGHTS_A_CORE = 300_000_000
 # The least speed-up that is worth the memory of a copy, as the planner expects it.
 LEAST_GAIN = 1.2
-# A text that is planned for: an answer in a chat.
+# The text that is planned for: an answer in a chat.
 _CONTEXT, _NEW_TOKENS = 128, 128
 
 
 def why_no_copy(folder: Path, target: DecoderConfig, config: EngineConfig) -> str:
-    """Why drafter auto makes no copy of the target in `folder` in fewer bits, in words that follow
-    "a copy in 4 bits"; "" if it makes one."""
+    """Reason for which drafter auto makes no copy of the target in `folder` in fewer bits, in words
+    that follow "a copy in 4 bits"; "" if it makes one."""
     if not (_is_left_to_us(config) and isinstance(target, LlamaConfig)):
         return "is made for targets of the Llama family alone, with settings left at auto"
     if target.sparse_layers:
@@ -50,7 +50,7 @@ def why_no_copy(folder: Path, target: DecoderConfig, config: EngineConfig) -> st
 
 
 def _why_no_gain(spec: ModelSpec, bits: str) -> str:
-    """Sizes first: what the planner expects takes longer to find out."""
+    """Reason by sizes, then by the planner's estimate, which takes longer."""
     if spec.weight_bytes < max(_LEAST_BYTES, _TIMES_CACHE * last_cache_bytes()):
         return "would gain little, since caches hold the weights"
     if spec.num_parameters > _WEIGHTS_A_CORE * num_physical_cores():
@@ -61,7 +61,8 @@ def _why_no_gain(spec: ModelSpec, bits: str) -> str:
 
 
 def _is_left_to_us(config: EngineConfig) -> bool:
-    """Nobody named a drafter, a controller that never stops drafting, or another precision."""
+    """True if no drafter, no controller that never stops drafting and no other precision is
+    named."""
     return (
         config.drafter == AUTO
         and config.controller in (AUTO, "goodput")

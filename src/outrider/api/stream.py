@@ -1,7 +1,7 @@
 """Streaming detokenizer and stop strings: token ids become text as they arrive.
 
-`Detokenizer` never shows half a character; `StopMatcher` never shows text of a stop string. Text
-and verdict do not depend on how ids are grouped into pushes.
+`Detokenizer` never shows an incomplete character; `StopMatcher` never shows text of a stop string.
+Text and verdict do not depend on the grouping of ids into pushes.
 """
 
 from __future__ import annotations
@@ -18,40 +18,39 @@ _MAX_WAITING = 6
 
 
 class TokenDecoder(Protocol):
-    """What a tokenizer must offer to be streamed."""
+    """Methods of a tokenizer that streaming needs."""
 
     @property
     def special_ids(self) -> frozenset[int]: ...
     @property
     def whole_characters(self) -> bool:
-        """Whether an id without bytes of its own stands for whole characters."""
+        """True if an id without bytes of its own stands for whole characters."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """What an id stands for wherever it is, if that can be told."""
+        """The bytes of an id in any context, if they are known."""
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
 
 
-# The state of a detokenizer: its context, how long that is, what waits, and a character's bytes.
+# State of a detokenizer: its context, the context's length, waiting ids, and a character's bytes.
 _Mark: TypeAlias = tuple[list[int], int | None, list[int], bytes]
 
 
 class Detokenizer:
-    """Amortised constant work per id. Special tokens have no text; with `hidden` these alone
-    have none.
+    """Streaming detokenizer with amortised constant work per id. Special tokens have no text; with
+    `hidden` only these have none.
 
-    The tokenizer says which bytes an id stands for where it can: every id of byte-level
-    vocabularies, and the pieces `<0x00>` to `<0xFF>` of vocabularies that fall back to bytes. Bytes
-    that may still become a character wait, and nothing else waits: a U+FFFD that was written is
-    shown like any other character.
+    The tokenizer reports the bytes of an id if it can: for every id of byte-level vocabularies, and
+    for the pieces `<0x00>` to `<0xFF>` of vocabularies that fall back to bytes. Only bytes that may
+    still become a character wait: a U+FFFD that was written is shown like any other character.
 
     Other ids are decoded in a short window: the ids of the last text as context, then the new id.
-    Context matters because sentencepiece decoders drop the space of a first word. Where a decoder
+    Context matters because sentencepiece decoders drop the space of a first word. If a decoder
     mixes bytes into more than single ids, a replacement character at the end of a window means that
     bytes may be missing, so the text waits. A character has at most four bytes and a token at least
-    one, so text that waits longer is broken and is let go.
+    one, so text that waits longer is broken and is released.
     """
 
     def __init__(self, decoder: TokenDecoder, hidden: frozenset[int] | None = None) -> None:
@@ -60,14 +59,14 @@ class Detokenizer:
         everything = partial(decoder.decode, skip_special=False)
         self._decode = decoder.decode if hidden is None else everything
         self._context: list[int] = []
-        # Characters that the context decodes to; None: not yet asked.
+        # Characters that the context decodes to; None if not yet computed.
         self._context_length: int | None = 0
         self._waiting: list[int] = []
-        # Bytes that begin a character.
+        # Bytes of an incomplete character.
         self._partial = b""
 
     def push(self, token_id: int) -> str:
-        """The text that this id completes; often its own, empty in the middle of a character."""
+        """The text that this id completes; often its own, empty within a character."""
         if token_id in self._hidden:
             return ""
         data = self._decoder.token_bytes(token_id)
@@ -75,20 +74,20 @@ class Detokenizer:
             return self._broken() + self._push_text(token_id)
         text, num_read = utf_8_decode(self._partial + data, "replace", False)
         self._partial = (self._partial + data)[num_read:]
-        # What waited before bytes is a first word's space, which has no text.
+        # Text that waited before bytes is a first word's space, which has no text.
         self._context, self._context_length, self._waiting = [token_id], None, []
         return text
 
     def mark(self) -> _Mark:
-        """Where it is now, for `rewind`; its lists are never changed."""
+        """The present state, for `rewind`; its lists are never changed."""
         return self._context, self._context_length, self._waiting, self._partial
 
     def rewind(self, mark: _Mark) -> None:
-        """Be again where it was at `mark`."""
+        """Return to the state `mark`."""
         self._context, self._context_length, self._waiting, self._partial = mark
 
     def flush(self) -> str:
-        """What still waits, as it is: broken bytes become replacement characters."""
+        """Waiting text as it is: broken bytes become replacement characters."""
         text = self._broken()
         if not self._waiting:
             return text
@@ -96,7 +95,7 @@ class Detokenizer:
         return text + self._release(len(self._waiting), window[self._length() :])
 
     def _broken(self) -> str:
-        """Bytes that no character will come of any more."""
+        """Text of bytes that can no longer become a character."""
         partial, self._partial = self._partial, b""
         return partial.decode("utf-8", "replace")
 
@@ -119,7 +118,7 @@ class Detokenizer:
         return text
 
     def _release_broken(self) -> str:
-        """Let go of the longest head that no later id can change: one that ends a character."""
+        """Release the longest head that no later id can change: one that ends a character."""
         decode = self._decode
         whole = decode([*self._context, *self._waiting])
         for num_ids in range(len(self._waiting) - 1, 0, -1):
@@ -165,13 +164,14 @@ class StopMatcher:
 
     @property
     def num_read(self) -> int:
-        """Ids kept since the beginning."""
+        """Number of accepted ids since the beginning."""
         return self._num_read
 
     def push(self, ids: Sequence[int]) -> int | None:
-        """How many of `ids` to keep if a stop string completes inside them, else None.
+        """Read ids. Returns how many of them to keep if a stop string completes within them, else
+        None.
 
-        The id that completes it is kept; nothing may be pushed after that.
+        The id that completes it is kept; no ids may be pushed after that.
         """
         if self.stopped:
             raise ContractError("the text has ended at a stop string")
@@ -184,7 +184,7 @@ class StopMatcher:
         return None
 
     def rewind(self) -> None:
-        """Forget the last push, whose pieces nobody may have taken."""
+        """Undo the last push, whose pieces must not have been taken."""
         mark, held, num_read = self._before
         num_new = self._num_read - num_read
         if num_new > len(self._pieces):
@@ -195,17 +195,17 @@ class StopMatcher:
 
     @property
     def is_taken(self) -> bool:
-        """Whether nobody has yet to take a piece."""
+        """True if no piece waits to be taken."""
         return not self._pieces
 
     def take(self, num: int | None = None) -> tuple[str, ...]:
-        """One piece for each of the next `num` ids of those kept; of all without."""
+        """One piece for each of the next `num` kept ids; for all of them without `num`."""
         pieces = tuple(self._pieces[:num])
         del self._pieces[: len(pieces)]
         return pieces
 
     def finish(self) -> str:
-        """Text that was held back; empty after a stop string. Call it once, at the end."""
+        """Withheld text; empty after a stop string. Call it once, at the end."""
         if self.stopped:
             return ""
         text = self._admit(self._detokenizer.flush()) + self._held
@@ -216,8 +216,8 @@ class StopMatcher:
         return self._detokenizer.mark(), self._held, self._num_read
 
     def _admit(self, text: str) -> str:
-        """The part of held and new text that is safe to show; notices a stop string. One that was
-        whole in what is held already ended before `min_tokens`, so it is over."""
+        """The part of withheld and new text that is safe to show; finds a stop string. A stop
+        string that was complete in withheld text came before `min_tokens`, so it does not count."""
         if not text or not self._stops:
             return text
         num_old = len(self._held)
@@ -233,13 +233,13 @@ class StopMatcher:
         return text[: len(text) - num_held]
 
     def _num_held(self, text: str) -> int:
-        """Characters at the end of `text` with which a stop string may begin."""
+        """Number of characters at the end of `text` with which a stop string may begin."""
         return max((_num_begun(text, stop) for stop in self._stops), default=0)
 
 
 def _num_begun(text: str, stop: str) -> int:
-    """Of the longest end of `text` that `stop` begins with. Only where its first character stands
-    is looked at: most texts have few such places."""
+    """Length of the longest end of `text` that `stop` begins with. Only occurrences of its first
+    character are tested: most texts have few."""
     start = text.find(stop[0], max(0, len(text) + 1 - len(stop)))
     while start >= 0 and not stop.startswith(text[start:]):
         start = text.find(stop[0], start + 1)
@@ -247,7 +247,7 @@ def _num_begun(text: str, stop: str) -> int:
 
 
 def _first_end(text: str, stop: str, num_old: int) -> int:
-    """Where `stop` first ends beyond the first `num_old` characters; past the text if nowhere."""
+    """End of the first `stop` that ends after `num_old` characters; past the text if none does."""
     start = text.find(stop, max(0, num_old + 1 - len(stop)))
     return len(text) + 1 if start < 0 else start + len(stop)
 

@@ -1,6 +1,6 @@
 """Structured text that a caller may request: JSON of a schema, any JSON object, a regex, a
-choice of texts, or a grammar; and how HTTP bodies say it (OpenAI, vLLM, llama.cpp). Requests are
-checked and written as llguidance reads grammars (api/grammar.py).
+choice of texts, or a grammar; and the keys of HTTP bodies for it (OpenAI, vLLM, llama.cpp). Options
+are checked and written in the form that llguidance reads (api/grammar.py).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from outrider.core.options import SamplingOptions
 WHITE_SPACE = r"( |\n{1,2}[\x20\t]{0,20})"
 MAX_STRUCTURE_BYTES = 1 << 16
 _NAMES = ("schema", "json", "regex", "choices", "grammar")
-# All options, those that say how one of these is read among them.
+# All options, including those that modify one of these.
 _ALL = (*_NAMES, "strict", "parts")
 _HINTS = {"grammar": "GBNF is a subset of what llama.cpp reads; Lark is read as well"}
 
 
 @runtime_checkable
 class HasSchema(Protocol):
-    """A pydantic model class, or what looks like one."""
+    """A pydantic model class, or a similar class."""
 
     def model_json_schema(self) -> Mapping[str, object]: ...
 
@@ -35,15 +35,15 @@ Schema: TypeAlias = Mapping[str, object] | str | bool | HasSchema
 
 
 class StructureOptions(TypedDict, total=False):
-    """What the whole text after the prompt must be. At most one of them; None is none.
+    """Structure of the whole text after the prompt. At most one of them; None is none.
 
-    `schema` is a JSON schema: a mapping, its JSON text, or a pydantic model class. `json` asks for
+    `schema` is a JSON schema: a mapping, its JSON text, or a pydantic model class. `json` requests
     any JSON object. `regex` is matched from the first character to the last, `choices` are texts of
     which one is written, and `grammar` is in the notation of Lark or of GBNF.
 
-    Where `strict` is false, keywords of a schema that cannot be followed are left out with a note,
-    and not refused. `parts` are the schemas that a grammar was made of, by the names that errors
-    and notes have for them.
+    If `strict` is false, keywords of a schema that cannot be followed are left out with a note
+    instead of refused. `parts` are the schemas that a grammar was made of, by their names in errors
+    and notes.
     """
 
     schema: Schema | None
@@ -56,11 +56,11 @@ class StructureOptions(TypedDict, total=False):
 
 
 class RequestOptions(SamplingOptions, StructureOptions, total=False):
-    """Both: what a request may be given by keyword."""
+    """Keywords of a request: sampling parameters and structures."""
 
 
 def sampling_of(options: RequestOptions) -> SamplingOptions:
-    """Those that are fields of SamplingParams, and those that nobody knows."""
+    """The options that are fields of SamplingParams, and unknown ones."""
     return cast("SamplingOptions", {k: v for k, v in options.items() if k not in _ALL})
 
 
@@ -70,7 +70,7 @@ def structure_in(options: Mapping[str, object]) -> StructureOptions:
 
 
 def chosen(options: StructureOptions) -> str | None:
-    """Which option is given, if one is. Raises ConfigError for two, or for a name that is none."""
+    """The given option, or None. Raises ConfigError for two, or for an unknown name."""
     unknown = [name for name in options if name not in _ALL]
     if unknown:
         raise ConfigError(
@@ -88,15 +88,15 @@ def chosen(options: StructureOptions) -> str | None:
 
 
 class GrammarText(NamedTuple):
-    """A grammar as llguidance reads it, and `notes` on what it leaves out of what was asked."""
+    """A grammar for llguidance, and `notes` on requested parts that it leaves out."""
 
     text: str
     notes: tuple[str, ...] = ()
 
 
 def grammar_text(name: str, options: StructureOptions) -> GrammarText:
-    """The option `name` as llguidance reads grammars. Raises ConfigError for what cannot be one;
-    the grammar itself is read later."""
+    """The grammar of the option `name`. Raises ConfigError if it cannot be one; the grammar itself
+    is read later."""
     from llguidance import LLMatcher
 
     strict = options.get("strict", True)
@@ -126,7 +126,7 @@ def grammar_text(name: str, options: StructureOptions) -> GrammarText:
 
 
 def _of_text(name: str, options: StructureOptions) -> tuple[str, Callable[[str], str]]:
-    """The text of an option that is no schema, and what makes a grammar of it."""
+    """The text of an option other than a schema, and the function that makes a grammar of it."""
     from llguidance import LLMatcher
 
     if name == "choices":
@@ -174,7 +174,7 @@ def _parsed(text: str) -> object:
 
 
 def choices_rule(given: object) -> str:
-    """One of these texts, as the right side of a rule. Raises ConfigError for no list of texts."""
+    """A choice of the texts, as the right side of a rule. Raises ConfigError for other values."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise _wrong("choices", "a list of texts", given)
     texts = list(cast("Sequence[object]", given))
@@ -187,7 +187,8 @@ def choices_rule(given: object) -> str:
 
 
 def _of_grammar(given: str) -> str:
-    """GBNF is told by its sign of definition. Raises ValueError where it is not understood."""
+    """A GBNF or Lark grammar, recognised by its sign of definition. Raises ValueError for
+    errors."""
     from llguidance import grammar_from
 
     return grammar_from("gbnf" if "::=" in given else "lark", given)
@@ -199,7 +200,7 @@ def _wrong(name: str, wanted: str, given: object, *, within: bool = False) -> Co
     return ConfigError(f"{name}: {held} {kind}; wanted is {wanted}.")
 
 
-# The name of each by the names of others: keys of a body, and of vLLM's `structured_outputs`.
+# Options by their names in other APIs: keys of a body, and of vLLM's `structured_outputs`.
 _KEYS = {
     "json_schema": "schema",
     "grammar": "grammar",
@@ -218,15 +219,15 @@ _WITHIN = {
     "choice": "choices",
     "grammar": "grammar",
 }
-# What a body may have of these.
+# Keys of a body that request a structure.
 KEYS = ("response_format", "structured_outputs", *_KEYS)
 
 
 def structure_of(
     body: Mapping[str, object], *, format_name: str = "response_format"
 ) -> StructureOptions:
-    """Empty where nothing is asked for. `format_name` is what the body's API calls the format, in
-    errors and notes. Raises ConfigError for what is not understood."""
+    """The structure that a body requests, or {}. `format_name` is the format's name in the body's
+    API, for errors and notes. Raises ConfigError for unknown values."""
     found: dict[str, object] = {}
     for key, value in body.items():
         if value is None or key not in KEYS:
@@ -238,7 +239,7 @@ def structure_of(
         else:
             asked = {_KEYS[key]: value}
         if asked and found:
-            raise ConfigError(f"{key}: the body asks for a structure twice.", hint="keep one")
+            raise ConfigError(f"{key}: the body requests a structure twice.", hint="keep one")
         if "schema" in asked:
             name = format_name if key == "response_format" else key
             asked = {"strict": False, **asked, "parts": {name: asked["schema"]}}
@@ -251,11 +252,11 @@ def _of_format(given: Mapping[str, object]) -> dict[str, object]:
     if kind == "text":
         return {}
     if kind == "json_object":
-        # llama.cpp reads a schema here as well.
+        # llama.cpp accepts a schema here as well.
         schema = given.get("schema")
         return {"json": True} if schema is None else {"schema": schema}
     if kind == "json_schema":
-        # llama.cpp reads the schema without an object around it as well.
+        # llama.cpp accepts the schema without an object around it as well.
         flat = given if "schema" in given else given.get("json_schema")
         inner = _mapping("response_format.json_schema", flat)
         schema = _mapping("response_format.json_schema.schema", inner.get("schema"))

@@ -53,7 +53,7 @@ class GenerationTag(jinja2.ext.Extension):
 
 
 class PublicNamespace(Namespace):
-    """A namespace whose names may not reach into Python's own."""
+    """A namespace whose names cannot reach into Python's own."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         # Unnamed, as in Jinja, so that a template may call namespace(self=...).
@@ -119,20 +119,20 @@ def render(environment: ImmutableSandboxedEnvironment, request: dict[str, Any]) 
     """The rendered text; raises TemplateError if it grows beyond the request's limit."""
     template = compiled(environment, request["template"])
     pieces: list[str] = []
-    room: int = request["limit"]
+    num_left: int = request["limit"]
     for piece in template.generate(request["variables"]):
-        room -= len(piece)
-        if room < 0:
+        num_left -= len(piece)
+        if num_left < 0:
             raise jinja2.exceptions.TemplateError("the text it writes is too long")
         pieces.append(piece)
     return "".join(pieces)
 
 
 def slow_text(pattern: str) -> str | None:
-    """What a search for `pattern` takes too long with; None if nothing of the following is.
+    """A text in which a search for `pattern` takes too long; None if none of the tried ones does.
 
-    Runs of the letters of a pattern, and of others, one by one and in pairs, as these are where
-    repetitions compete. Raises what the library raises for a pattern that is none.
+    Runs of the letters of a pattern, and of others, one by one and in pairs, as repetitions compete
+    there. Raises the library's error for an invalid pattern.
     """
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import Split
@@ -140,7 +140,7 @@ def slow_text(pattern: str) -> str | None:
     split = Split(Regex(pattern), "isolated")
     letters = list(dict.fromkeys([*_SAMPLES, *(char for char in pattern if char not in _META)]))
     letters = letters[: len(_SAMPLES) + _MAX_LETTERS]
-    # What a pattern ends with has to be there, or a search is over before it began.
+    # The end of a pattern has to be in the text, or a search is over before it began.
     end = "\0" + "".join(letters)
     runs = [*letters, *(a + b for a in letters[:12] for b in letters[:12] if a != b)]
     for run in runs:
@@ -201,12 +201,12 @@ def _words(kind: type[BaseException], error: BaseException) -> str:
 
 
 def main() -> None:
-    # It ends with its input; Ctrl-C is for who asks.
+    # It ends with its input; Ctrl-C is for the calling process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.excepthook = _answer_and_die
     environment = make_environment()
     if "patterns" in sys.argv:
-        # Before the limits, which keep a library from being opened.
+        # Imported before the limits, which prevent opening a library.
         import_module("tokenizers.pre_tokenizers")
     _limit_memory_and_files()
     _answer({})

@@ -12,10 +12,10 @@ from outrider.api.turns import OfOneProcess, Turns
 
 
 class TextStream(OfOneProcess, Generator[TextEvent, None, None]):
-    """The events of a request, an event a round. Whoever asks for the next one drives the engine.
+    """The events of a request, one per round. The reader of the next event drives the engine.
 
-    `close`, or letting go of it, cancels the request and frees its memory. Threads that ask one
-    stream take turns: each event is told once.
+    `close`, or dropping the stream, cancels the request and frees its memory. Threads that read one
+    stream take turns: each event is yielded once.
     """
 
     def __init__(
@@ -28,20 +28,20 @@ class TextStream(OfOneProcess, Generator[TextEvent, None, None]):
     ) -> None:
         self._turns, self._reader, self._events = turns, reader, events
         self._make_result, self._drop = make_result, drop
-        self._askers = Turns()
+        self._reading = Turns()
 
     def __repr__(self) -> str:
         if self._reader.has_ended:
-            return "<TextStream: ended, .text is what it wrote>"
+            return "<TextStream: ended, .text is the whole text>"
         return "<TextStream: iterate over its events as they come, or take .text, the whole>"
 
     @property
     def text(self) -> str:
-        """The whole text, once the request has ended. Raises what the request ended by."""
+        """The whole text, after the end of the request. Raises the error that ended the request."""
         return self.result().text
 
     def result(self) -> GenerationResult:
-        """The result, after the events that nobody asked for. Raises what the request ended by."""
+        """The result, after the remaining events. Raises the error that ended the request."""
         for _ in self:
             pass
         self._reader.check()
@@ -54,7 +54,7 @@ class TextStream(OfOneProcess, Generator[TextEvent, None, None]):
         except StopIteration:
             raise
         except BaseException:
-            # An interrupt may be told when an event is there already. A refused call ends nothing.
+            # An interrupt may come when an event is already there. A refused call ends nothing.
             if not self._is_within:
                 self.close()
             raise
@@ -72,8 +72,8 @@ class TextStream(OfOneProcess, Generator[TextEvent, None, None]):
             return self._events.throw(given if isinstance(given, BaseException) else given())
 
     def close(self) -> None:
-        """Cancel the request and free its memory. Within a callback, and in a handler of a signal
-        that comes while the stream is waited for, it ends with the job."""
+        """Cancel the request and free its memory. Called in a callback, or in a signal handler
+        while a thread waits for the stream, it ends the request with the job."""
         if self._is_within:
             self._drop(self._reader)
             return
@@ -82,15 +82,15 @@ class TextStream(OfOneProcess, Generator[TextEvent, None, None]):
 
     @property
     def _is_within(self) -> bool:
-        """Whether the calling thread is in the midst of a job, or of a call of this stream."""
-        return self._turns.in_turn or self._askers.in_turn
+        """True if the calling thread is within a job, or within a call of this stream."""
+        return self._turns.in_turn or self._reading.in_turn
 
     @contextmanager
     def _asking(self) -> Generator[None]:
         with self._turns.call():
-            # No call in a call: signals are told between the turns of the outermost alone.
-            self._askers.check()
-            with self._askers.turn():
+            # No call within a call: signals are delivered only between turns of the outermost one.
+            self._reading.check()
+            with self._reading.turn():
                 self._reader.is_asked = True
                 try:
                     yield

@@ -24,8 +24,8 @@ class Thoughts:
     def of(
         self, prompt: Sequence[int], limit: int | None, inner: TokenConstraint | None
     ) -> ThoughtBudget:
-        """Those of an answer to `prompt`. Raises CheckpointError for a `limit` where the tokenizer
-        cannot write what ends thoughts."""
+        """The budget of an answer to `prompt`. Raises CheckpointError for a `limit` if the
+        tokenizer cannot write the end of thoughts."""
         known = self._thinking
         end = PromptEnd.of(self._tokenizer, prompt)
         return ThoughtBudget(
@@ -38,7 +38,7 @@ class Thoughts:
         )
 
     def _closing(self) -> Sequence[int]:
-        """The tokens of what ends thoughts, as they are behind other text."""
+        """The tokens that end thoughts, as they are after other text."""
         encode = partial(self._tokenizer.encode, add_special=False)
         before, ids = encode("a"), encode(f"a{self._thinking.closing}")
         same = ids[: len(before)] == before

@@ -1,10 +1,10 @@
-"""Text to token ids and back, exactly as the checkpoint's own files say.
+"""Text to token ids and back, exactly as the checkpoint's own files define it.
 
 Wraps the `tokenizers` library. A file is checked before the library reads it (`tokenizer_guard`),
-what its chain may make of a text is bounded, and whatever the library raises, panics among it, is a
-CheckpointError. Whether a text begins with BOS is what
-tokenizer.json's post-processor says. As in transformers, the `add_bos_token` that older
-checkpoints keep in tokenizer_config.json counts for nothing beside a tokenizer.json.
+the growth of a text by its chain is bounded, and any error of the library, even a panic, becomes a
+CheckpointError. tokenizer.json's post-processor decides whether a text begins with BOS. As in
+transformers, the `add_bos_token` that older checkpoints have in tokenizer_config.json is ignored if
+there is a tokenizer.json.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _FILES = (
     "generation_config.json",
     "config.json",
 )
-# What the chain may make of a text: sixteen times its bytes, and of a short one this many.
+# Most bytes of a text after its chain: sixteen times its bytes, and for a short one this many.
 MAX_GROWTH, MAX_GROWN_BYTES = 16, 16 << 20
 _PIECE_CHARS = 1024
-# Memory that the library takes to encode a text, at least and for each of its bytes.
+# Memory that the library needs to encode a text, at least and for each of its bytes.
 _FREE_BYTES, _BYTES_PER_BYTE = 1 << 20, 64
 _NOT_THE_LIBRARYS = (
     KeyboardInterrupt,
@@ -57,7 +57,7 @@ _FILE_HINT = "the folder needs tokenizer.json; `outrider models inspect` shows w
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One id that two vocabularies read differently; None where one lacks it."""
+    """One id that two vocabularies read differently; None if one lacks it."""
 
     token_id: int
     first: str | None
@@ -65,7 +65,7 @@ class Difference:
 
 
 class Tokenizer:
-    """Immutable once loaded, and safe to share by threads."""
+    """A checkpoint's tokenizer. Immutable once loaded, and thread-safe."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """The same object again while the folder's files are the same ones.
+        """Load a folder's tokenizer; the same object again while its files are unchanged.
 
         Raises CheckpointError for a missing or damaged file.
         """
@@ -97,8 +97,8 @@ class Tokenizer:
         return _load(folder.resolve(), tuple(map(file_identity, files)))
 
     def with_template(self, source: str) -> Tokenizer:
-        """The same with another chat template. Ends of turns that it writes end texts, where the
-        vocabulary has them as tokens."""
+        """The same tokenizer with another chat template. Ends of turns that the template writes end
+        texts, if they are tokens of the vocabulary."""
         ends = [text for text in TURN_ENDS if text in source]
         if has_messages(self._backend.get_vocab()):
             ends = [text for text in ends if text != "<|end|>"]
@@ -108,13 +108,13 @@ class Tokenizer:
         return Tokenizer(self._backend, config, stop_ids, self._growth, folder=self.folder)
 
     def is_of_the_text_of(self, other: Tokenizer) -> bool:
-        """Whether one tokenizer.json was read for both, which then differ in nothing."""
+        """True if both were read from one tokenizer.json, and so do not differ at all."""
         return self._backend is other._backend
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """`add_special` lets the checkpoint put its BOS before the text; text of the chat
-        template already has it. Raises ConfigError for text that is not Unicode, CheckpointError
-        for text that the tokenizer cannot encode or makes too much of."""
+        """Ids of a text. With `add_special` the checkpoint may put its BOS before the text; text of
+        the chat template already has it. Raises ConfigError for text that is not Unicode,
+        CheckpointError for text that the tokenizer cannot encode or grows too much."""
         self._check(text)
         try:
             return self._backend.encode(text, add_special_tokens=add_special).ids
@@ -132,7 +132,7 @@ class Tokenizer:
         return [encoding.ids for encoding in found]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Raises CheckpointError for ids that the tokenizer cannot decode."""
+        """The text of ids. Raises CheckpointError for ids that the tokenizer cannot decode."""
         own = self._spelling.own
         if own.keys().isdisjoint(ids):
             return self._decode(ids, skip_special)
@@ -152,17 +152,17 @@ class Tokenizer:
             raise _failed("decode tokens", error) from None
 
     def to_json(self) -> str:
-        """The contents of a tokenizer.json that reads texts in the same way."""
+        """The contents of an equivalent tokenizer.json."""
         return self._backend.to_str()
 
     @property
     def whole_characters(self) -> bool:
-        """Whether an id without bytes of its own decodes to whole characters."""
+        """True if an id without bytes of its own decodes to whole characters."""
         return self._spelling.whole
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """What an id stands for wherever it is, if that is known: of byte-level vocabularies every
-        id, of those that fall back to bytes the pieces for one byte. Empty for an unknown id."""
+        """The bytes of an id in any context, if they are known: for every id of byte-level
+        vocabularies, and for the one-byte pieces of others. Empty for an unknown id."""
         spelling = self._spelling
         if token_id not in spelling.table:
             token = self._backend.id_to_token(token_id)
@@ -203,7 +203,7 @@ class Tokenizer:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """What tokenizer_config.json says, with the source of the chat template."""
+        """The content of tokenizer_config.json, with the source of the chat template."""
         return self._config
 
     @cached_property
@@ -215,14 +215,14 @@ class Tokenizer:
     def chat(
         self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> Rendered:
-        """The prompt that asks for the next reply. Raises CheckpointError."""
+        """The prompt for the next reply. Raises CheckpointError."""
         return self.templates.pick(options.get("tools")).render(messages, **options)
 
     def _check(self, text: str) -> None:
-        """Growth is measured only where the worst that the chain could do is too much. Raises
-        MemoryError where too little is free."""
+        """Check the growth of a text. It is measured only if the worst case of the chain is too
+        much. Raises MemoryError if too little memory is free."""
         size = num_bytes("the text", text)
-        # Where memory ends, the library ends the process: what it may need is asked for before.
+        # Without memory, the library ends the process: its need is allocated here first.
         bytearray(_FREE_BYTES + _BYTES_PER_BYTE * size)
         allowed = max(MAX_GROWN_BYTES, MAX_GROWTH * size)
         grown = size * self._growth.normalizing * self._growth.splitting
@@ -245,13 +245,13 @@ class Tokenizer:
 
     @cached_property
     def templates(self) -> ChatTemplates:
-        """How messages become text, and the model's output is read."""
+        """The templates that turn messages into text, and describe how output is parsed."""
         return ChatTemplates.of(self._config)
 
 
 def first_differences(first: Tokenizer, second: Tokenizer, limit: int = 5) -> list[Difference]:
     """The lowest ids that the two read differently; empty if a draft may use either. Padding, which
-    no text has, is no difference."""
+    no text contains, is no difference."""
     if first.is_of_the_text_of(second):
         return []
     left, right = first.meanings, second.meanings
@@ -265,14 +265,14 @@ def first_differences(first: Tokenizer, second: Tokenizer, limit: int = 5) -> li
 
 
 def num_common_ids(tokenizer: Tokenizer, *sizes: int) -> int:
-    """Ids that the tokenizer ends with and models of these `sizes` all have."""
+    """Number of first ids that the tokenizer and models of these `sizes` all have."""
     return min(max(tokenizer.meanings, default=-1) + 1, *sizes)
 
 
 def spellings(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """The token sequences of `words`, at the start of a text and after a space.
 
-    Raises ConfigError for an empty word, which every text has.
+    Raises ConfigError for an empty word, which every text contains.
     """
     if "" in words:
         raise ConfigError("bad_words: every text has an empty word.", hint="drop the empty one")
@@ -282,13 +282,13 @@ def spellings(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ..
 
 
 _MAX_LOADED = 8
-# By the digest of the text: target and draft of a family have the same one, in two folders.
+# Keyed by the digest of the text: target and draft of a family have the same one, in two folders.
 _loaded: dict[bytes, tuple[Backend, Growth]] = {}
 
 
 @lru_cache(maxsize=_MAX_LOADED)
 def _load(folder: Path, identity: tuple[object, ...]) -> Tokenizer:
-    """`identity` is part of the key only: an edited file is read again."""
+    """Load a tokenizer. `identity` is part of the key only: an edited file is read again."""
     del identity
     backend, growth = _load_backend(folder / "tokenizer.json")
     config = _read_json(folder / "tokenizer_config.json")
@@ -327,7 +327,7 @@ def _load_backend(path: Path) -> tuple[Backend, Growth]:
 
 
 def _failed(what: str, error: BaseException) -> CheckpointError:
-    """What to raise for an exception of the library; one of the caller's own, or an interrupt,
+    """The error to raise for an exception of the library; one of the caller's own, or an interrupt,
     is raised again."""
     if isinstance(error, _NOT_THE_LIBRARYS) or is_interrupt(error):
         raise error
@@ -363,7 +363,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _stop_ids(folder: Path, backend: Backend, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The first of generation_config, config and tokenizer_config that names an end."""
+    """Ids that end texts, from the first of generation_config, config and tokenizer_config with
+    any."""
     for name in ("generation_config.json", "config.json"):
         entry: object = _read_json(folder / name).get("eos_token_id")
         entries = cast("list[object]", entry) if isinstance(entry, list) else [entry]

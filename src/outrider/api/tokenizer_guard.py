@@ -1,10 +1,10 @@
 """Checks of a tokenizer.json before the `tokenizers` library builds a tokenizer from it.
 
 A tokenizer is a chain of small programs that came with a checkpoint: replacements may multiply a
-text until memory is full, and some parameters make the library panic. So only components that real
-tokenizers use are accepted, with bounds far above real ones, and `Growth` reckons how many bytes
-the chain can make of one byte of text. Unknown patterns may not nest repetitions, and are tried in
-the helper process of the chat template.
+text until memory is full, and some parameters make the library panic. So only components of real
+tokenizers are accepted, with bounds far above real ones, and `Growth` computes how many bytes the
+chain can make of one byte of text. Unknown patterns may not nest repetitions, and are tried in the
+helper process of the chat template.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outrider.core.errors import CheckpointError
 
 MAX_ID = 1 << 22
 MAX_TOKEN_CHARS = 2048
-# The lattice of a unigram model tries every prefix of every place; published ones end at 64.
+# The lattice of a unigram model tries every prefix at every position; published ones end at 64.
 MAX_PIECE_CHARS = 256
 MAX_ADDED = 1 << 18
 MAX_ADDED_BYTES = 64 << 20
@@ -30,10 +30,10 @@ MAX_WORD_CHARS = 1024
 MAX_STEPS = 64
 MAX_PIECES = 64
 MAX_STRIPPED = 16
-# Bytes of one: XLNet's normalizer is at 1,188 with the worst of characters at every step.
+# Bytes per byte: XLNet's normalizer is at 1,188 with the worst of characters at every step.
 MAX_NORMALIZING, MAX_SPLITTING, MAX_DECODING = 2048.0, 64.0, 8.0
 
-# Bytes in UTF-8 that normal forms make of one: U+FDFA becomes 18 letters, a Hangul syllable three.
+# UTF-8 bytes that normal forms make of one: U+FDFA becomes 18 letters, a Hangul syllable three.
 _COMPATIBLE, _CANONICAL, _LOWER = 12.0, 3.0, 1.5
 _FORMS = {
     "NFKC": _COMPATIBLE,
@@ -49,7 +49,7 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The most bytes that each part makes of one byte, and the patterns to be tried out."""
+    """The most bytes that each part makes of one byte, and the patterns to try."""
 
     normalizing: float
     splitting: float
@@ -65,7 +65,8 @@ class _RefusedError(Exception):
 
 
 def check(loaded: object, where: str) -> Growth:
-    """Raises CheckpointError, with `where` and the part, for what no published tokenizer has."""
+    """Raises CheckpointError, with `where` and the part, for a part that no published tokenizer
+    has."""
     try:
         data = _entry("the file", loaded)
         patterns: list[str] = []
@@ -84,7 +85,7 @@ def check(loaded: object, where: str) -> Growth:
 
 
 def _steps(part: str, key: str, loaded: object, depth: int = 0) -> Iterator[tuple[str, Entry]]:
-    """Components one after another, with those of sequences in their place."""
+    """Components one after another, with sequences expanded."""
     if loaded is None:
         return
     entry = _entry(part, loaded)
@@ -101,7 +102,7 @@ def _steps(part: str, key: str, loaded: object, depth: int = 0) -> Iterator[tupl
 
 
 def _normalizers(loaded: object, patterns: list[str]) -> float:
-    """A form grows a text once, however often it is taken, until something else is written."""
+    """Growth by normalizers. A form grows a text only once, until another step changes it."""
     growth, taken, count = 1.0, set[float](), 0
     for kind, entry in _steps("normalizer", "normalizers", loaded):
         count += 1
@@ -157,7 +158,7 @@ def _replace(entry: Entry, patterns: list[str]) -> float:
     content = _text("Replace: content", entry.get("content"))
     literal = _pattern("Replace", entry, patterns)
     if literal is None:
-        # It may match nothing at all, hence everywhere.
+        # It may match the empty string, hence everywhere.
         return 1.0 + content
     if not literal:
         raise _RefusedError("Replace: the pattern is empty")
@@ -165,7 +166,7 @@ def _replace(entry: Entry, patterns: list[str]) -> float:
 
 
 def _precompiled(entry: Entry, _patterns: list[str]) -> float:
-    """The longest of its texts, each of which stands for a byte or more."""
+    """The length of the longest of its texts, each of which replaces a byte or more."""
     charsmap = entry.get("precompiled_charsmap") or ""
     try:
         blob = base64.b64decode(charsmap, validate=True)
@@ -201,7 +202,7 @@ def _strip(entry: Entry, _patterns: list[str]) -> float:
 
 
 def _bpe_end(entry: Entry, _patterns: list[str]) -> float:
-    # An empty one is found everywhere.
+    # An empty suffix matches everywhere.
     return 1.0 if _text("BPEDecoder: suffix", entry.get("suffix", "")) else 2.0
 
 
@@ -245,7 +246,7 @@ _DECODERS: Mapping[str, _Check] = {
 
 
 def _pattern(part: str, entry: Entry, patterns: list[str]) -> str | None:
-    """A literal one; None for a regular expression, which joins `patterns` if nobody knows it."""
+    """A literal pattern; None for a regular expression, which joins `patterns` if it is unknown."""
     found = _entry(f"{part}: pattern", entry.get("pattern"))
     if len(found) != 1 or not found.keys() <= {"String", "Regex"}:
         raise _RefusedError(f"{part}: the pattern is neither a string nor a regular expression")
@@ -280,7 +281,7 @@ def _check_post_processor(loaded: object) -> None:
 
 
 def _check_template(name: str, loaded: object) -> None:
-    """A text stands in it once: twice, in a few processors, would multiply it."""
+    """Check that a text occurs once: twice, in a few processors, would multiply it."""
     texts: list[object] = []
     for piece in _list(f"TemplateProcessing: {name}", loaded or [], MAX_PIECES):
         found = _entry("TemplateProcessing: a piece", piece)
@@ -309,7 +310,7 @@ def _check_added(loaded: object, growth: float) -> None:
 
 
 def _check_model(model: Entry) -> None:
-    """Files of 2020 do not say the type; what holds for one of them holds for all."""
+    """Check a model. Files of 2020 lack the type; the same checks fit all types."""
     kind = model.get("type", "BPE")
     if kind not in ("BPE", "WordPiece", "WordLevel", "Unigram"):
         raise _RefusedError(f"model: unknown type {kind!r:.60}")
@@ -349,7 +350,7 @@ def _list(part: str, loaded: object, most: int) -> list[Any]:
 
 
 def _text(part: str, loaded: object, most: int = MAX_CONTENT_BYTES) -> int:
-    """Its length in bytes."""
+    """The length of a text in bytes."""
     if not isinstance(loaded, str):
         raise _RefusedError(f"{part} must be a text")
     size = len(loaded.encode("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""Regular expressions of tokenizers: the published ones, and what unknown ones may not contain.
+"""Regular expressions of tokenizers: the published ones, and limits of unknown ones.
 
 The library's engine backtracks. A repetition within a repetition, `(a+)+b`, takes exponential time
 and panics after ten million steps, so such a pattern is refused. The remaining unknown patterns are
@@ -19,10 +19,10 @@ from tokenizers import Tokenizer as Backend
 from outrider.api.chat_template import BASE_OUTPUT_CHARS, Helper, HelperLostError
 from outrider.models.gguf.splits import PATTERNS, TEKKEN
 
-# Those of rules that GGUF files name, and of other published tokenizers.
+# Patterns of rules that GGUF files name, and of other published tokenizers.
 KNOWN = PATTERNS | {
     r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
-    # Of the embedded pair.
+    # The embedded pair's pattern.
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\n+|\s+(?!\S)|\s+",
     # o200k with three digits and without contractions.
     TEKKEN.replace(r"\p{N}|", r"\p{N}{1,3}|"),
@@ -40,7 +40,7 @@ MAX_COUNT = 1000
 MAX_DEPTH = 32
 # Recursion, conditions, callouts and absence: no tokenizer has them.
 _ENDLESS = math.inf
-# With the mark that makes it lazy or possessive; a brace of anything else is text.
+# Includes the mark that makes it lazy or possessive; a brace with other content is text.
 _QUANTIFIER = re.compile(
     r"(?:(?P<sign>[?*+])[?+]?"
     r"|\{(?=[\d,]*\d)(?P<least>\d{0,9})(?P<comma>,)?(?P<most>(?<=,)\d{0,9})?\}\??)"
@@ -49,7 +49,7 @@ _STRANGE = ("?R", "?&", "?P>", "?(", "?{", "?~", "*")
 
 
 def refusal(pattern: str) -> str | None:
-    """Why a pattern that is not known may not run; None if it may."""
+    """Reason for which an unknown pattern may not run; None if it may."""
     if len(pattern) > MAX_CHARS:
         return f"has {len(pattern)} characters, more than {MAX_CHARS}"
     try:
@@ -59,8 +59,8 @@ def refusal(pattern: str) -> str | None:
 
 
 def try_out(patterns: Sequence[str]) -> str | None:
-    """Why one of them may not run; None if all may. In a process of its own, since a search cannot
-    be interrupted. Raises MachineError if that does not start."""
+    """Reason for which one of the patterns may not run; None if all may. They run in a process of
+    their own, since a search cannot be interrupted. Raises MachineError if it does not start."""
     if not patterns:
         return None
     helper = Helper("template_helper.py", "patterns")
@@ -75,8 +75,8 @@ def try_out(patterns: Sequence[str]) -> str | None:
 
 
 class _Scanner:
-    """Reads a pattern once. Of every open group, and last of the pattern, it knows whether a
-    repetition of no fixed number is in it, and the largest product of fixed ones."""
+    """Reads a pattern once. For every open group, and last for the pattern, it knows whether it
+    contains a repetition of no fixed number, and the largest product of fixed ones."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -132,7 +132,7 @@ class _Scanner:
                 self._at += self._pattern.startswith("]", self._at)
 
     def _repeated(self, varies: bool, product: int) -> str | None:
-        """Reads the quantifiers behind an item, of which it knows what is within."""
+        """Read the quantifiers after an item, whose content is known."""
         while (found := self._quantifier()) is not None:
             least, most = found
             if most > 1 and varies:
@@ -146,7 +146,7 @@ class _Scanner:
         return None
 
     def _quantifier(self) -> tuple[int, float] | None:
-        """How often at least and at most; None if what comes is no quantifier."""
+        """The least and the largest number; None if no quantifier follows."""
         match = _QUANTIFIER.match(self._pattern, self._at)
         if match is None:
             return None
@@ -161,9 +161,9 @@ class _Scanner:
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """Bytes of tokens: `read` gives those of a token, None where its text depends on others.
-    `whole` says that such a token is no part of a character; `table` has what was asked. `own` are
-    added tokens that stand for their own text, where the library reads their letters as bytes."""
+    """Bytes of tokens: `read` returns those of a token, None if its text depends on others. `whole`
+    says that such a token is no part of a character; `table` caches results. `own` are added tokens
+    that stand for their own text, while the library reads their letters as bytes."""
 
     read: Callable[[str], bytes | None]
     whole: bool
@@ -192,7 +192,7 @@ def _decoder_types(decoder: Mapping[str, Any]) -> list[str]:
 
 
 def _byte_level(token: str) -> bytes:
-    """Each character of a byte-level token is a byte; a token with others is its own text."""
+    """Bytes of a byte-level token: one per character; a token with others is its own text."""
     try:
         return bytes(_BYTE_OF[character] for character in token)
     except KeyError:
@@ -209,7 +209,7 @@ def _bytes_by_character() -> dict[str, int]:
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     table = {chr(byte): byte for byte in shown}
-    return table | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
+    return table | {chr(0x100 + index): byte for index, byte in enumerate(hidden)}
 
 
 _BYTE_OF = _bytes_by_character()

@@ -1,8 +1,8 @@
-"""Tools for models whose chat template has no place for them: told, called and answered in text.
+"""Tools for models whose chat template does not support them: described and called in text.
 
-Instructions list the tools as JSON and ask for calls as JSON; calls of before, and what they gave,
-stand in the conversation in the same form. It is said by roles that every template has, in turns
-that alternate. server/parsing reads the answers as its format `generic`.
+Instructions list the tools as JSON and request calls as JSON; earlier calls and their results are
+in the conversation in the same form. They use roles that every template has, in alternating turns.
+server/parsing reads the answers as its format `generic`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_TOLD = """\
+_INSTRUCTIONS = """\
 You can call these tools:
 
 {tools}
@@ -29,8 +29,8 @@ def has_place_for_tools(template: str) -> bool:
 def must_be_in_text(
     template: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> bool:
-    """Whether `template` would leave something of tools out. One that writes calls of before does
-    so in its own words where no tools are offered now."""
+    """True if `template` would leave a part of tools out. If no tools are offered now, a template
+    that writes earlier calls does so in its own words."""
     if has_place_for_tools(template):
         return False
     has_calls = any("tool_calls" in one or one["role"] == "tool" for one in messages)
@@ -40,7 +40,7 @@ def must_be_in_text(
 def in_text(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The conversation without tools, calls and their results as such."""
+    """The conversation with tools, calls and their results as text."""
     found = list[dict[str, Any]]()
     names: dict[object, str] = {}
     has_result = False
@@ -49,7 +49,7 @@ def in_text(
         is_result = plain["role"] == "tool"
         if is_result:
             plain = _result(plain, names)
-        # Results, and the user's message behind them, are one turn.
+        # Results, and the user's message after them, are one turn.
         if found and plain["role"] == "user" == found[-1]["role"] and (is_result or has_result):
             found[-1]["content"] += f"\n\n{plain['content']}"
         else:
@@ -57,12 +57,12 @@ def in_text(
         has_result = is_result
     if tools:
         listed = "\n".join(_json(tool["function"]) for tool in tools)
-        _tell(found, _TOLD.format(tools=listed))
+        _instruct(found, _INSTRUCTIONS.format(tools=listed))
     return found
 
 
 def _calls_as_lines(message: Mapping[str, Any], names: dict[object, str]) -> dict[str, Any]:
-    """In the form that answers are asked for in; `names` learns what was called by which id."""
+    """A message with its calls as lines, in the requested form; `names` learns names by call id."""
     plain = dict(message)
     lines = [plain["content"]]
     for call in plain.pop("tool_calls", ()):
@@ -78,9 +78,9 @@ def _result(message: Mapping[str, Any], names: Mapping[object, str]) -> dict[str
     return {"role": "user", "content": f"{name} gave:\n{message['content']}"}
 
 
-def _tell(messages: list[dict[str, Any]], text: str) -> None:
-    """In front of the first message if it gives instructions, else of the user's first: some
-    templates refuse a system's message, or have one of their own."""
+def _instruct(messages: list[dict[str, Any]], text: str) -> None:
+    """Put instructions in front of the first message if it gives some, else of the user's first:
+    some templates refuse a system message, or have one of their own."""
     for i, message in enumerate(messages):
         if message["role"] in ("system", "developer", "user"):
             messages[i]["content"] = f"{text}\n\n{message['content']}"

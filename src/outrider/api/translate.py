@@ -1,8 +1,8 @@
 """Token ids of one tokenizer to ids of another through text, a round at a time (the bridge).
 
-A draft's ids are extended, never made anew, so a round costs bounded work and a draft model keeps
-what it committed. Special tokens that both vocabularies spell alike are translated; other special
-tokens of the target are left out, and other special tokens of the draft end a draft.
+A draft's ids are extended, never recomputed, so a round costs bounded work and a draft model keeps
+its committed tokens. Special tokens that both vocabularies spell alike are translated; other
+special tokens of the target are left out, and other special tokens of the draft end a draft.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from outrider.api.stream import REPLACEMENT
 from outrider.api.tokenizer import Tokenizer
 
 _CONTEXT = 8
-# In bytes, hence in ids at most: each has one or more.
+# Bytes of a character at most, hence ids at most: each id has one byte or more.
 _LONGEST_CHARACTER = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
     """Reads and writes text in ids below `size`, without the ids that are `foreign` to the other
-    side. `lead` is what the tokenizer puts before a text; `newline` is a neutral context."""
+    side. `lead` are the ids that the tokenizer puts before a text; `newline` is a neutral
+    context."""
 
     tokenizer: Tokenizer
     size: int
@@ -44,24 +45,24 @@ class _Vocabulary:
         return token_id < self.size and token_id not in self.foreign
 
     def read(self, ids: Sequence[int], start: int, end: int) -> str:
-        """The text of ids[start:end] as it stands after what precedes it.
+        """The text of ids[start:end] in the context of the ids before.
 
         A context that began within a character would be read as broken bytes, and some decoders
-        then break the whole run.
+        would then break the whole run.
         """
         starts = range(max(start - _CONTEXT, 0), start)
-        first = next((place for place in starts if self.is_whole(ids, place)), start)
+        first = next((index for index in starts if self.is_whole(ids, index)), start)
         return self._decode(ids[first:end])[len(self._decode(ids[first:start])) :]
 
     def is_whole(self, ids: Sequence[int], end: int) -> bool:
-        """Whether the ids before `end` finish their last character."""
+        """True if the ids before `end` finish their last character."""
         tails = (ids[max(end - size, 0) : end] for size in range(1, _LONGEST_CHARACTER + 1))
         return any(not self._decode(tail).endswith(REPLACEMENT) for tail in tails)
 
     def whole_end(self, ids: Sequence[int], start: int) -> int:
-        """The last place from `start` on before which every character is finished.
+        """The last index from `start` on before which every character is complete.
 
-        Bytes that no character begins with do not wait for ever.
+        Bytes that begin no character do not wait for ever.
         """
         for end in range(len(ids), max(start, len(ids) - _LONGEST_CHARACTER), -1):
             if self.is_whole(ids, end):
@@ -69,7 +70,7 @@ class _Vocabulary:
         return len(ids) if len(ids) - start > _LONGEST_CHARACTER else start
 
     def write(self, before: Sequence[int], text: str) -> list[int]:
-        """New ids that continue `before` by `text`."""
+        """New ids that continue `before` with `text`."""
         if not text:
             return []
         for context in self._contexts(before):
@@ -79,7 +80,7 @@ class _Vocabulary:
         return self._encode(text)
 
     def begin(self, text: str) -> list[int]:
-        """All ids of a text from its start, with the tokenizer's own lead once."""
+        """The ids of a whole text, with the tokenizer's own lead exactly once."""
         ids = self._encode(text)
         return ids if tuple(ids[: len(self.lead)]) == self.lead else [*self.lead, *ids]
 
@@ -100,7 +101,7 @@ class _Vocabulary:
 
 class TextTranslator:
     """Translates between `target` and `draft`, whose models have `target_size` and `draft_size`
-    ids: a tokenizer may know more, and those are never written."""
+    ids: a tokenizer may know more, which are never written."""
 
     def __init__(
         self, target: Tokenizer, draft: Tokenizer, *, target_size: int, draft_size: int
@@ -113,17 +114,17 @@ class TextTranslator:
 
 
 class TextTranslation:
-    """One sequence; a `drafters.bridge.Translation`.
+    """Translation of one sequence; a `drafters.bridge.Translation`.
 
-    `_ids` spell the text of the first `_num_read` target tokens; what follows waits for the rest of
-    its character.
+    `_ids` spell the text of the first `_num_read` target tokens; later tokens wait for the rest of
+    a character.
 
-    Of the text before, only the last id is spelled again together with the new text, because more
-    text may merge into it. New ids are found by encoding the new text behind the last few ids, and
-    taken if those ids come out unchanged; if no context survives, the text is encoded by itself.
+    Of the earlier text, only the last id is spelled again together with the new text, because more
+    text may merge into it. New ids are found by encoding the new text after the last few ids, and
+    used if those ids come out unchanged; if no context survives, the text is encoded by itself.
 
-    A character whose bytes are not all there waits, in both directions. So does a replacement
-    character at the end of a text, which cannot be told from broken bytes.
+    An incomplete character waits, in both directions. So does a replacement character at the end of
+    a text, which looks like broken bytes.
     """
 
     def __init__(self, target: _Vocabulary, draft: _Vocabulary) -> None:
@@ -147,7 +148,7 @@ class TextTranslation:
         return self._ids
 
     def to_target(self, drafted: Sequence[int]) -> list[int]:
-        # Twice the context: it may have to begin later, with a whole character.
+        # Twice the context: it may have to begin later, at a whole character.
         before = tuple(self._ids[-2 * _CONTEXT :])
         ids = (*before, *takewhile(self._draft.translatable, drafted))
         end = self._draft.whole_end(ids, len(before))
@@ -156,7 +157,7 @@ class TextTranslation:
         return spelled[len(waiting) :] if tuple(spelled[: len(waiting)]) == waiting else []
 
     def _extend(self, text: str) -> None:
-        """Spell `text` behind the ids, and the last id again with it if it is plain text."""
+        """Spell `text` after the ids, and the last id again with it if it is plain text."""
         ids, kept = self._ids, len(self._ids)
         if ids and ids[-1] not in self._draft.tokenizer.special_ids:
             kept -= self._draft.is_whole(ids, kept - 1)

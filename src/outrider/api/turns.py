@@ -1,9 +1,10 @@
-"""One engine for callers in any thread: callers take turns, and a turn is one job of the engine.
+"""One engine for callers in any thread: callers take turns, and a turn is one engine job.
 
-Two callers must never be inside the engine at once. Turns are given in the order of asking, and
-each turn drives the requests of everybody, so threads that generate at the same time share passes.
-Three calls would wait for ever and are refused: a callback that calls back into the engine that
-runs it, a signal handler whose thread waits for a turn, and a forked child, which has no threads.
+Two callers must never be inside the engine at once. Turns are granted in the order of requests, and
+each turn drives the requests of all callers, so threads that generate at the same time share
+passes. Three calls would wait for ever and are refused: a callback that calls back into the engine
+that runs it, a signal handler whose thread waits for a turn, and a forked child, which has no
+threads.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from typing import NoReturn
 from outrider.core.errors import ConfigError, MachineError, within_memory
 from outrider.core.interrupts import deferred, deliver
 
-# How soon a main thread that waits for its turn hears of Ctrl-C.
+# Interval at which a main thread that waits for its turn checks for Ctrl-C.
 _LOOK_SECONDS = 0.1
 
 
 class OfOneProcess:
-    """Base of what holds threads, locks and mapped memory of the process that made it."""
+    """Base of objects with threads, locks and mapped memory of the process that made them."""
 
     __slots__ = ()
 
     def __reduce__(self) -> NoReturn:
-        """Asked by pickle and by copy. Raises MachineError."""
+        """Called by pickle and by copy. Raises MachineError."""
         name = type(self).__name__
         raise MachineError(
             f"this {name} cannot be copied or sent to another process: its weights, memory and "
-            "threads are of the process that made it.",
+            "threads belong to the process that made it.",
             hint="send the model's name and options, and make the LLM in the process that uses it, "
             "once; for many processes `outrider serve` has one LLM",
         )
@@ -40,21 +41,21 @@ class OfOneProcess:
 
 class Turns:
     """The order of the callers of one engine, which belongs to the process that made it. `is_lane`
-    says whether the calling thread runs jobs of that engine."""
+    returns True if the calling thread runs jobs of that engine."""
 
     def __init__(self, is_lane: Callable[[], bool] = lambda: False) -> None:
         self._process = os.getpid()
         self._is_lane = is_lane
         self._lock = Lock()
         self._changed = Condition(self._lock)
-        # The first has the turn.
+        # The first one has the turn.
         self._callers: deque[object] = deque()
         self._threads: set[int] = set()
 
     @contextmanager
     def call(self) -> Generator[None]:
-        """A call of the engine's owner: Ctrl-C is told between its turns, or at its end. Raises as
-        `check`, and CapacityError where memory ends."""
+        """A call of the engine's owner: Ctrl-C is handled between its turns, or at its end. Raises
+        the errors of `check`, and CapacityError if memory ends."""
         self.check()
         with within_memory("answering"), deferred():
             yield
@@ -78,20 +79,20 @@ class Turns:
 
     @property
     def at_home(self) -> bool:
-        """Whether this is the process that made it."""
+        """True in the process that made it."""
         return os.getpid() == self._process
 
     @property
     def in_turn(self) -> bool:
-        """Whether the calling thread has the turn, waits for it, or runs a job for whoever has
-        it."""
+        """True if the calling thread has the turn, waits for it, or runs a job for the caller that
+        has it."""
         return get_ident() in self._threads or self._is_lane()
 
     def turn(self, *, now: bool = False) -> AbstractContextManager[bool]:
-        """Keep others out of the engine, once nobody else is in it; whether that was given.
+        """Keep others out of the engine, once it is free. Yields True if the turn was granted.
 
-        With `now` it is given only if nobody has or wants it: a finalizer, which may run in any
-        thread, at any time and in a forked child, must not wait.
+        With `now` it is granted only if no caller has or wants it: a finalizer, which may run in
+        any thread, at any time and in a forked child, must not wait.
         """
         return self._turn_now() if now else _Turn(self)
 
@@ -108,7 +109,7 @@ class Turns:
                 self.pass_on()
 
     def take(self) -> None:
-        """Wait for a turn, and have it until `pass_on`."""
+        """Wait for a turn, and hold it until `pass_on`."""
         self._threads.add(get_ident())
         try:
             self._wait()
@@ -124,7 +125,7 @@ class Turns:
                 return
         try:
             while not self._is_first(me):
-                # Nobody else waits for what a handler does.
+                # No other caller waits while a handler runs here.
                 deliver()
         except BaseException:
             with self._changed:
@@ -137,7 +138,7 @@ class Turns:
             return self._changed.wait_for(lambda: self._callers[0] is caller, _LOOK_SECONDS)
 
     def _try(self) -> bool:
-        # The collector may run in the midst of `_wait`, or in a lane, which would wait for itself.
+        # The collector may run within `_wait`, or in a lane, which would wait for itself.
         if not self.at_home or self.in_turn or not self._changed.acquire(blocking=False):
             return False
         try:
@@ -149,7 +150,7 @@ class Turns:
             self._changed.release()
 
     def pass_on(self) -> None:
-        """Give the turn to who waits for it longest."""
+        """Pass the turn to the caller that has waited longest."""
         self._threads.discard(get_ident())
         with self._lock:
             self._callers.popleft()

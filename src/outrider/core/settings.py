@@ -180,7 +180,7 @@ class ProgramConfig:
     )
     draft: str = setting(
         "auto",
-        "Model or heads that draft: auto is the target's known partner, none loads none.",
+        "Model or heads that draft: auto is the target's known partner; none turns this off.",
         harmless=("auto", "none"),
     )
     color: str = setting(

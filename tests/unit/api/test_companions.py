@@ -209,7 +209,7 @@ def test_an_mtp_block_is_taken_unannounced_too_or_its_lack_has_a_reason(
     assert "the checkpoint's own MTP block, together with look-ups" in said()
     for settings in ({"controller": "fixed"}, {"tensor_parallel": 2}):
         note = said(**settings)
-        assert "are looked for with --controller auto or goodput, and in one process, only" in note
+        assert "are searched for only with --controller auto or goodput, and in one process" in note
         assert "was found" not in note
     announced = (hybrid / "config.json").read_text()
     config = json.loads(announced)

@@ -1,9 +1,9 @@
 """One model by itself: feed ids, get logits, fork, cut and reuse the KV cache.
 
 The wrapper is the interface that scripts and notebooks know from other libraries, over the paged KV
-cache that the engine uses. A `Cache` names a sequence of it. `forward` and `truncate_cache` fork
-the cache that they are given, which shares whole pages and copies a part of one page; they never
-change it. The memory of a cache is freed with the last reference to it.
+cache of the engine. A `Cache` names one of its sequences. `forward` and `truncate_cache` fork the
+cache that they get, which shares whole pages and copies a part of one page; they never change it.
+The memory of a cache is freed with the last reference to it.
 
 Shapes:  N = tokens fed, V = vocabulary, L = layers, G = KV heads, T = tokens held, D = head size.
 """
@@ -35,17 +35,17 @@ from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve, spec_of_config
 
 _NEEDS = DraftNeeds()
-# Logits of a whole prompt are kept, unlike in the engine; this bounds what one pass computes.
+# Unlike in the engine, logits of a whole prompt are stored; this limits the rows of one pass.
 _MAX_ROWS = 64
 _PAGE_SIZE = 32
 _MAX_CONTEXT = 4096
 _QUANTISED = ("int8", "int4")
-# Room for a cache of full length and one that was cut from it.
+# Memory for a cache of full length and one that was cut from it.
 _NUM_CACHES = 2
 
 
 class PagedModel(CausalLM, Protocol):
-    """A CausalLM whose memory is an arena."""
+    """A CausalLM whose KV cache is an arena."""
 
     @property
     def state(self) -> PagedKV: ...
@@ -53,18 +53,18 @@ class PagedModel(CausalLM, Protocol):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Cache:
-    """The first `length` tokens of a text, as a wrapper's model has read them."""
+    """The first `length` tokens of a text, as read by a wrapper's model."""
 
     seq_id: int
     length: int
 
 
 class ModelWrapper:
-    """A model, its tokenizer and the caches made of it.
+    """A model, its tokenizer and the caches made with it.
 
     The wrapper must be the only user of its model's memory. Not for several threads at once.
-    A pass feeds `max_rows` tokens at most, all with logits; the model must have room for them.
-    Raises ConfigError if `device` is given and is not where the model is.
+    A pass feeds `max_rows` tokens at most, all with logits; the model must have buffers for them.
+    Raises ConfigError if `device` is given and is not the model's device.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ModelWrapper:
         self._max_rows = max_rows
         self._seq_ids = count()
         self._open: dict[int, weakref.finalize[..., Cache]] = {}
-        # A collector may run at any moment, so it only notes what is to be closed.
+        # A collector may run at any moment, so it only notes the caches to close.
         self._dropped: deque[int] = deque()
         if device is not None and torch.device(device).type != self.device.type:
             raise ConfigError(
@@ -102,7 +102,7 @@ class ModelWrapper:
 
     @property
     def memory_footprint_mb(self) -> float:
-        """Weights, in MB of 10^6 bytes; the arena is apart."""
+        """Size of the weights in MB of 10^6 bytes, without the arena."""
         return self.model.spec.weight_bytes / 1e6
 
     @property
@@ -130,11 +130,11 @@ class ModelWrapper:
         past_key_values: Cache | None = None,
         use_cache: bool = True,
     ) -> tuple[Tensor, Cache | None]:
-        """Read `ids` after what `past_key_values` holds: logits [1, N, V] in float32, and a cache
-        of all that was read (None without `use_cache`).
+        """Read `ids` after the tokens of `past_key_values`. Returns logits [1, N, V] in float32,
+        and a cache of all read tokens (None without `use_cache`).
 
         `ids` is a list, or a tensor of shape [N] or [1, N]. Raises ConfigError for ids that cannot
-        be read or do not fit the window, CapacityError when the arena is full.
+        be read or do not fit the window, CapacityError if the arena is full.
         """
         tokens = self._checked(ids, self.get_cache_length(past_key_values))
         seq_id = self._begin(past_key_values)
@@ -149,8 +149,8 @@ class ModelWrapper:
         return logits_1NV, self._handle(seq_id)
 
     def greedy(self, ids: Sequence[int], max_new_tokens: int) -> list[int]:
-        """What the model writes after `ids`: the first largest logit each time, until it ends the
-        text (its stop token is the last id then) or the limit."""
+        """The greedy continuation of `ids`: the first largest logit each time, until the model ends
+        the text (its stop token is then the last id) or the limit."""
         written, unread, past = list[int](), list(ids), None
         while len(written) < max_new_tokens and not self._ends(written):
             logits_1NV, past = self.forward(unread, past)
@@ -163,7 +163,7 @@ class ModelWrapper:
         return bool(written) and written[-1] in ends
 
     def get_cache_length(self, cache: Cache | None) -> int:
-        """Tokens held; no cache holds none."""
+        """Number of held tokens; 0 for None."""
         return 0 if cache is None else cache.length
 
     def truncate_cache(self, cache: Cache, keep_length: int) -> Cache:
@@ -184,13 +184,13 @@ class ModelWrapper:
         return [(1, num_heads, cache.length, self.model.spec.head_dim)] * num_layers
 
     def close(self, cache: Cache) -> None:
-        """Free the memory of `cache` now; what was forked from it lives on."""
+        """Free the memory of `cache` now; its forks live on."""
         seq_id = self._alive(cache)
         self._open.pop(seq_id).detach()
         self.model.state.close(seq_id)
 
     def reset_cache(self) -> None:
-        """Free every cache; those that are still held cannot be used any more."""
+        """Free every cache; caches that are still referenced cannot be used any more."""
         self._sweep()
         for seq_id, finalizer in self._open.items():
             finalizer.detach()
@@ -248,7 +248,7 @@ class ModelWrapper:
         return cache.seq_id
 
     def _sweep(self) -> None:
-        """Close what the collector found unused."""
+        """Close the caches that the collector found unused."""
         while self._dropped:
             seq_id = self._dropped.popleft()
             if self._open.pop(seq_id, None) is not None:
@@ -256,7 +256,7 @@ class ModelWrapper:
 
 
 def listed(ids: Sequence[int] | Tensor) -> list[int]:
-    """Raises ConfigError for a tensor of several sequences."""
+    """Ids as a list. Raises ConfigError for a tensor of several sequences."""
     if not isinstance(ids, Tensor):
         return list(ids)
     if ids.dim() > 1 and ids.shape[0] != 1:
@@ -272,7 +272,7 @@ def load_wrapper(
     quantise: str = "none",
     kv_dtype: str = "auto",
 ) -> tuple[ModelWrapper, Tokenizer]:
-    """A model by alias, folder or hub id, ready for `forward`, and its tokenizer.
+    """Load a model by alias, folder or hub id, ready for `forward`. Returns it and its tokenizer.
 
     `dtype` is auto (the checkpoint's own), float32, bfloat16 or float16; `quantise` is none, int8
     or int4, for its matrices, which a `dtype` of int8 or int4 means as well; `kv_dtype` is auto or
