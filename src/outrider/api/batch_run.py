@@ -137,7 +137,7 @@ class Batch:
             self._start()
             if self._running:
                 self.llm.advance()
-                self._hear()
+                self._collect()
             yield
 
     def _read_ahead(self, source: Iterator[RawLine]) -> bool:
@@ -218,7 +218,7 @@ class Batch:
         self._running.append(request)
         self._reading.update(request.pages[request.num_read :])
 
-    def _hear(self) -> None:
+    def _collect(self) -> None:
         """Handle the requests that the last job ended, and the prompts that it read."""
         still: list[_Request] = []
         for request in self._running:

@@ -246,14 +246,14 @@ class RequestRouter:
         """Run one engine job and pass on its outcomes. Returns the readers that it ended."""
         if self._dropped:
             self.sweep()
-        return self._hear(self._engine.step(CONTROL_SECONDS))
+        return self._pass_on_ended(self._engine.step(CONTROL_SECONDS))
 
     def retire(self, reader: OutputStream) -> None:
         """End a request, if it has not ended, and free its memory. Outcomes of other requests are
         passed on meanwhile."""
         if reader.seq.seq_id in self._readers:
             self._engine.cancel(reader.seq.seq_id)
-            self._hear(self._engine.delivered())
+            self._pass_on_ended(self._engine.delivered())
         self._end(reader)
 
     def end(self, readers: Sequence[OutputStream], turn: AbstractContextManager[bool]) -> None:
@@ -294,7 +294,7 @@ class RequestRouter:
             raise ContractError("the router has no engine yet")
         return self.engine
 
-    def _hear(self, outcomes: Sequence[Outcome]) -> list[OutputStream]:
+    def _pass_on_ended(self, outcomes: Sequence[Outcome]) -> list[OutputStream]:
         """Pass on the outcomes of ended jobs. Returns the readers that these ended."""
         ended = self._pass_on(outcomes)
         # Failures come without an outcome.
