@@ -50,8 +50,9 @@ class EngineConfig:
 
     drafter: str = setting(
         AUTO,
-        "Drafter; auto is the one that --draft implies, else look-ups in the text, together with "
-        "an MTP block, heads, a draft model or a 4-bit copy of the target where there is one.",
+        "Method that proposes tokens; auto takes the drafter that --draft implies, else look-ups "
+        "in the text, together with an MTP block, heads, a draft model or a 4-bit copy of the "
+        "target where there is one.",
         choices=DRAFTERS,
         others=PLUGINS.names,
     )
@@ -251,10 +252,7 @@ class EngineConfig:
         maximum=1,
     )
     force_hits: float = setting(
-        -1.0,
-        "For study: share of verdicts that count as predicted; -1 is off.",
-        minimum=-1,
-        maximum=1,
+        -1.0, "For study: share of verdicts counted as predicted; -1 is off.", minimum=-1, maximum=1
     )
     drafter_home: str = setting(
         "thread",

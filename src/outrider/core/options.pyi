@@ -12,8 +12,9 @@ class EngineOptions(TypedDict, total=False):
     """Fields of EngineConfig."""
 
     drafter: str
-    """Drafter; auto is the one that --draft implies, else look-ups in the text, together with an
-    MTP block, heads, a draft model or a 4-bit copy of the target where there is one."""
+    """Method that proposes tokens; auto takes the drafter that --draft implies, else look-ups in
+    the text, together with an MTP block, heads, a draft model or a 4-bit copy of the target where
+    there is one."""
 
     k: int | None
     """Draft at most this many tokens at once; unset is the best k that the draft folder states for
@@ -139,7 +140,7 @@ class EngineOptions(TypedDict, total=False):
     predicted, and fewer drafts accepted."""
 
     force_hits: float
-    """For study: share of verdicts that count as predicted; -1 is off."""
+    """For study: share of verdicts counted as predicted; -1 is off."""
 
     drafter_home: str
     """Home of a drafter ahead or on a lane: a thread or a process."""
