@@ -118,8 +118,7 @@ def check_shape(draft: Draft, depth: int, params: SamplingParams) -> None:
 
 
 def check_budgets(make: MakeDrafter, params: SamplingParams) -> None:
-    """Check that drafts keep to depth, size and vocabulary, and that equal texts have equal
-    drafts."""
+    """Check that drafts keep to depth, size and vocabulary, and are equal for equal texts."""
     rng = random.Random(7)
     for number in range(_NUM_TEXTS):
         text = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
@@ -169,8 +168,7 @@ def check_memory(make: MakeDrafter, params: SamplingParams) -> None:
 
 
 def check_rows_alone(make: MakeDrafter, params: SamplingParams) -> None:
-    """Check that a batch with different depths and lengths gives each row the draft it gets
-    alone."""
+    """Check that a batch of different depths and lengths gives each row the draft it gets alone."""
     drafter = make()
     asked = [((1, 2, 1), 4), ((0,), 1), ((3, 3, 3, 3, 3), 0), ((2, 0, 2, 0), 6), ((1,), 3)]
     for seq_id, (text, _) in enumerate(asked):

@@ -57,8 +57,7 @@ _FINISH = {"stop": "stop", "length": "length", "timeout": "length"}
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """Line `number`, from 1, which requests `params.n` completions of each of `prompts`, or of the
-    conversation `chat`."""
+    """Line `number`, from 1: `params.n` completions of each of `prompts`, or of the chat `chat`."""
 
     number: int
     kind: Kind
@@ -343,8 +342,7 @@ def _json(value: object) -> str:
 
 
 def answered(text: str) -> tuple[int, str, bool]:
-    """Number and digest of an answer's line, and True if the answer is an error. Raises ValueError
-    for any other text."""
+    """Line number and digest of an answer, and True for an error. Raises ValueError otherwise."""
     record = parse_json(text)
     if not isinstance(record, dict):
         raise ValueError("no object")

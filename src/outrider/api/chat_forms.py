@@ -71,8 +71,7 @@ class Form:
 def forms(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], developer: str
 ) -> Iterator[Form]:
-    """Different forms of a conversation, the nearest first. `developer` is the template's role for
-    a developer's messages."""
+    """Forms of a conversation, the nearest first. `developer` is the role of such messages."""
     turns = [Turn(_name(i, one), dict(one)) for i, one in enumerate(messages)]
     renamed = [turn.of_role(developer) if turn.role == "developer" else turn for turn in turns]
     given = Form(tuple(renamed), tuple(tools) or None)
@@ -213,8 +212,7 @@ def _no_system(form: Form) -> Form:
 
 
 def _alternating(form: Form) -> Form:
-    """Start with a message of the user, join messages of one role in a row, and drop empty turns of
-    the assistant."""
+    """Begin with the user, join messages of one role, and drop the assistant's empty turns."""
     found: list[Turn] = []
     notes: list[str] = []
     for turn in form.turns:

@@ -41,8 +41,7 @@ class ChatOptions(TypedDict, total=False):
 def checked_messages(
     messages: Sequence[Mapping[str, Any]], *, continues: bool = False
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The messages in the templates' form, and notes on messages that were read in another form
-    than written."""
+    """The messages in the templates' form, and notes on those read in another form than written."""
     notes: list[str] = []
     found = [_message(one, f"messages[{i}]", notes) for i, one in enumerate(messages)]
     if continues and not (found and found[-1]["role"] == "assistant"):

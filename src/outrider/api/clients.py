@@ -168,8 +168,7 @@ class OllamaModel:
 
 @dataclass(frozen=True, slots=True)
 class OllamaReply:
-    """A completion. `seconds` is the server's own time of writing `num_tokens`, without prompt and
-    loading."""
+    """A completion. `seconds` is the server's time of writing, without prompt and loading."""
 
     text: str
     num_tokens: int

@@ -70,8 +70,7 @@ def is_searched(config: EngineConfig) -> bool:
 
 
 def why_none(target: Path, config: EngineConfig) -> str:
-    """The reason for which the model in `target` has no draft in its folder or next to it, in words
-    for the note."""
+    """The reason for which the model in `target` has no draft in or next to its folder."""
     if not is_searched(config):
         only = "are searched for only with --controller auto or goodput, and in one process"
         return f"MTP blocks, heads and draft models {only}"
@@ -121,8 +120,7 @@ def companion_of(target: Path) -> Path | None:
 
 
 def same_ids(target: Path, draft: Path) -> bool:
-    """True if every id means the same to the model in `draft` as to the target; their tables may be
-    padded differently."""
+    """True if every id means the same to both models; their tables may be padded differently."""
     with suppress(OutriderError):
         small, large = sorted(_vocab_size(folder) for folder in (target, draft))
         if kind_of(draft) == MODEL and large - small <= _MOST_PADDING * large:

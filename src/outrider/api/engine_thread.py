@@ -319,8 +319,7 @@ def _post(
     ended: bool,
     error: BaseException | None = None,
 ) -> None:
-    """Put events into the request's mailbox and wake its loop, unless it is about to look
-    anyway."""
+    """Put events into the request's mailbox and wake its loop, unless it will look anyway."""
     with state.changed:
         request.events.put(events)
         request.ended, request.error = ended, error

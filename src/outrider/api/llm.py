@@ -287,8 +287,7 @@ class LLM(OfOneProcess):
     def encode_chat(
         self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
     ) -> list[int]:
-        """Ids by the checkpoint's own chat template (api/chat_messages.py). Changes from the given
-        messages are logged."""
+        """Ids by the checkpoint's own chat template (api/chat_messages.py). Changes are logged."""
         with self._turns.call():
             return self.requests.ids_of_chat(conversation(messages), **options).logged()
 

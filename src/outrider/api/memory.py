@@ -206,8 +206,7 @@ def fitted(plan: LoadPlan, *, has_weights: bool = False) -> tuple[LoadPlan, tupl
 
 
 def _as_many_as_fit(plan: LoadPlan, fits: Callable[[LoadPlan, float], bool]) -> LoadPlan:
-    """Halve the requests at once until the arena that fits with their buffers holds a text of
-    usual length for each."""
+    """Halve the requests at once until the arena that fits holds a usual text for each."""
     while plan.settings.most_batch > 1:
         small = plan if plan.settings.arena_tokens else _with_small_tables(plan)
         if not fits(small, 1.0):
@@ -229,8 +228,7 @@ def _bounds(plan: LoadPlan) -> dict[str, tuple[MemoryLimit, ...]]:
 def _lacking(
     parts: Sequence[Part], bounds: Mapping[str, tuple[MemoryLimit, ...]], share: float
 ) -> list[tuple[int, MemoryLimit]]:
-    """(bytes needed, limit) of the limits of which the parts need more than `share`; the most
-    exceeded ones come first."""
+    """(bytes needed, limit) of limits with less than `share` left, the most exceeded ones first."""
     found: list[tuple[int, MemoryLimit]] = []
     for device, all_limits in bounds.items():
         own = [part for part in parts if part.device == device]

@@ -98,8 +98,7 @@ class OutputStream:
             self.has_ended = True
 
     def take(self, outcome: Outcome) -> None:
-        """Read a round's emitted tokens. Its ids are on the host, so the device is done with
-        them."""
+        """Read a round's emitted tokens. Its ids are on the host: the device is done with them."""
         arrival = round(self.clock() - self._started, 9)
         self._arrivals += [arrival] * len(outcome.tokens)
         self._logprobs += outcome.logprobs
@@ -219,8 +218,7 @@ class OutputStream:
 
 @dataclass(slots=True)
 class RequestRouter:
-    """Readers of submitted requests that have not ended. `engine` is set before the first of
-    them."""
+    """Readers of submitted requests that have not ended. `engine` is set before the first."""
 
     memory: MemoryWatch
     engine: Engine | None = None
@@ -249,8 +247,7 @@ class RequestRouter:
         return self._pass_on_ended(self._engine.step(CONTROL_SECONDS))
 
     def retire(self, reader: OutputStream) -> None:
-        """End a request, if it has not ended, and free its memory. Outcomes of other requests are
-        passed on meanwhile."""
+        """End a request, if it has not ended, and free its memory; others' outcomes go on."""
         if reader.seq.seq_id in self._readers:
             self._engine.cancel(reader.seq.seq_id)
             self._pass_on_ended(self._engine.delivered())

@@ -290,8 +290,7 @@ def _notes(
 
 
 def _tokenizer_of(folder: Path, target: DecoderConfig, other: str) -> Tokenizer:
-    """The target's own tokenizer, or that of the model `other`. Raises VocabularyError for ids that
-    the target lacks."""
+    """The target's own tokenizer, or that of `other`. Raises VocabularyError for unknown ids."""
     if not other:
         return Tokenizer.load(folder)
     found = Tokenizer.load(find_model(other))

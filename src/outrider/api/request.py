@@ -143,8 +143,7 @@ class RequestMaker(PromptReader):
         sample: int = 0,
         live: bool,
     ) -> OutputStream:
-        """A reader of a request. Raises ConfigError for parameters that do not fit prompt, window
-        or vocabulary."""
+        """A reader of a request. Raises ConfigError for parameters that do not fit the models."""
         pair, limit = self._pair, self.limit(len(ids), params)
         params = params.seeded()
         if size := self.size_beyond(params.prediction):

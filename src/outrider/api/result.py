@@ -241,8 +241,7 @@ class GenerationResult:
 
     @property
     def is_speculative(self) -> bool:
-        """True if a drafter was in use, even one that found nothing. The figures of speculation are
-        None if not."""
+        """True if a drafter was in use, even without a draft; else its figures are None."""
         return self.stats.k > 0
 
     @property
@@ -291,8 +290,7 @@ class GenerationResult:
         )
 
     def profile(self, metadata: Mapping[str, object] | None = None) -> dict[str, object]:
-        """Rounds, counts, times and memory (metrics/profile.py). Raises ConfigError if the engine
-        does not profile."""
+        """Rounds, counts, times and memory (metrics/profile.py). Raises ConfigError if off."""
         if not self.rounds:
             raise ConfigError("this result has no rounds.", hint="set profile (--profile)")
         return profile(self.rounds, k=self.stats.k, memory=self.memory, metadata=metadata)

@@ -274,8 +274,7 @@ def _name_evaluated(schema: dict[str, object]) -> None:
 
 
 def _referred(choice: object) -> object:
-    """A reference with another keyword next to it; then the library follows the reference, so that
-    type and constants count."""
+    """A reference with one more keyword, so that the library follows it to type and constants."""
     if isinstance(choice, dict) and cast("dict[str, object]", choice).keys() == {"$ref"}:
         return {"type": list(_TYPES), **cast("dict[str, object]", choice)}
     return cast("object", choice)

@@ -61,8 +61,7 @@ def _why_no_gain(spec: ModelSpec, bits: str) -> str:
 
 
 def _is_left_to_us(config: EngineConfig) -> bool:
-    """True if no drafter, no controller that never stops drafting and no other precision is
-    named."""
+    """True if no drafter, no ever-drafting controller and no other precision is named."""
     return (
         config.drafter == AUTO
         and config.controller in (AUTO, "goodput")

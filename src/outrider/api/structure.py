@@ -95,8 +95,7 @@ class GrammarText(NamedTuple):
 
 
 def grammar_text(name: str, options: StructureOptions) -> GrammarText:
-    """The grammar of the option `name`. Raises ConfigError if it cannot be one; the grammar itself
-    is read later."""
+    """The grammar of the option `name`; it is read later. Raises ConfigError if it is none."""
     from llguidance import LLMatcher
 
     strict = options.get("strict", True)
@@ -187,8 +186,7 @@ def choices_rule(given: object) -> str:
 
 
 def _of_grammar(given: str) -> str:
-    """A GBNF or Lark grammar, recognised by its sign of definition. Raises ValueError for
-    errors."""
+    """A GBNF or Lark grammar, recognised by its sign of definition. May raise ValueError."""
     from llguidance import grammar_from
 
     return grammar_from("gbnf" if "::=" in given else "lark", given)

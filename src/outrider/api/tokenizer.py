@@ -327,8 +327,7 @@ def _load_backend(path: Path) -> tuple[Backend, Growth]:
 
 
 def _failed(what: str, error: BaseException) -> CheckpointError:
-    """The error to raise for an exception of the library; one of the caller's own, or an interrupt,
-    is raised again."""
+    """The error for an exception of the library; the caller's own and interrupts are re-raised."""
     if isinstance(error, _NOT_THE_LIBRARYS) or is_interrupt(error):
         raise error
     reason = f"{error}".splitlines() or [type(error).__name__]
@@ -363,8 +362,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _stop_ids(folder: Path, backend: Backend, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids that end texts, from the first of generation_config, config and tokenizer_config with
-    any."""
+    """Ids that end texts: generation_config's, else config's, else tokenizer_config's."""
     for name in ("generation_config.json", "config.json"):
         entry: object = _read_json(folder / name).get("eos_token_id")
         entries = cast("list[object]", entry) if isinstance(entry, list) else [entry]

@@ -65,8 +65,7 @@ class _RefusedError(Exception):
 
 
 def check(loaded: object, where: str) -> Growth:
-    """Raises CheckpointError, with `where` and the part, for a part that no published tokenizer
-    has."""
+    """Raises CheckpointError, with `where`, for a part that no published tokenizer has."""
     try:
         data = _entry("the file", loaded)
         patterns: list[str] = []

@@ -61,8 +61,7 @@ class Turns:
             yield
 
     def check(self) -> None:
-        """Raises MachineError in a forked child, and ConfigError within a turn of the same
-        thread."""
+        """Raises MachineError in a forked child, ConfigError within a turn of the same thread."""
         if not self.at_home:
             raise MachineError(
                 f"this LLM was made by process {self._process} and cannot be used in its fork "
@@ -84,8 +83,7 @@ class Turns:
 
     @property
     def in_turn(self) -> bool:
-        """True if the calling thread has the turn, waits for it, or runs a job for the caller that
-        has it."""
+        """True if the calling thread has the turn, waits for it, or runs a job of its holder."""
         return get_ident() in self._threads or self._is_lane()
 
     def turn(self, *, now: bool = False) -> AbstractContextManager[bool]:

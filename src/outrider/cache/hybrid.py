@@ -293,8 +293,7 @@ class HybridState:
                 self._states.release([seq.states.pop(min(seq.states))])
 
     def _take_states(self, count: int) -> list[int]:
-        """Take cells, dropping checkpoints if need be. Raises CapacityError, having taken none, if
-        that does not suffice."""
+        """Take cells, dropping checkpoints if need be. Raises CapacityError, having taken none."""
         while True:
             self._checkpoints.free_cells(count)
             try:

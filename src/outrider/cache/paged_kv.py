@@ -234,8 +234,7 @@ class PagedKV:
         return self._sequences[seq_id].pages
 
     def note_chain(self, seq_id: int, tokens: Sequence[int]) -> None:
-        """Stage a chain of nodes from the committed state on that was written without a plan, on
-        reserved pages."""
+        """Stage a chain of nodes, written on held pages without a plan."""
         self.note_tree(seq_id, tokens, range(ROOT, len(tokens) - 1))
 
     def note_tree(self, seq_id: int, tokens: Sequence[int], parents: Sequence[int]) -> None:

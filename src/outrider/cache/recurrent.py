@@ -209,8 +209,7 @@ class RecurrentSequence:
         return [*self.kept, *self.inputs.values()]
 
     def origin(self, node: int) -> StateOrigin | None:
-        """The state after a staged node, or after the committed tokens; None if it is not
-        stored."""
+        """The state after a staged node, or after the committed tokens; None if not stored."""
         replayed: list[int] = []
         while node != ROOT:
             if node in self.states:
@@ -287,8 +286,7 @@ class Policy:
     checkpoints: bool
 
     def wants(self, seq: RecurrentSequence, row: StepRow) -> Wants:
-        """Wants of `row`, which is not staged yet. Raises CapacityError for a tree past the
-        history."""
+        """Wants of `row`, not staged yet. Raises CapacityError for a tree past the history."""
         parents = [*seq.parents, *row.parents]
         if seq.chain_length(parents) == len(parents):
             return self._chain(seq, row)

@@ -145,8 +145,7 @@ class BatchRests:
         self._left -= 1
 
     def observe(self, num_sequences: int, tokens: float, num_plain: float) -> None:
-        """Count a pass that could draft: it wrote `tokens` for each sequence, in the time of
-        `num_plain` plain passes."""
+        """Count a pass that could draft: `tokens` per sequence in the time of `num_plain` ones."""
         self._left = 0
         if num_sequences < LEAST_RESTING:
             return

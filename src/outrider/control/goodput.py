@@ -153,8 +153,7 @@ class GoodputController:
         return [most.cut(depth) for depth in depths]
 
     def _expecting(self, prefixes: Sequence[Sequence[float]], depths: Sequence[int]) -> Budget:
-        """The largest budget, with the expected gain of drafts of these `depths`, if costs were
-        measured."""
+        """The largest budget, with the expected gain of such `depths`, if costs were measured."""
         reason: Reason = "gain"
         if self._is_trying:
             reason = "look" if self._sweep.depth is None else "trial"

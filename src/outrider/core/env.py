@@ -118,8 +118,7 @@ def make_cublas_deterministic() -> None:
 
 
 def show_gpu(number: int) -> None:
-    """Let CUDA show this process only one GPU, the `number`th of those visible now. Call it before
-    PyTorch is loaded."""
+    """Let CUDA show only the `number`th of the visible GPUs. Call it before PyTorch is loaded."""
     name = "CUDA_VISIBLE_DEVICES"
     shown = os.environ.get(name)  # noqa: TID251 - an empty one hides all
     # A GPU that does not exist hides all, so that loading reports the error.

@@ -218,8 +218,7 @@ def ordinary(error: BaseException) -> Exception:
 
 
 class foreign(ContextDecorator):  # noqa: N801 - every round enters several: no generator
-    """A context around third-party code: anything raised within becomes an Exception, except the
-    user's Ctrl-C."""
+    """A context in which any error becomes an Exception, except the user's Ctrl-C."""
 
     def __enter__(self) -> None:
         pass

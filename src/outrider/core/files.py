@@ -80,8 +80,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path, kind: FileKind) -> bytes:
-    """The bytes of a file. Raises OSError if it cannot be read or is larger than its kind
-    allows."""
+    """The bytes of a file. Raises OSError if it cannot be read or is larger than its kind may."""
     with open_regular(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size <= kind.max_bytes:
@@ -157,8 +156,7 @@ _POLL_SECONDS = 0.05
 
 
 class NotPrivateError(Exception):
-    """A file or folder may have been written by another user; the message is a phrase that says
-    why."""
+    """A file or folder may be written by another user; the message is a phrase with the reason."""
 
 
 def private_folder(folder: Path) -> Path:
@@ -221,8 +219,7 @@ def read_private(path: Path, max_bytes: int) -> bytes:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace `path` by a file that only this user can read, in one step that survives a power
-    cut."""
+    """Replace `path` by a file for this user only, in one step that survives a power cut."""
     number, draft = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     try:
         with os.fdopen(number, "wb") as file:

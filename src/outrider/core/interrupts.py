@@ -216,8 +216,7 @@ class breakable(ContextDecorator):  # noqa: N801 - every round enters several: n
 
 @dataclass(frozen=True, slots=True)
 class WholeLock:
-    """A lock for several changes that belong together: even within `breakable` code, all of them
-    are made."""
+    """A lock for several changes that belong together: within `breakable` code all are made."""
 
     _lock: Any = field(default_factory=threading.RLock)
 

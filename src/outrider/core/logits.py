@@ -251,8 +251,7 @@ def _ends_with(text: Sequence[int], head: Sequence[int]) -> bool:
 
 
 def suffixes_of(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:
-    """The drafted text before each distribution of a draft: () at the root, then each node's
-    path."""
+    """The drafted text before each distribution of a draft: () at the root, then each path."""
     paths: list[tuple[int, ...]] = [()]
     for token, parent in zip(tokens, parents, strict=True):
         paths.append((*paths[parent + 1], token))

@@ -87,8 +87,7 @@ class Plugins(Generic[Kind]):
     built_in: tuple[str, ...]
 
     def names(self) -> tuple[str, ...]:
-        """Names of all plugins. Raises ConfigError if a package uses a name that is built in, or
-        another package's."""
+        """Names of all plugins. Raises ConfigError for a name that is built in or used twice."""
         for name in self._installed:
             self._check_name(name)
         return tuple(self._installed)

@@ -108,8 +108,7 @@ class CacheStore(Protocol):
         ...
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> int:
-        """Keep exactly these nodes of each sequence. Returns the number of rows that were
-        copied."""
+        """Keep exactly these nodes of each sequence. Returns the number of copied rows."""
         ...
 
     def close(self, seq_id: int) -> None: ...

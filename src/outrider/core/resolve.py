@@ -279,16 +279,14 @@ def _may_stop(config: EngineConfig, drafter: DrafterKind, known: Measured | None
 
 
 def _k(config: EngineConfig, drafter: DrafterKind, known: Measured | None) -> int:
-    """The measured best k, if chains of fixed length are drafted by the measured drafter and pay;
-    else the set one."""
+    """The measured best k for chains of fixed length that pay and were measured; else the set k."""
     is_chain = drafter.folder is not None and not config.tree_nodes
     is_left = config.k is None and config.resolved_controller == "fixed"
     return known.k if known is not None and known.pays and is_chain and is_left else config.most_k
 
 
 def _can_join(config: EngineConfig) -> bool:
-    """True if a draft model or heads may draft together with look-ups: on one lane, in one
-    process."""
+    """True if a draft model or heads may join look-ups: on one lane, in one process."""
     return config.schedule in ("single", AUTO) and config.drafter_home == "thread"
 
 

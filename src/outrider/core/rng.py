@@ -122,8 +122,7 @@ def _check_total(total: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class KeyedRng:
-    """The production `Rng` of one round of one sample of one request. `choose` maps a uniform
-    number to an index."""
+    """The production `Rng` of one round of a sample. `choose` maps a uniform number to an index."""
 
     seed: int
     sample: int

@@ -184,8 +184,7 @@ def processed_probs(
 
 
 def mass(distribution: int | Tensor, token: int) -> float:
-    """The probability that `distribution`, a point mass or probabilities of shape V, gives
-    `token`."""
+    """Probability of `token` under `distribution`, a point mass or probabilities of shape V."""
     if isinstance(distribution, int):
         return float(distribution == token)
     return float(distribution[token])

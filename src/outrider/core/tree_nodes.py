@@ -41,8 +41,7 @@ class TreeLimits:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Nodes to read next: their tokens, and the index of each one's parent in the level before, 0
-    for those below the root."""
+    """Nodes to read next: their tokens, and their parents' indices in the level before (or 0)."""
 
     tokens: Sequence[int] = ()
     above: Sequence[int] = ()
@@ -59,8 +58,7 @@ class KeptNodes:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """The likeliest tokens after each of M nodes, and the probability that each is the next one; 0
-    for fillers."""
+    """The likeliest tokens after each of M nodes, and their probabilities; 0 for fillers."""
 
     tokens: Sequence[Sequence[int]]
     shares: Sequence[Sequence[float]]
@@ -71,8 +69,7 @@ class NodeChoice(Protocol):
 
     @property
     def level(self) -> Level:
-        """Nodes to read next: empty before the first `grow`, which is of the root, and empty when
-        the tree is done."""
+        """Nodes to read next; empty before the first `grow` (of the root) and at the end."""
         ...
 
     def grow(self, logits_MV: Tensor) -> bool:

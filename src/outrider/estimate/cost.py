@@ -106,8 +106,7 @@ class CostTable:
     def round_seconds(
         self, num_sequences: int, num_rows: int, depth: int, num_drafting: int
     ) -> float:
-        """T of a pass over `num_rows` of so many sequences, after drafts of at most `depth` for
-        `num_drafting` of them."""
+        """T of a pass over `num_rows` rows, after `num_drafting` drafts of at most `depth`."""
         drafting = self.draft_seconds(depth, num_drafting) if depth else 0.0
         host = self.host * num_sequences + self.judge * (num_rows - num_sequences)
         return self.overhead + host + self.target.at(num_rows) + drafting

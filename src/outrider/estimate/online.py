@@ -105,8 +105,7 @@ class RequestRates:
 
 @dataclass(slots=True)
 class FadingMean:
-    """A mean in which the newest value counts `share`, the older ones the rest; the first is
-    whole."""
+    """A mean in which the newest value counts `share`, the older ones the rest."""
 
     share: float
     value: float | None = None

@@ -87,8 +87,7 @@ def _number(value: object) -> float | None:
 def fitted(
     kept: Sequence[float], draft: tuple[float, float], verify: tuple[float, float], plain: float
 ) -> StatedWorth:
-    """StatedWorth from the seconds of drafting and verifying at K = 1 and at the longest K, and of
-    a plain round."""
+    """StatedWorth from seconds of drafting and verifying at the ends of K, and of a plain round."""
     steps = max(len(kept) - 1, 1)
     later = max(draft[1] - draft[0], 0.0) / steps
     row = max((verify[1] - plain) / len(kept), 0.0)

@@ -152,8 +152,7 @@ def _no_number(text: str) -> float:
 
 @dataclass(slots=True)
 class AppendLog:
-    """A file of lines. `num_whole` bytes are whole lines, `num_bytes` was its size when the file
-    was last read or written."""
+    """A file of lines: `num_whole` bytes of whole lines, `num_bytes` in all when last used."""
 
     path: Path
     num_whole: int = 0
@@ -161,8 +160,7 @@ class AppendLog:
 
     @classmethod
     def read(cls, path: Path) -> tuple[AppendLog, list[bytes], bool]:
-        """The file, its whole lines, and True if the rest can be half a line of ours. Raises
-        OSError."""
+        """The file, its whole lines, and True if the rest can be half of ours. Raises OSError."""
         data = read_bytes(path, FileKind.RESULTS) if path.exists() else b""
         whole = data.rfind(b"\n") + 1
         end = data[whole:]

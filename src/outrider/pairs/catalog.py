@@ -103,8 +103,7 @@ class ModelPair:
         return self.draft.weights_gb + self.target.weights_gb
 
     def memory_gb(self, num_tokens: int = ESTIMATE_TOKENS) -> float:
-        """Memory of both models' weights, and of the KV of `num_tokens` positions in each, in
-        GB."""
+        """GB of both models' weights, and of the KV of `num_tokens` positions in each."""
         return self.draft.memory_gb(num_tokens) + self.target.memory_gb(num_tokens)
 
     def command(self) -> str:
@@ -164,8 +163,7 @@ def is_called(model_id: str, name: str) -> bool:
 
 
 def models_called(name: str) -> list[str]:
-    """Published models that `name` is short for: those of pairs, the smallest first, then
-    others."""
+    """Published models that `name` is short for: first those of pairs, the smallest first."""
     if "/" in name:
         return []
     sides = [side for pair in PAIRS.values() for side in (pair.target, pair.draft)]
@@ -175,8 +173,7 @@ def models_called(name: str) -> list[str]:
 
 
 def get_pair(name: str) -> ModelPair:
-    """The pair called `name`. Raises UnknownPairError, a ConfigError and a KeyError, which lists
-    the names."""
+    """The pair called `name`. Raises UnknownPairError, a ConfigError and a KeyError."""
     if name not in PAIRS:
         hint = did_you_mean(name, PAIRS)
         raise UnknownPairError(f"no pair {name!r}. {hint}", hint="outrider models pairs")

@@ -165,8 +165,7 @@ def follow_trees(drafts: TreeDrafts, own_BW: Tensor) -> TreeVerdicts:
 
 
 def judge_trees(drafts: TreeDrafts, p_BWV: Tensor, numbers: ChainNumbers) -> TreeVerdicts:
-    """The token rule on trees of any shape, chains included. Column i + 1 of `next_BW` draws after
-    node i."""
+    """The token rule on trees of any shape. Column i + 1 of `next_BW` draws after node i."""
     walks, drawn_B1 = _Walks(drafts.parents_BK), drafts.drawn_B[:, None]
     left_BV = p_BWV[:, 0].double()
     for node in range(drafts.tokens_BK.shape[1]):
@@ -256,8 +255,7 @@ def _distributions_at(
 def _drawn(
     p_BV: Tensor, left_BV: Tensor, kept_B: Tensor, depth_B: Tensor, numbers: ChainNumbers
 ) -> ChainVerdicts:
-    """Verdicts whose own token is from the residual `left_BV` after a rejection, else from
-    `p_BV`."""
+    """Verdicts with own tokens from the residual `left_BV` after a rejection, else from `p_BV`."""
     weights_BV = torch.where((kept_B < depth_B)[:, None], left_BV, p_BV.to(left_BV.dtype))
     uniform_B = numbers.next_BW.gather(-1, kept_B[:, None])[:, 0]
     return ChainVerdicts(kept_B, pick(weights_BV, uniform_B))

@@ -66,8 +66,7 @@ def walk(row: VerifyRow, leftover: Leftover = PLAIN.leftover) -> Verdict:
 def residual(
     distribution: int | Tensor, proposal: int | Tensor, leftover: Leftover = PLAIN.leftover
 ) -> int | Tensor:
-    """The mass of `distribution` that `proposal` does not cover, renormalised; `distribution` if
-    nothing is left."""
+    """The renormalised mass of `distribution` without `proposal`, or itself if none is left."""
     if isinstance(distribution, int):
         return distribution
     left_V, total = leftover(distribution, proposal)
