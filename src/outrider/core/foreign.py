@@ -1,4 +1,4 @@
-"""What other speculative-decoding projects call our settings, for hints and for the settings page.
+"""Names of our settings in other speculative-decoding projects, for hints and the settings page.
 
 In files, variables and Python, a name of another project is never accepted: two names for one
 setting are two sources of a mistake. It is recognised, and the error gives the name used

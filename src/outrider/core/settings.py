@@ -3,7 +3,7 @@
 A setting is written once, as a field with its help, bounds and choices. From that follow its flag
 (`--max-tokens`), its variable (`OUTRIDER_MAX_TOKENS`), its key in `outrider.toml` or a YAML run
 file (`max_tokens`) and its row in the settings page. Layers are given strongest first: command
-line, environment, file; what no layer names keeps its default. Every value remembers its origin.
+line, environment, file; a setting that no layer names has its default. Each value has its origin.
 """
 
 from __future__ import annotations
