@@ -79,7 +79,7 @@ def test_the_distributions_are_distributions() -> None:
 
 
 def test_the_decisions_are_those_of_the_shipped_rule() -> None:
-    table = PAGE.rows_under("| place | word |")
+    table = PAGE.rows_under("| position | word |")
     for place, (row, word) in enumerate(zip(table, DRAFT, strict=True)):
         p, q = float(P[place, word]), float(Q[place, word])
         assert row[:5] == [str(place + 1), WORDS[word], f"{p:.2f}", f"{q:.2f}", f"{p / q:.3f}"]
@@ -91,7 +91,7 @@ def test_the_decisions_are_those_of_the_shipped_rule() -> None:
         "accepted",
         "accepted",
         "rejected",
-        "never looked at",
+        "not reached",
     ]
     assert verdict.path == (0, 1)
     emitted = [WORDS[DRAFT[node]] for node in verdict.path] + [WORDS[verdict.next_token]]
