@@ -102,18 +102,12 @@ def test_the_residual_is_that_of_the_shipped_rule() -> None:
     left_V = residual(P[2], Q[2])
     assert isinstance(left_V, Tensor)
     difference_V = P[2] - Q[2]
-    for word, row in enumerate(PAGE.rows_under("| word | p - q |")):
-        above = max(0.0, float(difference_V[word]))
-        wanted = (WORDS[word], float(difference_V[word]), above, float(left_V[word]))
-        assert row == [wanted[0], f"{wanted[1]:.2f}", f"{wanted[2]:.2f}", f"{wanted[3]:.3f}"]
     mass = float(difference_V.clamp_min(0).sum())
     assert f"Z = {mass:.2f}," in PROSE
     assert f"{float(torch.minimum(P[2], Q[2]).sum()):.2f} = the sum of min(p, q)" in PROSE
-    assert [f"{float(left_V[WORDS.index(w)]):.3f}" for w in ("on", "the", "cat")] == [
-        "0.806",
-        "0.129",
-        "0.065",
-    ]
+    on, the, cat = (f"{float(left_V[WORDS.index(word)]):.3f}" for word in ("on", "the", "cat"))
+    assert f"gives `on` {on}, `the` {the} and `cat` {cat}." in PROSE
+    assert float(left_V[WORDS.index("sat")]) == float(left_V[WORDS.index("mat")]) == 0
 
 
 def test_both_cases_of_the_proof_in_numbers() -> None:
@@ -146,7 +140,6 @@ def test_when_it_hurts() -> None:
     found = [row[2] for row in PAGE.rows_under("| cause | example | S |")]
     numbers = [speed_up(0.3, 8, 0.1), speed_up(0.8, 4, 0.7), speed_up(0.8, 32, 0.1), batch, short]
     assert found == [f"{number:.3f}" for number in numbers]
-    assert f"{4 * 0.7:.1f} times as long as a target pass" in PROSE
     assert f"S = {expected:.3f} / (0.4 + 5) = {batch:.3f}" in PROSE
     best = max(range(1, 65), key=lambda k: speed_up(0.8, k, 0.1))
     assert f"the best K is {best}, with S = {speed_up(0.8, best, 0.1):.3f}" in PROSE
@@ -189,7 +182,20 @@ def test_the_engine_counts_what_the_formula_says() -> None:
 def test_every_number_of_the_page_is_computed_or_given() -> None:
     """A number that is new in the prose belongs in one of these sets, if computed in a test too."""
     given = {"14", "300", "900", "100", "1024", "333", "0.60", "70", "80", "10", "20", "32"}
-    computed = {"15.6", "47.8", "0.31", "0.69", "0.20", "0.25", "0.45", "2.8", "2.470", "3.362"}
+    computed = {
+        "15.6",
+        "47.8",
+        "0.31",
+        "0.69",
+        "0.20",
+        "0.25",
+        "0.45",
+        "0.806",
+        "0.129",
+        "0.065",
+        "2.470",
+        "3.362",
+    }
     computed |= {"0.623", "59"}
     named = {"0.7", "0.8", "0.1", "0.4", "0.10", "0.05"}
     assert PAGE.numbers <= given | computed | named, PAGE.numbers - given - computed - named
