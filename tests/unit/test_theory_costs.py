@@ -1,4 +1,4 @@
-"""docs/theory.md computed again, sections 5 to 13: costs, batches, drafting ahead, trees."""
+"""docs/theory.md computed again, sections 5 to 12: costs, batches, drafting ahead, trees."""
 
 from __future__ import annotations
 
