@@ -36,8 +36,7 @@ class ArithmeticCeiling:
 def arithmetic_ceilings(
     threads: Sequence[int], *, clock: Callable[[], float] = perf_counter
 ) -> tuple[ArithmeticCeiling, ...]:
-    """Measure each arithmetic that this CPU has with each number of `threads`, in less than half a
-    second. Raises MachineError without a compiler."""
+    """Measure all arithmetics with each of `threads`, in half a second. Raises MachineError."""
     library = needed_library("arithmetic cannot be timed")
     peak = function(library, "peak")
     found: list[ArithmeticCeiling] = []

@@ -33,8 +33,7 @@ class BandwidthReader:
         self._stream = function(library, "stream")
 
     def read(self, tensors: Sequence[Tensor], times: int = 1) -> int:
-        """Read all bytes of contiguous CPU tensors, each tensor `times` times in a row. Return the
-        exclusive or of the 8-byte words of one reading."""
+        """Read all bytes of CPU tensors `times` times each; the exclusive or of one reading."""
         found = 0
         for tensor in tensors:
             found ^= self._stream(self._team, tensor.data_ptr(), tensor.nbytes, times)
@@ -88,8 +87,7 @@ def ceilings(
 
 
 def level_sizes(caches: dict[int, int]) -> list[tuple[str, int]]:
-    """Bytes to read for each level: half of each cache from the second on, and for memory more than
-    any cache holds."""
+    """Bytes to read: half of each cache from L2 on, and for memory more than any cache."""
     last = max(caches.values(), default=0)
     memory = min(max(2 * last, MIN_MEMORY_BYTES), MAX_MEMORY_BYTES)
     inner = [(f"L{level}", size // 2) for level, size in caches.items() if level > 1]

@@ -96,8 +96,7 @@ _NO_ID = -2
 def compile_ahead(
     kernels: Kernels, vocab_size: int, state: CacheStore, step: Callable[[StepRow], object]
 ) -> None:
-    """Compile the kernels of a `step` over a chain, of a `step` over a tree, and of sampling, if
-    these kernels are compiled at run time."""
+    """Compile kernels of a `step` over a chain and a tree and of sampling, if need be."""
 
     def passes() -> None:
         for parents in ((ROOT, 0), (ROOT, ROOT)):

@@ -104,8 +104,7 @@ def _warn(why: str) -> None:
 def _measured(
     library: ctypes.CDLL, folder: Path | None, dtype: torch.dtype, threads: int, quantise: str
 ) -> Kernels:
-    """Native kernels of the kind that a rule names, or of the faster of kinds with the same bits,
-    with the faster number of threads."""
+    """Native kernels of the kind by rule, or the faster of equal bits, and the faster threads."""
     answer = kind_answer(library, dtype, quantise, folder)
     kind = answer.chosen
     team = _team(library, threads, folder)

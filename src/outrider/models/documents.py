@@ -8,8 +8,7 @@ from outrider.models.json_object import JsonObject, is_in_gguf
 
 
 def read_document(path: Path) -> JsonObject:
-    """Read `path`, which may name a document within a GGUF file as if that were the folder. Raises
-    CheckpointError."""
+    """Read `path`, which may lead into a GGUF file as if into a folder. Raises CheckpointError."""
     if not is_in_gguf(path):
         return JsonObject.read(path)
     # Imported here: it reads tensors too, which the readers of folders do not need.

@@ -100,8 +100,7 @@ def has_own_mtp(target: Path) -> bool:
 
 
 def own_mtp_depth(target: Path) -> int:
-    """Number of MTP blocks that the config of `target` names; a checkpoint may have one that its
-    config does not name."""
+    """Number of MTP blocks in the config of `target`; a checkpoint may have one without it."""
     config = _text_config(target)
     keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
     return max(config.integer(key, 0, least=0) for key in keys)
@@ -123,8 +122,7 @@ def _neighbours(target: Path) -> list[Path]:
 
 
 def _sizes(config: JsonObject, spec: ModelSpec) -> Iterator[Remark]:
-    """Remarks on sizes in the heads' config. Sizes that it leaves out are found in the tensors when
-    the heads are loaded."""
+    """Remarks on sizes in the heads' config. Loading finds missing sizes in the tensors."""
     for key, own in (("hidden_size", spec.hidden_size), ("vocab_size", spec.vocab_size)):
         value = config.integer(key) if config.has(key) else own
         if value != own:

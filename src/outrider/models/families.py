@@ -65,8 +65,7 @@ class GPT2Config(DecoderConfig):
 
 
 def parse_gpt2(raw: JsonObject, generation: JsonObject | None = None) -> GPT2Config:
-    """Parse a config. Raises CheckpointError, naming file and key, for anything missing, ill-typed
-    or unknown."""
+    """Parse a config. Raises CheckpointError, naming file and key, for a bad or unknown value."""
     raw = JsonObject(raw.where, {**_DEFAULTS, **raw.values})
     refuse_activation(raw, "activation_function", ("gelu_new",))
     scheme_of(raw)
@@ -242,8 +241,7 @@ DECODER_FAMILIES = (*FAMILY_TABLE, *WRAPPERS)
 
 
 def parse_llama(raw: JsonObject, generation: JsonObject | None = None) -> LlamaConfig:
-    """Parse a config. Raises CheckpointError, naming file and key, for anything missing, ill-typed
-    or unknown."""
+    """Parse a config. Raises CheckpointError, naming file and key, for a bad or unknown value."""
     name = raw.text("model_type")
     outer, (raw, family) = raw, _text_model(raw)
     refuse_activation(raw, family.activation_key, family.activations)
@@ -314,8 +312,7 @@ _LONG_FACTORS = "the long factors of longrope"
 
 
 def _tied(outer: JsonObject, raw: JsonObject) -> bool:
-    """True if the output head is the embedding. A model that also takes pictures has the key at its
-    top or in its text part."""
+    """True if the output head is the embedding; the key is at the top or in the text part."""
     own = raw.flag("tie_word_embeddings", default=False)
     key = "tie_word_embeddings"
     return outer.flag(key, default=own) if outer.has("text_config") else own

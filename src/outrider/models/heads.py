@@ -58,8 +58,7 @@ _SHARING = (
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
-    """A kind of heads that is not supported, recognised by `words` in its architecture or type, or
-    by `keys` of its config.json."""
+    """An unsupported kind of heads, with `words` in its architecture or `keys` in its config."""
 
     title: str
     words: tuple[str, ...]
@@ -105,8 +104,7 @@ class HeadsToLoad:
         return layer_part(_config(self.folder)).integer(key, 1, most=MAX_LAYERS) if key else 1
 
     def notes(self, window: int) -> tuple[str, ...]:
-        """A note if the heads were trained on texts shorter than `window`. They draft past that
-        length too, as their positions go on like the target's."""
+        """A note if the heads were trained on texts shorter than `window`; they draft on."""
         key = self.format.window_key
         if not key:
             return ()
@@ -157,11 +155,8 @@ class HeadMemory(CacheStore, Protocol):
 
 
 def kind_of(folder: Path) -> DraftKind:
-    """The kind of heads in a folder that --draft names, or MODEL; a GGUF file is a model.
-
-    Raises CheckpointError for a folder without `config.json` or with heads in an unsupported
-    format.
-    """
+    """The kind of heads in a folder that --draft names, or MODEL; a GGUF file is a model. Raises
+    CheckpointError for a folder without `config.json` or with heads in an unsupported format."""
     if folder.is_file():
         return MODEL
     config = _config(folder)
@@ -328,8 +323,7 @@ def _refuse_pickles(folder: Path, *, heads: bool) -> None:
 
 
 def _conversion(pickle: str) -> str:
-    """A command that writes the same tensors as safetensors. It copies tensors, since that format
-    does not allow shared memory."""
+    """A command that writes the tensors as safetensors; copies, as these may not share memory."""
     return (
         'python -c "import torch; from safetensors.torch import save_file; '
         f"t = torch.load('{pickle}', map_location='cpu', weights_only=True); "

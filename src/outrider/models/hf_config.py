@@ -94,14 +94,12 @@ def read_sampling(folder: Path) -> dict[str, float]:
 
 
 def read_model_type(folder: Path) -> str:
-    """The `model_type` of a folder. Raises CheckpointError if its `config.json` cannot be read or
-    has none."""
+    """The `model_type` of a folder. Raises CheckpointError if its config has none."""
     return _read_json(folder).text("model_type")
 
 
 def parse_config(raw: JsonObject, generation: JsonObject | None = None) -> NativeConfig:
-    """Parse a config. Raises CheckpointError, naming file and key, for anything missing, ill-typed
-    or unknown."""
+    """Parse a config. Raises CheckpointError, naming file and key, for a bad or unknown value."""
     family = raw.text("model_type")
     if family not in _PARSERS:
         known = ", ".join(FAMILIES)

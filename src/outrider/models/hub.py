@@ -48,8 +48,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file on the hub. `blob` is the name of its content in the cache: for a `large` file, its
-    SHA-256 in hexadecimal."""
+    """A file on the hub; `blob` is its name in the cache, the SHA-256 of a `large` file."""
 
     name: str
     num_bytes: int
@@ -74,8 +73,7 @@ class HubModel:
         return sum(max(0, file.num_bytes - self.bytes_here(file)) for file in self.missing())
 
     def bytes_here(self, file: HubFile) -> int:
-        """Bytes of a file in the cache, complete or partial; 0 for small files that are missing,
-        which are never stored in part."""
+        """Bytes of a file in the cache, complete or partial; small files are never partial."""
         for path in (self.blob(file), self.part(file)):
             if path.exists():
                 return path.stat().st_size

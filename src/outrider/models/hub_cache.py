@@ -16,8 +16,7 @@ _PREFIX = "models--"
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model by its hub id, and the folder of its newest commit (None if it has none). Some of its
-    files may be missing."""
+    """A model's hub id and the folder of its newest commit, if any; files may be missing."""
 
     name: str
     snapshot: Path | None

@@ -140,8 +140,7 @@ def _failed(name: HubName, error: Exception) -> CheckpointError | MachineError:
 
 
 def hidden_bar(name: HubName, most: int) -> type[hub_bar]:
-    """A class for the client's progress bar that draws nothing and ends a download of more than
-    `most` bytes."""
+    """A class for the client's progress bar: draws nothing, ends a download after `most` bytes."""
 
     class Hidden(hub_bar):
         come = 0.0
@@ -160,8 +159,7 @@ def hidden_bar(name: HubName, most: int) -> type[hub_bar]:
 
 
 class ByteBar:
-    """A progress bar for the client that reports the number of bytes. It ends a download of more
-    than `most` bytes before they are written."""
+    """The client's progress bar: reports bytes; ends a download before it exceeds `most`."""
 
     def __init__(self, name: HubName, report: Report, most: int) -> None:
         self._name, self._report, self._most = name, report, most

@@ -195,8 +195,7 @@ def bounded_window(max_tokens: int) -> tuple[int, tuple[str, ...]]:
 
 
 def refuse_deep(raw: JsonObject) -> None:
-    """Raise CheckpointError for more layers than any model has, under any family's key: reading a
-    config allocates something for each layer."""
+    """Raise CheckpointError for too many layers, under any family's key: each takes memory."""
     for part in (raw, raw.child("text_config")):
         for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
             if part is not None and part.has(key):
@@ -214,8 +213,7 @@ def refuse_activation(raw: JsonObject, key: str, known: tuple[str, ...]) -> None
 
 
 def stop_ids(vocab_size: int, *files: JsonObject | None) -> tuple[int, ...]:
-    """End-of-text ids of all files. Ids outside the vocabulary are dropped, as none is ever
-    sampled."""
+    """End-of-text ids of all files that are in the vocabulary; no others are ever sampled."""
     ids = [item for file in files if file for item in file.integers("eos_token_id")]
     return tuple(dict.fromkeys(item for item in ids if 0 <= item < vocab_size))
 

@@ -83,8 +83,7 @@ class ExpertNames(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """Sizes of a mixture: each token goes through `num_chosen` of `num_experts`, and through a
-    shared expert unless `shared_ffn_size` is 0. With `normalise`, the weights of the chosen experts
-    sum to 1."""
+    shared expert if that has a size. With `normalise`, weights of the chosen ones sum to 1."""
 
     num_experts: int
     num_chosen: int

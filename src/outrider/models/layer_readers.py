@@ -37,8 +37,7 @@ def by_switch(raw: JsonObject, num_layers: int) -> Sequence[int]:
 
 
 def by_kinds(raw: JsonObject, num_layers: int, slides: Callable[[int], bool]) -> Sequence[int]:
-    """Windows of layers: `layer_types` names the layers that slide; if it is absent, `slides`
-    decides."""
+    """Windows of layers: those that slide by `layer_types` or, if it is absent, by `slides`."""
     kinds = raw.texts("layer_types")
     if unknown := sorted(set(kinds) - {_FULL, _SLIDING}):
         raise CheckpointError(
@@ -58,16 +57,14 @@ def by_kinds(raw: JsonObject, num_layers: int, slides: Callable[[int], bool]) ->
 
 
 def qwen_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
-    """Windows of Qwen's layers. If `layer_types` is absent, layers from `max_window_layers` on may
-    slide."""
+    """Windows of Qwen's layers; without `layer_types`, those from `max_window_layers` on slide."""
     first = raw.integer("max_window_layers", least=0)
     switched = raw.flag("use_sliding_window", default=False)
     return by_kinds(raw, num_layers, lambda index: switched and index >= first)
 
 
 def qwen2_moe_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
-    """Windows of Qwen2-MoE's layers. If `layer_types` is absent, every other layer before
-    `max_window_layers` may slide."""
+    """Windows of Qwen2-MoE: without `layer_types`, every other one up to `max_window_layers`."""
     end = raw.integer("max_window_layers", least=0)
     switched = raw.flag("use_sliding_window", default=False)
     return by_kinds(raw, num_layers, lambda index: switched and index < end and index % 2 == 0)
@@ -75,8 +72,7 @@ def qwen2_moe_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
 
 def all_but_every(default: int) -> Windows:
     """A reader of windows: every `default`-th layer sees the whole text, the others slide.
-    `sliding_window_pattern` may have another number, or a letter for each layer in turn: L slides,
-    G does not."""
+    `sliding_window_pattern` may have another number, or a letter for each layer: L slides."""
 
     def windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
         key = "sliding_window_pattern"

@@ -186,8 +186,7 @@ class LlamaModel(PassDecoder):
         return self._forward if self.kernels is self._made_by else None
 
     def lead(self, announce: Callable[[PackedPlan, Tensor], None]) -> None:
-        """Call `announce` before a pass that is no native call; native calls notify the other ranks
-        themselves."""
+        """Call `announce` before a pass that is no native call; native calls notify other ranks."""
         self._passes.announce = announce
 
     def follow(self, plan: PackedPlan, wanted_M: Tensor) -> None:

@@ -35,9 +35,8 @@ ALONE = Alone()
 
 @dataclass(frozen=True, slots=True)
 class LayerOperators:
-    """A layer operator by operator, with the sizes of a rank's share. The native call for all
-    layers (kernels/native/forward.py) has the same bits. Layers with other positions have other
-    operators."""
+    """A layer operator by operator, in sizes of a rank's share. The native call for all layers
+    (kernels/native/forward.py) has the same bits. Other positions need other operators."""
 
     config: LlamaConfig
     turns: Turns

@@ -236,8 +236,7 @@ def check_kv_dtype(name: str, config: DecoderConfig, device: torch.device) -> No
 
 
 def resolve(name: str) -> Path:
-    """The folder or GGUF file of the model `name`, downloaded if need be. Raises CheckpointError if
-    there is none."""
+    """The folder or GGUF file of `name`, downloaded if need be. Raises CheckpointError."""
     shipped_as = {**ALIASES, **HEAD_ALIASES}
     if name in shipped_as:
         shipped = Path(str(files("outrider.pairs") / "tiny" / shipped_as[name]))

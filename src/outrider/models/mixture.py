@@ -128,8 +128,7 @@ _NAMES = {
 def read_mixture(
     reader: WeightReader, sizes: Experts, layer: str, hidden_size: int
 ) -> MixtureWeights:
-    """Read the mixture of the layer whose names begin with `layer`. Raises CheckpointError for a
-    tensor that is missing or has another shape."""
+    """Read the mixture of `layer`, a prefix of names. Raises CheckpointError for a bad tensor."""
     prefix, router, parts = _NAMES[sizes.names]
     prefix = layer + prefix
     if sizes.names is ExpertNames.MIXTRAL and f"{prefix}{router}.weight" not in reader:

@@ -106,8 +106,7 @@ _FAMILY_DEFAULTS: Mapping[str, Mapping[str, object]] = {
 
 
 def parse_qwen_hybrid(raw: JsonObject, generation: JsonObject | None = None) -> QwenHybridConfig:
-    """Parse a config. Raises CheckpointError, naming file and key, for anything missing, ill-typed
-    or unknown."""
+    """Parse a config. Raises CheckpointError, naming file and key, for a bad or unknown value."""
     family = raw.text("model_type")
     text = raw.child("text_config") or raw
     name = text.text("model_type", family)

@@ -49,8 +49,7 @@ class AttentionWeights:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentWeights:
-    """Weights of a recurrent layer. `first` computes the convolution's channels, the output gate z,
-    and b and a of every head."""
+    """Weights of a recurrent layer: `first` computes channels, the gate z, and b and a of heads."""
 
     first: PackedLinear
     delta: DeltaWeights
@@ -67,8 +66,7 @@ class HybridLayer:
 
 
 def native_layer(layer: HybridLayer, gated_NA: Tensor) -> LayerWeights | None:
-    """An attention layer's weights for a native pass; `gated_NA` is the buffer for its gate. None
-    for a recurrent layer or a mixture."""
+    """Attention weights for a native pass, with a buffer for the gate; None for other layers."""
     mixer, ffn = layer.mixer, layer.ffn
     if not isinstance(mixer, AttentionWeights) or not isinstance(ffn, DenseWeights):
         return None
@@ -108,8 +106,7 @@ class HybridOperators:
         gate_NA: Tensor,
         kv: LayerKV,
     ) -> None:
-        """Attend from the normed residual and add the output to `scratch.x_ND`. `gate_NA` is the
-        buffer for the gate."""
+        """Add attention of the normed residual to `x_ND`; `gate_NA` is the gate's buffer."""
         config, qkv_NE = self.config, scratch.qkv_NE
         kernels.linear(scratch.norm_ND, weights.qkv, qkv_NE)
         kernels.linear(scratch.norm_ND, weights.gate, gate_NA)
@@ -133,8 +130,7 @@ class HybridOperators:
 
 
 class HybridReader:
-    """Reads the tensors whose names begin with `prefix`; None finds the text model's own prefix.
-    Norms are read as the factors that they multiply by."""
+    """Reads tensors under `prefix` (None: found); norms are read as factors to multiply by."""
 
     def __init__(
         self, reader: WeightReader, config: QwenHybridConfig, prefix: str | None = None

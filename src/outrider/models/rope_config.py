@@ -47,8 +47,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class RopeRules:
-    """A family's rules for reading: `kinds` maps the names in files to ours; `partial` allows a
-    `partial_rotary_factor`."""
+    """A family's rules: `kinds` maps names in files to ours; `partial` allows partial rotation."""
 
     kinds: Mapping[str, str]
     partial: bool = False
@@ -65,8 +64,7 @@ PHI3_ROPE = RopeRules(
 
 
 def parse_rope(raw: JsonObject, rules: RopeRules = COMMON_ROPE) -> Rope:
-    """Parse rotary positions. Raises CheckpointError, naming the key, for a value that is missing,
-    ill-typed or not supported."""
+    """Parse rotary positions. Raises CheckpointError, naming the key, for an unsupported value."""
     key = "rope_scaling" if raw.has("rope_scaling") else "rope_parameters"
     part = raw.child(key) or JsonObject(f"{raw.where}: rope_parameters", {})
     kind = _kind(part, rules)
@@ -173,8 +171,7 @@ def _longrope(part: JsonObject, rope: Rope, max_tokens: int) -> Rope:
     """Ding et al., "LongRoPE", 2024: short factors for texts within the original window.
 
     For longer texts the long factors hold for all positions, also of keys already in memory; so
-    loading decides which factors hold. The attention factor is that of the whole range in both
-    cases.
+    loading decides which factors hold. The attention factor is always that of the whole range.
     """
     original = rope.original_tokens
     if original < 2:

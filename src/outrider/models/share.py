@@ -70,8 +70,7 @@ class RankError(MachineError):
 
 
 class Comm(Protocol):
-    """Sums and messages among ranks. A call blocks until its tensor may be used, and raises
-    RankError if another rank is gone."""
+    """Sums and messages among ranks. Calls block, and raise RankError if another rank is gone."""
 
     @property
     def rank(self) -> int: ...

@@ -45,8 +45,7 @@ class StoredWeights:
         return self.folder.is_file()
 
     def stays(self, dtype: str, quantise: str) -> bool:
-        """True if matrices stay in their stored format: kernels can run on it, and the options
-        request no other precision."""
+        """True if matrices stay in their stored format, as the options request no other one."""
         return self.held_bytes > 0 and dtype == "auto" and quantise == "none"
 
     def check_claim(self, num_weights: int) -> None:
@@ -77,8 +76,7 @@ class TensorFile(Protocol):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with weights of `folder`. Raises CheckpointError if there are none; the message
-    names the files that are there instead."""
+    """The weight files of `folder`. Raises CheckpointError, naming the others, for none."""
     if folder.is_file():
         return list(parts_of(folder))
     for name in (WEIGHTS, MEDUSA_WEIGHTS):

@@ -322,8 +322,7 @@ class WeightReader:
         *,
         columns: slice = EVERYTHING,
     ) -> PackedLinear:
-        """One matrix from the weights of `outputs`, in that order; then its rows in the order
-        `order_O`, and only the inputs in `columns`."""
+        """One matrix from the weights of `outputs`; its rows in `order_O`, its inputs `columns`."""
         if order_O is None and range(num_in)[columns] == range(num_in):
             names = {f"{name}.weight": num_out for name, num_out in outputs.items()}
             if (stored := self._as_stored(names, num_in)) is not None:

@@ -187,5 +187,5 @@ def test_a_wrapper_brings_its_own_configuration(wrapper: ModelWrapper) -> None:
         _ = plain.llm
     with pytest.raises(ConfigError, match="nothing was written"):
         _ = plain.last_result
-    with pytest.raises(ConfigError, match="no room"):
+    with pytest.raises(ConfigError, match="leaves no token"):
         plain.generate([1] * 4000, 4)

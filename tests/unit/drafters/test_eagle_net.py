@@ -217,7 +217,7 @@ BAD_FILES = {
         {k: v for k, v in EAGLE3.tensors().items() if k != "fc.weight"},
         "fc.weight.* is missing",
     ),
-    "a tensor too many": ({**EAGLE3.tensors(), "other": torch.ones(1)}, "other has no place"),
+    "a tensor too many": ({**EAGLE3.tensors(), "other": torch.ones(1)}, "other is not part"),
     "another number of layers": (replace(EAGLE3, layers=(0, 1)).tensors(), "fc.weight has shape"),
 }
 

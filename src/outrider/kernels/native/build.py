@@ -168,8 +168,7 @@ def _kept_or_made(
 
 
 def trusted_folders(cache_dir: Path | None) -> list[Path]:
-    """Folders of this user alone, made if need be, the best first. If `cache_dir` is not one of
-    them, the log says why."""
+    """Private folders of this user, the best first; the log says why `cache_dir` is not one."""
     found: list[Path] = []
     temporary = Path(tempfile.gettempdir()) / f"outrider-{os.geteuid()}"
     for folder in filter(None, (cache_dir, temporary)):
@@ -224,11 +223,8 @@ def _kept(path: Path) -> ctypes.CDLL | None:
 
 
 def _loaded(path: Path) -> ctypes.CDLL:
-    """Check and load `path`. Raises NotPrivateError, OSError.
-
-    No other user can change the file between the checks and the loading: `path` is in a folder of
-    this user alone.
-    """
+    """Check and load `path`, which no other user can change in between, as its folder is private.
+    Raises NotPrivateError, OSError."""
     data = read_private(path, _MAX_LIBRARY_BYTES)
     if hashlib.sha256(data).hexdigest() != _expected_digest(path):
         raise NotPrivateError("it is not the file that was built, by its SHA-256")

@@ -43,8 +43,7 @@ class ChainRow:
 
 @dataclass(frozen=True, slots=True)
 class DraftedChains:
-    """The drafts of all rows. `probs_BKV` are the distributions of sampled drafts; None if all
-    drafts are greedy."""
+    """The drafts of all rows; `probs_BKV` are the distributions of samples, None if all greedy."""
 
     drafted: Sequence[Sequence[int]]
     probs_BKV: Tensor | None
@@ -81,19 +80,18 @@ class NativeChains:
         )
 
     def __call__(self, rows: Sequence[ChainRow]) -> DraftedChains | None:
-        """Draft all rows. None if some logits are NaN; the KV cache then has nothing valid of the
-        call."""
+        """Draft all rows. None for NaN logits, after which the KV cache has nothing valid of it."""
         most, at = max(row.depth for row in rows), 0
         probs_BKV = None
         if any(row.draws.temperature for row in rows):
             probs_BKV = torch.empty(len(rows), most, self._vocab_size)
         for index, row in enumerate(rows):
-            native_row = self._rows[index]
-            describe_draws(native_row, row.draws, row.depth)
-            native_row.draft_length, native_row.draft_unread = row.feed.length, len(row.feed.unread)
-            native_row.branch_place = row.branch_place
+            native = self._rows[index]
+            describe_draws(native, row.draws, row.depth)
+            native.draft_length, native.draft_unread = row.feed.length, len(row.feed.unread)
+            native.branch_place = row.branch_place
             if probs_BKV is not None:
-                native_row.drawn_from = probs_BKV[index].data_ptr()
+                native.drawn_from = probs_BKV[index].data_ptr()
             at = self._lane.read(index, row.feed, at)
         self._round.num_rows, self._round.most_drafted = len(rows), most
         if not self._run(self._address):

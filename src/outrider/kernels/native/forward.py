@@ -37,8 +37,7 @@ from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan, Packe
 
 @dataclass(frozen=True, slots=True)
 class HeadGate:
-    """A gate whose sigmoid scales the outputs of heads. `gated_NA` is a contiguous float32 buffer
-    with a row for every packed token."""
+    """A gate: its sigmoid scales heads' outputs. `gated_NA` is a float32 buffer for all rows."""
 
     linear: PackedLinear
     gated_NA: Tensor
@@ -83,8 +82,7 @@ class ForwardBuffers:
 
 
 class Attends(IntEnum):
-    """The input of attention in the first layer of heads: the normed residual, the pair of the
-    entrance, or the residual itself."""
+    """The input of the first layer's attention: normed residual, entrance's pair, or residual."""
 
     NORMED = 0
     PAIR = 1

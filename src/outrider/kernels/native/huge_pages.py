@@ -62,8 +62,7 @@ _regions = Regions()
 
 
 def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-    """A contiguous CPU tensor that begins at a cache line, its contents undefined; in ordinary
-    pages if the system has no huge ones."""
+    """A contiguous, undefined CPU tensor on a cache line, in huge pages if there are any."""
     num_bytes = math.prod(shape) * dtype.itemsize
     data = _taken(num_bytes) if num_bytes and _ADVICE is not None else None
     if data is None:
@@ -91,8 +90,7 @@ def _taken(num_bytes: int) -> Tensor | None:
 
 
 def _region(num_bytes: int) -> Tensor | None:
-    """Memory that begins on a boundary of a huge page; None if the system refuses. It is freed with
-    the last tensor in it."""
+    """Memory on a boundary of a huge page, freed with its last tensor; None if refused."""
     if _ADVICE is None:
         raise ContractError("this system does not support madvise for huge pages")
     size = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES

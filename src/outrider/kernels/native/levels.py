@@ -35,8 +35,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """CPUs of `machine` with all features of `needs`, named as in /proc/cpuinfo; `flags` let a
-    compiler use these features."""
+    """CPUs of `machine` with the features `needs`, as in /proc/cpuinfo; `flags` of a compiler."""
 
     name: str
     machine: str

@@ -87,8 +87,7 @@ class _Mixture(Structure):
 
 
 class NativeMixture:
-    """Runs rows through the experts that their router chooses. Holds the objects that native code
-    points to."""
+    """Runs rows through the experts that their router chooses. Owns what native code reads."""
 
     def __init__(
         self, library: ctypes.CDLL, team: int, sizes: MixtureSizes, weights: MixtureWeights

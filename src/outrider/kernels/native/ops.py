@@ -169,8 +169,7 @@ def team(library: ctypes.CDLL, num_threads: int) -> int:
 
 @functools.cache
 def _lane_team(library: ctypes.CDLL, number: int, num_threads: int) -> int:
-    """The address of a lane's team, which models share. It is not pinned: teams of two lanes would
-    be pinned to the same cores."""
+    """A lane's team. Not pinned: teams of two lanes would be pinned to the same cores."""
     del number
     return function(library, "team")(num_threads, None)
 

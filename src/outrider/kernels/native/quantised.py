@@ -92,8 +92,7 @@ class _Grouped(Structure):
 
 
 class NativeGrouped(NativeLinear):
-    """`pack` and `linear` of matrices that keep the values of their blocks. Activations are
-    contiguous float32, on the CPU."""
+    """`pack` and `linear` of blocks. Activations are contiguous float32, on the CPU."""
 
     def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
         super().__init__(library, num_threads, "grouped", VECTORS)
@@ -102,8 +101,7 @@ class NativeGrouped(NativeLinear):
         self._rows = function(library, "grouped_rows")
 
     def pack(self, parts: Sequence[BlockRows]) -> PackedLinear | None:
-        """One matrix from the rows of all parts; None if there are too many parts, or a part has an
-        unknown type of blocks."""
+        """One matrix from the rows of all parts; None for too many parts or an unknown type."""
         if len(parts) > MOST_PARTS or not all(self._size(one, num_out=1) for one in parts):
             return None
         starts, end = list[int](), 0

@@ -25,8 +25,7 @@ _PIECE = 1 << 16
 
 
 def shared_memory(library: ctypes.CDLL, size: int) -> int:
-    """The descriptor of zeroed memory for `size` ranks. Raises MachineError for too many ranks or
-    too little memory."""
+    """The descriptor of zeroed memory for `size` ranks. Raises MachineError if impossible."""
     num_bytes = function(library, "ranks_bytes")(size)
     if num_bytes < 0:
         raise MachineError(f"{size} ranks are more than share memory on one machine.")

@@ -48,8 +48,7 @@ class RoundModel:
 @dataclass(slots=True)
 class CacheSpan:
     """The tokens of a sequence that a model reads: `unread`, after `length` cached ones. `pages`
-    have slots for these and for the draft. A sequence always has the same `pages` object, which
-    only grows."""
+    have slots for these and for the draft: always the same object, which only grows."""
 
     length: int
     unread: Sequence[int]
@@ -137,8 +136,7 @@ class Lane:
         return ctypes.addressof(self.memory)
 
     def read(self, row: int, feed: CacheSpan, start: int) -> int:
-        """Set `feed` as that of `row`, with its tokens at `start` of the buffer. Return their end,
-        where the next row's tokens begin."""
+        """Set `feed` of `row`, with its tokens from `start` of the buffer on; return their end."""
         end = start + len(feed.unread)
         self.unread[start:end] = feed.unread
         held, num_listed = self._held[row]
@@ -182,12 +180,12 @@ class Draws:
     rule: str = "token"
 
 
-def describe_draws(native_row: Row, draws: Draws | RoundRow, num_drafted: int) -> None:
+def describe_draws(native: Row, draws: Draws | RoundRow, num_drafted: int) -> None:
     """Write to `native_row` the sampling of a draft of `num_drafted` tokens."""
-    native_row.seed, native_row.sample, native_row.start = draws.seed, draws.sample, draws.start
-    native_row.temperature, native_row.num_drafted = draws.temperature, num_drafted
-    native_row.top_k, native_row.top_p, native_row.min_p = draws.top_k, draws.top_p, draws.min_p
-    native_row.rule = RULES[draws.rule]
+    native.seed, native.sample, native.start = draws.seed, draws.sample, draws.start
+    native.temperature, native.num_drafted = draws.temperature, num_drafted
+    native.top_k, native.top_p, native.min_p = draws.top_k, draws.top_p, draws.min_p
+    native.rule = RULES[draws.rule]
 
 
 @dataclass(slots=True)
@@ -238,8 +236,7 @@ class Decided:
 
 
 class Drafts:
-    """The drafts of up to `batch_size` rows as arguments of a call, and its verdicts on them. A row
-    has at most `most` tokens."""
+    """The drafts of up to `batch_size` rows, of at most `most` tokens each, and the verdicts."""
 
     def __init__(self, batch_size: int, most: int = MOST_NODES) -> None:
         self.rows = (Row * batch_size)()
@@ -255,24 +252,24 @@ class Drafts:
 
     def describe(self, index: int, row: RoundRow, start: int) -> Row:
         """Write `row` to the native row `index`; its draft begins at `start` of all tokens."""
-        native_row, count = self.rows[index], row.num_drafted
-        describe_draws(native_row, row, count)
-        native_row.wants_laws = row.wants_laws
-        native_row.parents = native_row.drawn_from = None
+        native, count = self.rows[index], row.num_drafted
+        describe_draws(native, row, count)
+        native.wants_laws = row.wants_laws
+        native.parents = native.drawn_from = None
         if row.drafted:
             self._tokens[start : start + count] = row.drafted
         if row.parents is not None:
             self._parents[start : start + count] = row.parents
-            native_row.parents = self._parents_address + start * ctypes.sizeof(c_int32)
+            native.parents = self._parents_address + start * ctypes.sizeof(c_int32)
         if row.probs_NV is not None:
-            native_row.drawn_from = row.probs_NV.data_ptr()
-        return native_row
+            native.drawn_from = row.probs_NV.data_ptr()
+        return native
 
     def verdict(self, index: int, start: int) -> RoundVerdict:
-        native_row = self.rows[index]
-        drafted = tuple(self._tokens[start : start + native_row.num_drafted])
+        native = self.rows[index]
+        drafted = tuple(self._tokens[start : start + native.num_drafted])
         return RoundVerdict(
-            drafted, tuple(self._paths[start : start + native_row.num_accepted]), native_row.next
+            drafted, tuple(self._paths[start : start + native.num_accepted]), native.next
         )
 
 
@@ -320,8 +317,7 @@ class NativeRounds:
         )
 
     def __call__(self, rows: Sequence[RoundRow]) -> Decided | None:
-        """Run a round. None if a distribution has NaN or a token is not in the vocabulary; the KV
-        cache then holds nothing of the round."""
+        """Run a round. None for NaN or a token outside the vocabulary; then nothing is cached."""
         most = max(row.num_drafted for row in rows)
         self._take(rows, most)
         self._round.num_rows, self._round.most_drafted = len(rows), most
@@ -333,25 +329,25 @@ class NativeRounds:
     def _take(self, rows: Sequence[RoundRow], most: int) -> None:
         at_target = at_draft = 0
         for index, row in enumerate(rows):
-            native_row = self._drafts.describe(index, row, index * most)
-            native_row.shaping = None
+            native = self._drafts.describe(index, row, index * most)
+            native.shaping = None
             if row.shaping is not None:
                 self._shapings[index].describe(row.shaping)
-                native_row.shaping = ctypes.addressof(self._shapings[index])
-            native_row.target_length, native_row.target_unread = (
+                native.shaping = ctypes.addressof(self._shapings[index])
+            native.target_length, native.target_unread = (
                 row.target.length,
                 len(row.target.unread),
             )
             at_target = self._target.read(index, row.target, at_target)
             if row.draft is not None:
-                native_row.draft_length, native_row.draft_unread = (
+                native.draft_length, native.draft_unread = (
                     row.draft.length,
                     len(row.draft.unread),
                 )
                 at_draft = given(self._draft, "draft").read(index, row.draft, at_draft)
                 if row.temperature:
                     probs_LV = self._distributions(len(rows) * most)
-                    native_row.drawn_from = probs_LV[index * most].data_ptr()
+                    native.drawn_from = probs_LV[index * most].data_ptr()
 
     def _distributions(self, count: int) -> Tensor:
         """A buffer for `count` distributions, allocated anew if the last one is too small."""

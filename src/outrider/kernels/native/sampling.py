@@ -89,8 +89,7 @@ class _NativeSampling:
 
 
 def masses(probs_NV: Tensor, tokens: Sequence[int]) -> list[float]:
-    """The probability of each token in its row. Read by address, since a call of PyTorch for so few
-    numbers is mostly overhead."""
+    """The probability of each token in its row, read by address, without PyTorch's overhead."""
     if not is_plain(probs_NV):
         return PLAIN.masses(probs_NV, tokens)
     start, row = probs_NV.data_ptr(), probs_NV.shape[-1]

@@ -220,8 +220,7 @@ class NativeTreeDrafts:
         )
 
     def __call__(self, trees: Sequence[PlannedTree]) -> list[Grown] | None:
-        """Draft all trees. None if some logits are NaN or a token is not in the vocabulary; the KV
-        cache then has nothing valid of the call."""
+        """Draft all trees. None for NaN or an unknown token; then nothing in the cache is valid."""
         buffers = [self._buffers(index, tree) for index, tree in enumerate(trees)]
         at = 0
         for index, tree in enumerate(trees):
@@ -240,10 +239,10 @@ class NativeTreeDrafts:
         row.tokens, row.parents = map(ctypes.addressof, buffer.staged)
         row.length, row.num_unread = tree.feed.length, len(tree.feed.unread)
         if buffer.probs_NV is not None:
-            native_row = self._drawn[index]
-            describe_draws(native_row, tree.draws, len(buffer.probs_NV))
-            native_row.drawn_from = buffer.probs_NV.data_ptr()
-            buffer.drawing.row = ctypes.addressof(native_row)
+            native = self._drawn[index]
+            describe_draws(native, tree.draws, len(buffer.probs_NV))
+            native.drawn_from = buffer.probs_NV.data_ptr()
+            buffer.drawing.row = ctypes.addressof(native)
             row.drawing = ctypes.addressof(buffer.drawing)
         return buffer
 

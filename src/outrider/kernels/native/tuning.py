@@ -124,8 +124,7 @@ def decide(
 
 
 def forget(folder: Path | None) -> int:
-    """Remove every answer, also of other machines that share the folder. Return the number of
-    files removed."""
+    """Remove all answers, also of other machines that share the folder; return their number."""
     removed = 0
     with _LOCK:
         _KNOWN.clear()
@@ -158,8 +157,7 @@ def _found_or_made(
 def time_in_turns(
     trial: ModeTrial, *, started: float, clock: Callable[[], float] = perf_counter
 ) -> tuple[KernelTiming, ...]:
-    """Median times over rotating turns, until the budget that began at `started` is spent. The
-    first turn of each candidate only warms it up."""
+    """Median times over rotating turns until the budget is spent, without each first turn."""
     turns = [(name, work, call) for name, works in trial.items() for work, call in works.items()]
     seconds: dict[tuple[str, str], list[float]] = {(name, work): [] for name, work, _ in turns}
     for turn in range(MAX_TURNS + 1):
@@ -178,8 +176,7 @@ def time_in_turns(
 
 
 def _judged(timings: tuple[KernelTiming, ...]) -> TunedKernel:
-    """The fastest candidate if it beats the plain one by MARGIN, else the plain one; of equally
-    fast ones, the first."""
+    """The fastest candidate, the first if equal, if it beats the plain one by MARGIN."""
     plain = TunedKernel(timings[0].candidate, timings)
     gains = {timing.candidate: plain.gain(timing.candidate) for timing in timings}
     fastest = max(gains, key=lambda name: gains[name])
@@ -284,12 +281,9 @@ def kind_answer(
     library: ctypes.CDLL, dtype: torch.dtype, scheme: str, folder: Path | None
 ) -> TunedKernel:
     """The kind of linears: the one that the environment names, or else by a rule for `dtype` and by
-    measuring for int8. Kinds that `refused_kinds` returns are never chosen.
+    measuring for int8; never one that is refused. Raises ConfigError for an unknown kind.
 
-    Raises ConfigError if the environment names an unknown kind.
-
-    Only kinds with the same bits are timed, so only on integers; always with the physical cores,
-    whatever number of threads is set.
+    Only kinds with the same bits are timed, so only on integers; always with the physical cores.
     """
     refused = refused_kinds(library, dtype, scheme)
     candidates = [kind for kind in ENDINGS if kind not in refused]

@@ -50,8 +50,7 @@ class SequenceKeys:
     calls: Sequence[Call]
 
     def read(self, x_GSD: Tensor, *, alone: bool) -> Tensor:
-        """The keys or values as float32: a view if `x_GSD` is float32 and the slots are a slice,
-        else a copy."""
+        """Keys or values as float32: a view for a slice of float32, else a copy."""
         if isinstance(self.where, slice):
             x_GUD = x_GSD[:, self.where]
         else:
@@ -152,8 +151,7 @@ class _Row:
 
 
 def sequence_keys(plan: PackedPlan, *, alone: bool, window: int = 0) -> Iterator[SequenceKeys]:
-    """The keys that each sequence of a plan reads. Rows see the last `window` of their keys, if not
-    0. A host sync: reads the plan."""
+    """The keys that sequences read; rows see the last `window`, if not 0. A host sync."""
     rows_of: dict[int, list[_Row]] = {}
     for row, seq in zip(_rows(plan, window), host_ints(plan.seq_N), strict=True):
         rows_of.setdefault(seq, []).append(row)
@@ -175,8 +173,7 @@ def _rows(plan: PackedPlan, window: int) -> Iterator[_Row]:
 
 
 def _row_by_row(plan: PackedPlan, pages: list[int], rows: Sequence[_Row]) -> SequenceKeys:
-    """A call for each row. A tail overwrites keys that only rows with more visible keys read, so
-    those rows come first."""
+    """A call for each row, longest first: a tail overwrites keys that only longer rows read."""
     device, rows = plan.seq_N.device, sorted(rows, key=lambda row: -row.visible)
     order_N = torch.tensor([row.index for row in rows], device=device)
     begin, end = min(row.first for row in rows), max(row.stop for row in rows)

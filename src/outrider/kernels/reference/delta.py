@@ -29,8 +29,7 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class StateCell:
-    """The states of all recurrent layers after one token, float32. `conv_LWC` are the last W inputs
-    of the convolution, the oldest first."""
+    """States of recurrent layers after a token, float32; `conv_LWC` has inputs, oldest first."""
 
     conv_LWC: Tensor
     state_LHKV: Tensor
@@ -223,8 +222,7 @@ def _remembered(
 
 
 def prepare(mixed_NC: Tensor, gates_N2H: Tensor, weights: DeltaWeights) -> DeltaInputs:
-    """Inputs of the recurrence, made from the convolution's output after SiLU and from the two
-    gates of each value head, b then a."""
+    """Inputs of the recurrence, from the convolution after SiLU and the heads' gates b and a."""
     num_rows, num_heads = mixed_NC.shape[0], weights.rate_H.shape[0]
     key_size = weights.num_key_heads * weights.key_dim
     q_NO, k_NO, v_NO = torch.split(

@@ -33,8 +33,7 @@ _AT_ONCE = 16
 
 
 class TorchGrouped:
-    """The definition, on any device. Each code takes a byte. Devices without float64 round twice in
-    a step."""
+    """The definition, with a byte for each code. Without float64, a step rounds twice."""
 
     scheme = "int4"
 

@@ -51,8 +51,7 @@ def num_groups(num_in: int) -> int:
 
 
 def in_parts(weight_OI: Tensor, multiple: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(first output, values_OI as int8, scale_O) of some outputs at a time; inputs are padded to
-    whole groups, outputs to a multiple of `multiple`."""
+    """(first output, values_OI as int8, scale_O) of some outputs at a time, padded to groups."""
     num_out, num_in = weight_OI.shape
     if not 0 < num_in <= MAX_INPUTS:
         raise ContractError("too many inputs for sums of 32 bits")

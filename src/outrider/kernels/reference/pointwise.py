@@ -123,8 +123,7 @@ def rope_append(
 
 
 def argmax(logits_MV: Tensor) -> list[int]:
-    """The index of the first largest of each row; -1 for a row with a NaN, which PyTorch counts as
-    the largest. A host sync."""
+    """The first largest of each row; -1 for a NaN, PyTorch's largest. A host sync."""
     best_M = logits_MV.argmax(-1)
     is_nan_M = logits_MV.gather(-1, best_M[:, None])[:, 0].isnan()
     return host_ints(best_M.masked_fill(is_nan_M, -1))

@@ -44,8 +44,7 @@ _AT_ONCE = 1 << 13
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A matrix as codes, one in a byte, and factors: scales and, with 4 bits, minimums. The inputs
-    are padded to whole groups."""
+    """A matrix as codes, one in a byte, and factors (scales, minimums), padded to whole groups."""
 
     codes_OI: Tensor
     factors_FOG: Tensor

@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A type of tensor: `block` values take `block_bytes`, 0 if the type is not supported. Files
-    name the type by `number`."""
+    """A type of tensor, `number` in files: `block` values in `block_bytes`, 0 if unsupported."""
 
     name: str
     number: int
@@ -164,8 +163,7 @@ def _q2_k(blocks_NB: Bytes, out_NX: Floats) -> None:
 
 
 def _q3_k(blocks_NB: Bytes, out_NX: Floats) -> None:
-    """32 bytes of third bits, 64 of lower ones, 12 of scales of 6 bits, d. 4 is subtracted where
-    the third bit is 0."""
+    """32 bytes of third bits, 64 of lower bits, 12 of 6-bit scales, d; minus 4 if bit 3 is 0."""
     upper = _bits(blocks_NB[:, :32], 1).reshape(-1, 16, 16)
     lower = _bits(blocks_NB[:, 32:96].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
     low_scales = _nibbles(blocks_NB[:, 96:104])

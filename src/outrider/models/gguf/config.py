@@ -117,8 +117,7 @@ def head_dim_of(header: Header) -> int:
 
 
 def config_of(header: Header) -> dict[str, Any]:
-    """The contents of config.json. Raises CheckpointError, naming file and key, for a key that is
-    missing or a value that is not supported."""
+    """The contents of config.json. Raises CheckpointError, naming file and key, for a bad value."""
     sizes = _Sizes(header)
     arch = sizes.arch
     _refuse_keys(header, arch, sizes.usual)
@@ -154,8 +153,7 @@ def notes_of(header: Header) -> tuple[str, ...]:
 
 
 def _refuse_keys(header: Header, arch: str, sizes: Mapping[str, int]) -> None:
-    """Raise CheckpointError for a key that is not read here and changes the logits. `sizes` are the
-    model's sizes by key."""
+    """Raise CheckpointError for an unread key that changes the logits; `sizes` are by key."""
     for key, value in _own_keys(header, arch).items():
         if _is_read(key, arch):
             continue
@@ -279,8 +277,7 @@ def _llama(sizes: _Sizes) -> dict[str, Any]:
 
 
 def _has_bias(entries: Iterable[str], kind: str) -> bool:
-    """True if some layer has a bias in its attention (`attn_`) or its FFN (`ffn_`). Experts do not
-    count."""
+    """True if attention (`attn_`) or FFN (`ffn_`) of a layer has a bias; not that of experts."""
     ends = tuple(f".{kind}{part}.bias" for part in ("q", "k", "v", "output", "gate", "up", "down"))
     return any(name.endswith(ends) for name in entries)
 

@@ -99,16 +99,14 @@ def missing_tensor(path: Path) -> str | None:
 
 
 def is_gguf(path: Path) -> bool:
-    """True if a file has GGUF's first bytes. Its name does not count, as the stores of other
-    programs name files by their hash."""
+    """True if a file has GGUF's first bytes; other programs name such files by their hash."""
     with suppress(OSError), open_regular(path) as stream:
         return stream.read(len(MAGIC)) == MAGIC
     return False
 
 
 def gguf_in(folder: Path) -> Path | None:
-    """The model of a folder that has one as GGUF and no safetensors; None for any other folder.
-    Raises CheckpointError for several models."""
+    """The GGUF model of a folder without safetensors. Raises CheckpointError for several."""
     if any(folder.glob("*.safetensors")):
         return None
     # Files named mmproj hold the part for pictures of a text model, which is no model by itself.
@@ -123,8 +121,7 @@ def gguf_in(folder: Path) -> Path | None:
 
 
 def header_of(path: Path) -> Header:
-    """The header of a model in one file, or in several of which `path` is one. Raises
-    CheckpointError for a file that is missing or damaged."""
+    """The header of a model of one or several files. Raises CheckpointError for a bad file."""
     files = parts_of(path)
     return _header(files, tuple(map(file_identity, files)))
 
@@ -154,8 +151,7 @@ def parts_of(path: Path) -> tuple[Path, ...]:
 
 @lru_cache(maxsize=8)
 def _header(files: tuple[Path, ...], identity: tuple[object, ...]) -> Header:
-    """Read the headers of a model's files as one. `identity` only serves as a key of the cache:
-    another file of the same name is read again."""
+    """Read the headers of a model's files as one, again if `identity` (a cache key) changes."""
     del identity
     headers = [read_header(file) for file in files]
     first = headers[0]

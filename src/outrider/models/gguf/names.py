@@ -129,8 +129,7 @@ class TensorSource:
 
 
 def tensor_sources(header: Header, architecture: str, head_dim: int) -> Mapping[str, TensorSource]:
-    """The tensors of the file by their names in a checkpoint. Unknown tensors keep their own names,
-    which no model reads."""
+    """The tensors by their checkpoint names. Unknown ones keep their own, which no model reads."""
     gpt2 = architecture == "gpt2"
     own = _OWN_NAMES.get(architecture, {})
     layer_names = _GPT2_LAYER if gpt2 else {**_LLAMA_LAYER, **own}
@@ -180,15 +179,13 @@ def _zero_biases(found: Mapping[str, TensorSource], architecture: str) -> dict[s
 
 
 def _module(name: str) -> str:
-    """The module of a matrix's name, as `q_proj` of `model.layers.0.self_attn.q_proj.weight`; ""
-    for a tensor that is no such matrix."""
+    """`q_proj` of `model.layers.0.self_attn.q_proj.weight`; "" for other kinds of names."""
     parts = name.split(".")
     return parts[-2] if parts[-1] == "weight" and len(parts) == _LAYER_PARTS else ""
 
 
 def first_missing(header: Header, architecture: str, num_layers: int) -> str | None:
-    """The name, as in GGUF files, of the first tensor that every model of this kind has and the
-    file lacks; None if it has all."""
+    """The GGUF name of the first missing tensor that models of this kind have; None if none."""
     own = _OWN_NAMES.get(architecture, {})
     parts = {"attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", *own}
     if not any(part.endswith("_exps") for part in own):

@@ -30,8 +30,7 @@ def shortest(number: float) -> float:
 
 @dataclass(frozen=True)
 class Positions:
-    """Rotary settings of a model whose heads rotate in `turning` dimensions. Raises CheckpointError
-    for settings that are wrong or not supported."""
+    """Rotary settings of heads that rotate in `turning` dimensions. Raises CheckpointError."""
 
     header: Header
     arch: str

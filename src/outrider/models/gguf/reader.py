@@ -117,8 +117,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Header:
-    """Everything in a file before its tensors. Headers are compared by identity, even those of one
-    file."""
+    """Everything in a file before its tensors. Headers are compared by identity."""
 
     path: Path
     version: int
@@ -158,8 +157,7 @@ def not_gguf(path: Path, first: bytes) -> CheckpointError:
 
 
 def read_header(path: Path) -> Header:
-    """Read a file's header. Raises CheckpointError for a file that is damaged, cut off or
-    unsupported."""
+    """Read a header. Raises CheckpointError for a damaged, incomplete or unsupported file."""
     with map_file(path) as memory:
         return _Cursor(path, memory).header()
 

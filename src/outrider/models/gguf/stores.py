@@ -27,8 +27,7 @@ _MOST = 1000
 
 
 def stored_models() -> list[tuple[Path, str]]:
-    """The first file of each model with its name in the store. A store that cannot be read counts
-    as empty."""
+    """The first file of each model, with its name; an unreadable store counts as empty."""
     try:
         home = Path.home()
     except RuntimeError:

@@ -41,8 +41,7 @@ _NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a file and their properties. Raises CheckpointError for values that are missing
-    or wrong."""
+    """The tokens of a file. Raises CheckpointError for missing or wrong values."""
 
     header: Header
 
@@ -250,9 +249,8 @@ def _added(words: Vocabulary) -> list[dict[str, Any]]:
 
 
 def _swallows_blanks(words: Vocabulary) -> bool:
-    """True for Phi-3 and 3.5, whose special tokens include the blanks that follow them. The format
-    has no key for that: llama.cpp recognises these models by their name, and other models that are
-    stored as `phi3` have BPE."""
+    """True for Phi-3 and 3.5, whose special tokens include blanks after them. The format has no key
+    for that: llama.cpp goes by the name, and others stored as `phi3` have BPE."""
     name = words.raw.text("general.name", "").lower()
     by_kind = words.raw.text("general.architecture", "") in ("phi3", "phimoe")
     return "phi-3" in name or "phi3" in name or (by_kind and _kind(words) == "llama")

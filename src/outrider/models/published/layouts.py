@@ -31,8 +31,7 @@ _AGAIN = "compare the files with the originals and download them again"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The stored tensors of one matrix. Their names begin with `stem` and end with one of `parts`.
-    `read` returns a tensor by its name."""
+    """The stored tensors of one matrix, named `stem` and a part each; `read` reads one by name."""
 
     scheme: Scheme
     stem: str

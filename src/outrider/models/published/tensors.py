@@ -83,8 +83,7 @@ class Quantised:
         return plain + sum(_held(scheme, matrix, look, width) for matrix in matrices)
 
     def files_of(self, stored: Mapping[str, Path]) -> dict[str, Path]:
-        """The file of each tensor of an unquantised checkpoint, given those of the stored tensors.
-        A matrix is in the file of its codes."""
+        """The file of each tensor of a plain checkpoint; a matrix is in that of its codes."""
         parts = {part for matrix in self._matrices.values() for part in matrix.names}
         skipped = () if self._scheme is None else _RUNTIME_SCALES
         found = {
@@ -95,16 +94,14 @@ class Quantised:
         return found | {name: stored[m.names[0]] for name, m in self._matrices.items()}
 
     def codes(self, name: str) -> Codes | None:
-        """The codes of a matrix; None for a tensor that is not quantised. Raises CheckpointError
-        for parts that are missing or do not fit."""
+        """The codes of a matrix, None if it has none. Raises CheckpointError for bad parts."""
         matrix = self._matrices.get(name)
         if matrix is None or self._scheme is None:
             return None
         return matrix.layout(Stored(self._scheme, matrix.stem, matrix.parts, self._read))
 
     def is_no_bias(self, name: str) -> bool:
-        """True for a bias of zeros, which GPTQ's files may have for every matrix even if the model
-        has no bias."""
+        """True for a bias of zeros; GPTQ's files may have one for every matrix without a bias."""
         stem = name.removesuffix(".bias")
         return stem != name and f"{stem}.weight" in self and not bool(self._read(name).any())
 
@@ -121,8 +118,7 @@ def _held(scheme: Scheme, matrix: Matrix, look: Callable[[str], Tensor], width: 
 
 
 def _in_blocks(scheme: Scheme, bits: int, part: str, tensor: Tensor) -> bool:
-    """True if blocks can hold this part of a matrix as `Codes.blocks` does. Reads only the part,
-    which is small."""
+    """True if blocks can hold this part of a matrix, of which it reads only a small part."""
     tensor = tensor.flatten()
     if part.endswith("g_idx"):
         return not bool((tensor.diff() < 0).any())

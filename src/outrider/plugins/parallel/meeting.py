@@ -48,8 +48,7 @@ class Meeting:
 
     @classmethod
     def on(cls, device: torch.device, size: int, *, native: bool = True) -> Meeting:
-        """Make connections for ranks on devices like `device`. If not `native`, no native kernels
-        are used."""
+        """Make connections for ranks on `device`, with native kernels only if `native`."""
         if device.type == "cuda":
             return cls(size, NCCL, folder=TemporaryDirectory(prefix="outrider-ranks-"))
         library = built_kernels(env.compiler(), env.cache_folder()).library if native else None
@@ -92,8 +91,8 @@ class Meeting:
 
 
 def join(invitation: Mapping[str, Any]) -> Comm:
-    """The `Comm` of an invited rank. Takes over its descriptors. Raises RankError if the other
-    ranks do not join."""
+    """The `Comm` of an invited rank, over its descriptors. Raises RankError if ranks are
+    missing."""
     rank, size, at = invitation["rank"], invitation["size"], invitation["at"]
     match invitation["how"]:
         case "memory":

@@ -214,8 +214,7 @@ class RankGroup:
             self._comm.end()
 
     def lose(self, reason: str) -> RankError:
-        """End all followers after a failure. If a process ended by itself, the error says so;
-        otherwise it gives `reason`."""
+        """End all followers; the error has `reason`, unless a process ended by itself."""
         return self.end(reason if self._lost else self._who_ended() or reason)
 
     def end(self, reason: str) -> RankError:

@@ -128,8 +128,7 @@ class ShardedLM:
         return self._ranks.process_ids
 
     def twin(self) -> ShardedLM | None:
-        """A model for another lane, which may draft or verify at the same time; passes of all lanes
-        take turns."""
+        """A model for another lane, which may draft or verify in parallel; passes take turns."""
         made = self._model.twin()
         if made is None:
             return None

@@ -106,8 +106,7 @@ def use_kernels(model: nn.Module, kernels: Kernels) -> None:
 
 
 def _to_float32(module: nn.Module) -> None:
-    """Convert the tensors of `module`. An embedding keeps its table and converts its output, as
-    only a few rows of the table are read."""
+    """Convert tensors. An embedding converts its output, as few rows are read."""
     if isinstance(module, nn.Embedding):
         module.register_forward_hook(lambda _module, _args, out: out.float())
         return
@@ -199,8 +198,7 @@ class ArenaCache:
     def update(
         self, key_1GND: Tensor, value_1GND: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """Append in place. The returned views hold every slot of the arena, also those of other
-        sequences."""
+        """Append in place. The views have every slot, also those of other sequences."""
         k_GSD, v_GSD = self._layers[layer_idx]
         k_GSD.index_copy_(1, self._slots_N, key_1GND[0].to(k_GSD.dtype))
         v_GSD.index_copy_(1, self._slots_N, value_1GND[0].to(v_GSD.dtype))

@@ -24,8 +24,7 @@ _ACTIVE_KEYS = ("num_experts_per_tok", "moe_top_k", "moe_topk")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterConfig(DecoderConfig):
-    """Sizes of a decoder that transformers runs; `max_tokens` is the window in which the arena's
-    attention equals the original."""
+    """Sizes of a decoder that transformers runs; `max_tokens` is where the arena equals it."""
 
     num_weights: int
     num_experts: int = 0
@@ -84,8 +83,7 @@ def _first(text: Any, keys: Sequence[str]) -> int | None:
 
 
 def _experts(text: Any, anatomy: Anatomy) -> dict[str, int]:
-    """Sizes of a mixture of experts, as fields of AdapterConfig. Empty if its keys are unknown:
-    such a mixture counts as a dense model."""
+    """Sizes of a mixture as fields of AdapterConfig; unknown keys make a dense model."""
     many, active = _first(text, _EXPERT_KEYS), _first(text, _ACTIVE_KEYS)
     if not (many and active and anatomy.expert_parameters):
         return {}

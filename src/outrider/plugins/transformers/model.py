@@ -267,8 +267,8 @@ def load_adapter(folder: Path, options: LoadOptions, *, name: str = "") -> Adapt
     if kernels.exact and not exact:
         reason = f"{foreign[0]} is not read by our kernels" if foreign else "bits differ in a trial"
         note = (
-            f"the bits of a row depend on the other rows of a pass ({reason}): with speculation, "
-            "greedy text may differ from plain decoding where two tokens nearly tie"
+            f"a row's bits depend on other rows ({reason}): with speculation, greedy text "
+            "may differ from plain decoding where two tokens nearly tie"
         )
         config = replace(config, notes=(*config.notes, note))
     body = Body(model, replace(kernels, exact=exact), dtype, device)

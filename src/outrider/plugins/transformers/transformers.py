@@ -367,8 +367,7 @@ class _Survey:
         return query_length, 0
 
     def shape(self, num_layers: int) -> tuple[int, int, int]:
-        """(query heads, KV heads, head size), the same in every layer. Raises CheckpointError if
-        layers differ or cache nothing."""
+        """(query heads, KV heads, head size) of all layers. Raises CheckpointError."""
         missing = sorted(set(range(num_layers)) - set(self._written))
         if missing or len(self._written) != num_layers:
             raise self._refusal(

@@ -59,8 +59,7 @@ class DeltaTables:
 def delta_tables(
     runs: Sequence[TokenRun], cells: Cells, taps: int, device: torch.device
 ) -> DeltaTables:
-    """The tables of `runs`, sent in one copy to the device. Runs have all packed tokens from 0 on,
-    without a gap."""
+    """The tables of `runs`, which have all packed tokens, sent in one copy to the device."""
     group_R = _groups(runs)
     order = sorted(range(len(runs)), key=lambda index: (group_R[index], index))
     ends = [sum(group <= number for group in group_R) for number in range(max(group_R) + 1)]
@@ -78,8 +77,7 @@ def delta_tables(
 
 
 def _groups(runs: Sequence[TokenRun]) -> list[int]:
-    """The group of each run, numbered from 0 without a gap. Runs that read from each other are in
-    one group."""
+    """The group of each run, from 0 on; runs that read from each other share one."""
     group_R: list[int] = []
     writer: dict[tuple[str, int], int] = {}
     for index, run in enumerate(runs):

@@ -106,8 +106,7 @@ class EagerProbs:
         return self._left_V, sum(host_floats(self._sums_C))
 
     def rehearse(self, size: int) -> None:
-        """Call all operators, for rows of `size` that begin at a multiple of 16 bytes and for rows
-        that do not."""
+        """Call all operators, for rows of `size` that begin at multiples of 16 bytes and not."""
         rows_2V = torch.zeros(2, size, device=self._device)
         self.argmax(rows_2V)
         for one, other in product((0, 1), (0, 1)):

@@ -218,8 +218,7 @@ class TritonFilters:
         self._workspace = workspace
 
     def top_k(self, logits_RV: Tensor, k_B: Tensor) -> None:
-        """Write -inf below the k-th largest of each row. `k` is int64; 0, or V and more, change
-        nothing."""
+        """Write -inf below the k-th largest of each row; int64 `k` of 0, or V and up, has none."""
         grid, tensors, sizes, constants = self._search(logits_RV, k_B, mass=False)
         launch(top_k_kernel, grid, *tensors, *sizes, **constants)
 

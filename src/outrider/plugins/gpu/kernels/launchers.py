@@ -46,8 +46,7 @@ class ProbRows:
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """Drafted chains: `tokens_BK` of any integer dtype, of which the first `lengths_B[b]` <= K are
-    drafted tokens."""
+    """Drafted chains: the first `lengths_B[b]` <= K of `tokens_BK`, of any integer dtypes."""
 
     tokens_BK: Tensor
     lengths_B: Tensor
@@ -261,8 +260,7 @@ def _flags(p: ProbRows, q: ProbRows | None) -> dict[str, bool]:
 def _look(
     distributions: ProbRows, rows_per_distribution: int, views: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The arguments of kernels for distributions: rows, temperatures and pieces, which a launch
-    here fills."""
+    """Arguments of kernels: rows, temperatures and pieces, which a launch here fills."""
     rows_RV, temperature_B = distributions.rows_RV, distributions.temperature_B
     assert rows_RV.is_contiguous()
     if temperature_B is None:

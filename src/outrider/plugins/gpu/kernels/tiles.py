@@ -73,8 +73,7 @@ class Launch:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """Everything for which Triton makes another binary: types, constants, which numbers are 1
-        or multiples of 16, and which pointers are aligned."""
+        """Everything that makes another binary: types, constants, and multiples of 16 or ones."""
         # The interpreter has no such lists.
         plain = getattr(self.kernel, "do_not_specialize", ())
         anywhere = getattr(self.kernel, "do_not_specialize_on_alignment", ())

@@ -123,8 +123,7 @@ class TritonTrees:
     def follow(
         self, tree: tuple[Tensor, Tensor], own_BW: Tensor, out: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        """Follow each tree down along the target's own tokens: `own_BW`, int64, after the root and
-        after each node."""
+        """Follow trees down by `own_BW`, int64: the target's token after the root and nodes."""
         num, num_nodes = tree[0].shape
         launch(follow_kernel, (num,), own_BW, *tree, *out, num_nodes, num_warps=1)
 
