@@ -8,8 +8,8 @@ import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import ConfigError
-from outrider.engine import lane_threads as threads
 from outrider.engine.lanes import LaneResult, LaneTask
+from outrider.plugins.lanes import threads
 
 PARAMS = SamplingParams(max_tokens=12)
 PROMPT = "def f(x):"
