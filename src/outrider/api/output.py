@@ -17,7 +17,7 @@ from outrider.api.stream import StopMatcher
 from outrider.core.budget import RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Outcome, RoundEvent, TokenLogprobs
-from outrider.core.errors import ConfigError, ContractError, foreign, told
+from outrider.core.errors import ConfigError, ContractError, foreign, with_hint
 from outrider.core.sequence import LiveSequence
 from outrider.core.thoughts import ThoughtBudget
 from outrider.engine.engine import Engine
@@ -166,7 +166,7 @@ class OutputStream:
             stop=self.text.matched,
             round_events=tuple(self._round_events),
             seed=self.seq.params.seed,
-            error=None if self.seq.error is None else told(self.seq.error),
+            error=None if self.seq.error is None else with_hint(self.seq.error),
             exact=exact or asked.exact,
             token_seconds=tuple(self._arrivals),
             num_cached_tokens=self.seq.num_cached,

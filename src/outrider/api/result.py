@@ -14,7 +14,7 @@ from typing import Any
 
 from outrider.core.budget import Budget, Choice, RoundTrace
 from outrider.core.draft import NodeTrace, Origin, RoundEvent, TokenLogprobs
-from outrider.core.errors import ConfigError, OutriderError, told
+from outrider.core.errors import ConfigError, OutriderError, with_hint
 from outrider.core.params import FinishReason
 from outrider.metrics.profile import MemoryTrace, profile
 from outrider.metrics.summary import (
@@ -175,7 +175,7 @@ class GenerationResult:
     def failed(cls, error: OutriderError, *, drafter: str, k: int) -> GenerationResult:
         """The result of a request that could not be run."""
         stats = summarise((), drafter=drafter, k=k, total_seconds=0.0)
-        return cls("", (), "error", stats, error=told(error))
+        return cls("", (), "error", stats, error=with_hint(error))
 
     def __repr__(self) -> str:
         return f"<GenerationResult {self.text!r}: {self.finish_reason}, {self.summary()}>"

@@ -11,7 +11,7 @@ from outrider.cli.call import Call
 from outrider.cli.output import say
 from outrider.cli.serve_options import ClusterConfigOptions
 from outrider.cli.session import without_draft
-from outrider.core.errors import MachineError, OutriderError, told
+from outrider.core.errors import MachineError, OutriderError, with_hint
 from outrider.core.params import SamplingParams
 
 
@@ -62,7 +62,7 @@ def config(call: Call[ClusterConfigOptions]) -> int:
             try:
                 check()
             except OutriderError as error:
-                say(f"note: {told(error)}")
+                say(f"note: {with_hint(error)}")
     return 0
 
 

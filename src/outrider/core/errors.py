@@ -53,7 +53,7 @@ class OutriderError(Exception):
             self.add_note(f"try: {hint}")
 
 
-def told(error: Exception) -> str:
+def with_hint(error: Exception) -> str:
     """The message of an error, followed by its hint if it has one."""
     hint = getattr(error, "hint", None)
     return f"{error} Try: {hint}" if hint else str(error)

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from outrider.api.batch_files import AnswerFile
-from outrider.core.errors import told
+from outrider.core.errors import with_hint
 from outrider.core.files import remove
 from outrider.server.batch_work import Lines, Mistake, StoppedError, counted, give_up, mistake
 from outrider.server.errors import ApiError
@@ -186,7 +186,7 @@ class Batches:
         except StoppedError as stopped:
             self._finish(key, record, *stopped.args)
         except Exception as error:  # noqa: BLE001 - other batches go on
-            _LOG.error("the batch %s failed: %s", record.id, told(error))
+            _LOG.error("the batch %s failed: %s", record.id, with_hint(error))
             words = "the server could not go on; its log says why"
             self._finish(key, record, "failed", mistake("server_error", words))
 

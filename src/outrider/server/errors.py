@@ -20,7 +20,7 @@ from outrider.core.errors import (
     OutriderError,
     PromptTooLongError,
     QueueFullError,
-    told,
+    with_hint,
 )
 from outrider.core.params import SamplingParams
 from outrider.server.port import EngineLostError, NotReadyError
@@ -92,12 +92,12 @@ def api_error(error: BaseException, path: str = "") -> ApiError:
         )
     if isinstance(error, NotReadyError | EngineLostError):
         code = "not_ready" if isinstance(error, NotReadyError) else "engine_lost"
-        return ApiError(503, told(error), code=code, retry_after=error.seconds)
+        return ApiError(503, with_hint(error), code=code, retry_after=error.seconds)
     if isinstance(error, ConfigError | CapacityError | CheckpointError):
         return _bad_request(error, path)
     if isinstance(error, OutriderError):
         # The request failed, but its author made no mistake.
-        return ApiError(500, told(error), code=type(error).__name__)
+        return ApiError(500, with_hint(error), code=type(error).__name__)
     _LOG.error("a defect: %s", type(error).__name__, exc_info=error)
     return ApiError(500, "the server has a defect; its log says more.", code="internal_error")
 
@@ -106,7 +106,7 @@ def _bad_request(error: OutriderError, path: str) -> ApiError:
     """Return the response to a mistake in the request, or to a request that the checkpoint cannot
     serve, such as a chat without a chat template."""
     if isinstance(error, PromptTooLongError):
-        words = told(error)
+        words = with_hint(error)
         if path.startswith(ANTHROPIC_PATHS):
             # Claude Code recognises these words and shortens its conversation.
             num_tokens, window, num_bytes, _ = error.numbers
@@ -115,7 +115,7 @@ def _bad_request(error: OutriderError, path: str) -> ApiError:
         starts = (name for start, name in _PROMPTS.items() if path.startswith(start))
         param = next(starts, "prompt")
         return ApiError(400, words, param=param, code="context_length_exceeded")
-    return ApiError(400, told(error), param=_param_of(error), code="invalid_value")
+    return ApiError(400, with_hint(error), param=_param_of(error), code="invalid_value")
 
 
 def _param_of(error: OutriderError) -> str | None:

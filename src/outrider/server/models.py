@@ -21,7 +21,7 @@ from math import inf, isnan
 from time import monotonic
 from typing import Protocol
 
-from outrider.core.errors import ConfigError, OutriderError, told
+from outrider.core.errors import ConfigError, OutriderError, with_hint
 from outrider.core.fields import shown
 from outrider.server.port import EnginePort, NotReadyError
 from outrider.server.site import Site
@@ -218,7 +218,7 @@ class Models:
             await self._unload_oldest()
             await model.port.start()
         except Exception as error:  # noqa: BLE001 - waiting requests get it; other models go on
-            _LOG.error("%s could not be loaded: %s", model.name, told(error))
+            _LOG.error("%s could not be loaded: %s", model.name, with_hint(error))
             model.retry_at = monotonic() + RETRY_SECONDS
             # Unloaded rather than failed: the next try may find enough memory.
             await model.port.unload()

@@ -19,7 +19,7 @@ import msgspec
 
 from outrider.api.prompts import ChatIds
 from outrider.api.stream import TokenDecoder
-from outrider.core.errors import ConfigError, told
+from outrider.core.errors import ConfigError, with_hint
 from outrider.sched.routing import KnownBlocks, best_known, blocks_of, least_busy
 from outrider.server.blame import Blame
 from outrider.server.port import (
@@ -239,7 +239,7 @@ async def _replace_all(port: ReplicasPort, seconds: float) -> None:
         try:
             await port.replace(number, seconds)
         except Exception as error:  # noqa: BLE001 - the others go on serving
-            _LOG.error("engine %d does not start: %s", number, told(error))
+            _LOG.error("engine %d does not start: %s", number, with_hint(error))
 
 
 def _check_alike(cards: Sequence[EngineCard]) -> None:
