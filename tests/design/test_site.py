@@ -114,7 +114,7 @@ def script(name: str) -> Any:
 def written() -> Mapping[str, str]:
     """The pages that are not committed, by their paths in the site."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
+        patch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
         return script("reference_pages").pages()
 
 
