@@ -222,7 +222,7 @@ def _load_target(
     """The target, and a function that ends the other processes that hold parts of it, if there are
     any. Its weights are shared with `there` if possible."""
     config, capacity = plan.settings, target_room(plan, heads)
-    other = None if there is None else there.beside(capacity)
+    other = None if there is None else there.with_capacity(capacity)
     if other is not None:
         return other, None
     options = replace(
