@@ -73,7 +73,7 @@ class EngineConfig:
     tree_shape: str = setting(
         "confident",
         "Shape of greedy trees of Medusa heads: confident follows the heads' own probabilities, "
-        "calibrated the counts that came with them.",
+        "calibrated by the counts that came with them.",
         choices=TREE_SHAPES,
     )
     least_confidence: float = setting(

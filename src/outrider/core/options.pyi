@@ -25,7 +25,7 @@ class EngineOptions(TypedDict, total=False):
 
     tree_shape: str
     """Shape of greedy trees of Medusa heads: confident follows the heads' own probabilities,
-    calibrated the counts that came with them."""
+    calibrated by the counts that came with them."""
 
     least_confidence: float
     """With drafter block, end a draft at a token below this probability of acceptance."""
