@@ -130,7 +130,7 @@ class HybridOperators:
 
 
 class HybridReader:
-    """Reads tensors under `prefix` (None: found); norms are read as factors to multiply by."""
+    """Reads tensors under `prefix`, which is found if None; norms become factors."""
 
     def __init__(
         self, reader: WeightReader, config: QwenHybridConfig, prefix: str | None = None

@@ -24,7 +24,7 @@ _ACTIVE_KEYS = ("num_experts_per_tok", "moe_top_k", "moe_topk")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterConfig(DecoderConfig):
-    """Sizes of a decoder that transformers runs; `max_tokens` is where the arena equals it."""
+    """Sizes of a decoder of transformers; attention is the model's own within `max_tokens`."""
 
     num_weights: int
     num_experts: int = 0
