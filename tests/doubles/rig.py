@@ -176,7 +176,7 @@ class Rig:
         state.open(0, seq.tokens[:-1])
         self.drafter.open(0, seq.tokens)
         while seq.finish is None:
-            assert seq.room > 0, "the text does not come to an end"
+            assert seq.num_remaining > 0, "the text does not come to an end"
             self.jobs.append(stages.run([seq], []))
             assert state.length(0) == len(seq.tokens) - 1
             assert state.num_staged(0) == 0

@@ -103,7 +103,7 @@ def test_fewer_start_under_a_limit_that_is_learnt_and_one_waits() -> None:
     engine = rig.engine()
     engine.residents.batch_limit = Knee(highest=2)
     taken = 0
-    while engine.has_free_place:
+    while engine.has_free_slot:
         engine.submit(rig.live(taken, Request(PROMPT, greedy(20))))
         engine.step()
         taken += 1

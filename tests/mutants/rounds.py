@@ -53,15 +53,15 @@ MUTANTS = (
     Mutant(
         "budget one too many",
         CLAMP,
-        "outcome.tokens[: seq.room]",
-        "outcome.tokens[: seq.room + 1]",
+        "outcome.tokens[: seq.num_remaining]",
+        "outcome.tokens[: seq.num_remaining + 1]",
         check_clamp,
     ),
     Mutant(
         "budget one too few",
         CLAMP,
-        "outcome.tokens[: seq.room]",
-        "outcome.tokens[: max(seq.room - 1, 1)]",
+        "outcome.tokens[: seq.num_remaining]",
+        "outcome.tokens[: max(seq.num_remaining - 1, 1)]",
         check_budget_anywhere,
     ),
     Mutant(
@@ -74,7 +74,13 @@ MUTANTS = (
         "range(one.num_fed + len(one.outcome.draft))",
         check_stop_anywhere,
     ),
-    Mutant("drafts past the budget", STAGES, "seq.room - 1)", "seq.room)", check_budget_anywhere),
+    Mutant(
+        "drafts past the budget",
+        STAGES,
+        "seq.num_remaining - 1)",
+        "seq.num_remaining)",
+        check_budget_anywhere,
+    ),
     Mutant(
         "distributions of the mate",
         READING,

@@ -49,7 +49,7 @@ class BatchEngine(Protocol):
     def config(self) -> EngineConfig: ...
 
     @property
-    def has_free_place(self) -> bool: ...
+    def has_free_slot(self) -> bool: ...
 
     def encode(self, prompt: Prompt, /) -> list[int]: ...
 
@@ -193,7 +193,7 @@ class Batch:
     def _start(self) -> None:
         """Start as many requests as run at once, of those that do not wait for a page."""
         for index in range(len(self._pending) - 1, -1, -1):
-            if not self.llm.has_free_place:
+            if not self.llm.has_free_slot:
                 return
             request = self._pending[index]
             if not self._waits(request):

@@ -247,7 +247,7 @@ def _hand_in(state: _State) -> None:
         queue.take(request, request.key)
         _submit(state, request)
     while queue:
-        if state.llm.has_free_place:
+        if state.llm.has_free_slot:
             _submit(state, queue.pop())
             continue
         owing = queue.owing_key

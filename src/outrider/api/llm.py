@@ -292,9 +292,9 @@ class LLM(OfOneProcess):
             return self.requests.ids_of_chat(conversation(messages), **options).logged()
 
     @property
-    def has_free_place(self) -> bool:
+    def has_free_slot(self) -> bool:
         """True if one more request would start at once, given the memory for it."""
-        return self._engine.has_free_place
+        return self._engine.has_free_slot
 
     def give_way(self, handle: RequestHandle) -> bool:
         """Let a running request wait for the newest one, and then go on. True if it can."""

@@ -237,7 +237,7 @@ class RequestRouter:
     def feed(self, *queues: deque[OutputStream]) -> None:
         """Submit from `queues`, in order, as many as may wait."""
         for queue in queues:
-            while queue and self._engine.has_place:
+            while queue and self._engine.has_queue_slot:
                 self.submit(queue.popleft())
 
     def advance(self) -> list[OutputStream]:

@@ -72,7 +72,7 @@ class LiveSequence:
         return len(self.tokens) - self.prompt_length
 
     @property
-    def room(self) -> int:
+    def num_remaining(self) -> int:
         """Tokens that may still be emitted."""
         return self.limit - self.num_emitted
 

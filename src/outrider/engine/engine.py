@@ -72,12 +72,12 @@ class Engine:
         return bool(self.residents.waiting or self.residents.live or self._undelivered)
 
     @property
-    def has_place(self) -> bool:
+    def has_queue_slot(self) -> bool:
         """True if one more request may wait."""
         return len(self.residents.waiting) < self.residents.limits.max_waiting
 
     @property
-    def has_free_place(self) -> bool:
+    def has_free_slot(self) -> bool:
         """True if one more request would start at once, given memory. One request may also wait if
         the limit on the batch is learned, since it grows only while some wait."""
         residents = self.residents

@@ -210,13 +210,13 @@ class RequestTable:
     def _staged(self, seq_id: int, num_tokens: int) -> int:
         """Return the most arena tokens that a job which reads `num_tokens` of a text takes."""
         seq = self.live[seq_id]
-        end = len(seq.tokens) + seq.room + self.limits.past_end
+        end = len(seq.tokens) + seq.num_remaining + self.limits.past_end
         return min(num_tokens + self.limits.spare, end - self.target.state.length(seq_id))
 
     def _expected(self, seq: LiveSequence) -> int:
         # A lane may append a token between the next two lines: then the sequence counts for more
         # than it will hold.
-        num_left = seq.room
+        num_left = seq.num_remaining
         num_tokens = len(seq.tokens)
         if self.compaction is not None and seq.seq_id in self.live:
             num_tokens -= self.compaction.num_dropped(self.target, seq.seq_id)

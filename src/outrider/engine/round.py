@@ -54,8 +54,8 @@ def clamp(outcome: Outcome, seq: LiveSequence) -> tuple[Outcome, FinishReason | 
     runs before memory is committed and before any drafter gets the outcome, so every memory ends
     exactly where the text does, wherever in the accepted path the end lies.
     """
-    tokens = outcome.tokens[: seq.room]
-    reason: FinishReason | None = "length" if len(tokens) == seq.room else None
+    tokens = outcome.tokens[: seq.num_remaining]
+    reason: FinishReason | None = "length" if len(tokens) == seq.num_remaining else None
     stop = next((i for i, token in enumerate(tokens) if token in seq.stop_ids), None)
     if stop is not None:
         tokens, reason = tokens[: stop + 1], "stop"

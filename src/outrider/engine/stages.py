@@ -318,7 +318,7 @@ class Stages:
 
     def depth(self, seq: LiveSequence) -> int:
         """Return how many tokens may be drafted for `seq` now."""
-        return 0 if seq.no_drafts else min(seq.budget.depth, seq.room - 1)
+        return 0 if seq.no_drafts else min(seq.budget.depth, seq.num_remaining - 1)
 
     def report(self, trace: RoundTrace) -> None:
         self.controller.observe(trace)

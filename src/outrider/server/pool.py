@@ -124,7 +124,7 @@ class EnginePool(OfOneProcess):
         return tuple(replica.port.process_id for replica in self._port.replicas)
 
     @property
-    def has_free_place(self) -> bool:
+    def has_free_slot(self) -> bool:
         """Return whether one more request would start soon."""
         return self._num_submitted - self._num_ended < self._most
 
@@ -177,7 +177,7 @@ class EnginePool(OfOneProcess):
         ]
         waiting, begun = deque(asked), list[PooledRequest]()
         while waiting or not all(one.done for one in begun):
-            while waiting and self.has_free_place:
+            while waiting and self.has_free_slot:
                 begun.append(self._submit(*waiting.popleft(), structure))
             if not all(one.done for one in begun):
                 self.advance()

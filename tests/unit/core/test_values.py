@@ -132,7 +132,7 @@ def test_a_step_row_counts_its_logits() -> None:
 def test_a_sequence_counts_what_it_emitted_and_keys_its_rounds() -> None:
     params = SamplingParams(seed=4)
     seq = LiveSequence(1, [5, 6, 7], 2, params, limit=3, sample=2)
-    assert (seq.num_emitted, seq.room) == (1, 2)
+    assert (seq.num_emitted, seq.num_remaining) == (1, 2)
     assert seq.rng == KeyedRng(4, 2, 3)
     assert seq.draft == Draft.empty()
     seq.tokens.append(8)

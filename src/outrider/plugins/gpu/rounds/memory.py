@@ -322,7 +322,7 @@ class RoundBuffers:
         self._fill("lag_B", [entry.lag for entry in rows])
         self._fill("budget_B", [entry.budget for entry in rows])
         self._fill("length_B", [len(seq.tokens) for seq in seqs])
-        self._fill("remaining_B", [seq.room for seq in seqs])
+        self._fill("remaining_B", [seq.num_remaining for seq in seqs])
         filters = [filters_of(seq.params) for seq in seqs]
         self._fill("temperature_B", [seq.params.temperature for seq in seqs])
         self._fill("top_k_B", [top_k for top_k, _, _ in filters])
