@@ -125,7 +125,7 @@ class Launches:
 
     def stand_still(self) -> None:
         """Rows without room do all the work of a round and move nowhere: context stays as it is."""
-        self.made.table.buffers.room_B.zero_()
+        self.made.table.buffers.remaining_B.zero_()
 
     def close(self) -> None:
         for seq in self.seqs:

@@ -82,5 +82,5 @@ def test_what_saguaro_changes_is_only_what_is_kept() -> None:
 @pytest.mark.slow
 def test_a_refused_token_may_be_foreseen_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which verdicts are foreseen is a matter of time, not of distribution."""
-    monkeypatch.setattr("outrider.plugins.lanes.ahead.table.masked_places", no_places)
+    monkeypatch.setattr("outrider.plugins.lanes.ahead.table.masked_positions", no_places)
     check_distribution_ahead(FILTERS[3], ONE_EACH, TokenRule())

@@ -43,7 +43,7 @@ IN_MEMORY = replace(HOME, command=command(LIAR_IN_MEMORY))
         ("garbage", "an invalid message"),
         ("cut", "middle of a message"),
         ("longer", "too many"),
-        ("another kind", "HELLO where DRAFTS"),
+        ("another kind", "HELLO instead of DRAFTS"),
         ("no draft", "0 drafts for 1 rows"),
         ("two drafts", "2 drafts for 1 rows"),
         ("foreign distribution", "shared memory"),

@@ -252,7 +252,10 @@ def refusal(config: EngineConfig, *, draft: bool = True) -> str:
         (EngineConfig(drafter="ngram", page_size=PAGE), "on cuda, not on cpu"),
         (EngineConfig(drafter="recycling", page_size=PAGE), "on cuda, not on cpu"),
         (EngineConfig(sampler="typical", page_size=PAGE), "lossy"),
-        (EngineConfig(batched_verify=False, page_size=PAGE), "layers are not ours"),
+        (
+            EngineConfig(batched_verify=False, page_size=PAGE),
+            "cannot be run one by one",
+        ),
         (EngineConfig(schedule="ssd", page_size=PAGE), "schedule 'ssd' drafts ahead"),
         (EngineConfig(schedule="pd", page_size=PAGE), "on cuda, not on cpu"),
         (EngineConfig(page_size=PAGE), "on cuda, not on cpu"),

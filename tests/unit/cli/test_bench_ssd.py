@@ -175,7 +175,7 @@ def test_models_that_cannot_be_made_do_not_end_the_study(
         ({"costs": "heads"}, "no cost 'heads'"),
         ({"scale": "3"}, "cannot be divided by 3"),
         ({"tensor_parallel": "4"}, "which 4 ranks cannot share"),
-        ({"tensor_parallel": "2", "quantise": "int8"}, "quantised weights are not shared"),
+        ({"tensor_parallel": "2", "quantise": "int8"}, "quantised weights cannot be split"),
         ({"pairs": "llama-70b/llama-70b", "layer_share": "1"}, "GB are free"),
     ],
 )

@@ -231,6 +231,6 @@ def test_a_dead_drafter_is_turned_off_with_a_reason_and_the_text_stays() -> None
     watched, drafted = run(EngineConfig(k=8))
     unwatched, always = run(EngineConfig(k=8, watchdog="off"))
     assert watched.tokens == unwatched.tokens == plainly.tokens
-    assert "'model' brought" in watched.rested
+    assert "'model' gained" in watched.rested
     assert (unwatched.rested, plainly.rested) == ("", "")
     assert sum(drafted) < sum(always) / 2

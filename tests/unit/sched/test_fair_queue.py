@@ -58,7 +58,7 @@ def test_what_is_no_weight_is_refused_and_nothing_waits(weight: float) -> None:
     with pytest.raises(ContractError, match="weight"):
         queue.add(1, "a", weight=weight)
     assert (len(queue), queue.next_key) == (0, None)
-    with pytest.raises(ConfigError, match="1 is usual"):
+    with pytest.raises(ConfigError, match="1 is the default"):
         AsyncRequest(cast("Any", None), [1], SamplingParams(), weight=weight)
 
 
