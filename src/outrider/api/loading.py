@@ -256,7 +256,8 @@ def _load_draft(plan: LoadPlan) -> tuple[Decoder | None, ChildOptions | None]:
 
 def _child(plan: LoadPlan, folder: Path, options: LoadOptions) -> ChildOptions:
     # Imported here: the plugin of a drafter in a process of its own.
-    from outrider.plugins.lanes.process.options import ChildOptions, choices_of
+    from outrider.plugins.lanes.ahead.choices import AheadChoices
+    from outrider.plugins.lanes.process.options import ChildOptions
 
     config = plan.settings
     return ChildOptions(
@@ -279,7 +280,7 @@ def _child(plan: LoadPlan, folder: Path, options: LoadOptions) -> ChildOptions:
         force_reference=config.force_reference,
         deterministic=config.deterministic,
         threads=config.lane_threads or 1,
-        ahead=choices_of(config) if plan.resolved.ahead else None,
+        ahead=AheadChoices.of(config) if plan.resolved.ahead else None,
     )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from outrider.core.config import EngineConfig
 from outrider.plugins.lanes.ahead.choices import AheadChoices
 
 
@@ -60,8 +59,3 @@ class ChildOptions:
         if fields["ahead"] is not None:
             fields["ahead"] = AheadChoices(**fields["ahead"])
         return cls(**fields)
-
-
-def choices_of(config: EngineConfig) -> AheadChoices:
-    """Return how the process drafts ahead, as the settings say."""
-    return AheadChoices.of(config)
