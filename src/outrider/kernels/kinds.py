@@ -74,6 +74,11 @@ def for_kinds(kernels: Kernels) -> Kernels:
     return changed(kernels, lambda one: replace(one, attention=TorchAttention(alone=False), **own))
 
 
+def decoder_ops(side: object) -> dict[str, Any]:
+    """Return the operators of a decoder's layers, which `side` has under the names of `Kernels`."""
+    return {name: getattr(side, name) for name in ("pack", *OPS[: OPS.index("delta")])}
+
+
 def changed(kernels: Kernels, change: Callable[[Kernels], Kernels]) -> Kernels:
     """`kernels` after `change`, which also applies to their twins."""
     make = given(kernels.twin, "maker of such kernels")

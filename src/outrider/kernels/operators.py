@@ -36,8 +36,6 @@ OPS = (
     "sigmoid_mul", "gelu", "gelu_mul", "soft_cap", "delta", "argmax", "verify_prefix", "softmax",
     "pick", "leftover",
 )  # fmt: skip
-# Operators of a decoder's layers, which an implementation has under the names of `Kernels`.
-DECODER_OPS = ("pack", *OPS[: OPS.index("delta")])
 
 
 class Delta(Protocol):

@@ -19,7 +19,7 @@ import torch
 from outrider.core import env
 from outrider.core.errors import given
 from outrider.core.sampling import PLAIN
-from outrider.kernels.kinds import changed
+from outrider.kernels.kinds import changed, decoder_ops
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import RULE, VECTORS, refused_kinds
 from outrider.kernels.native.delta import NativeDelta
@@ -30,7 +30,7 @@ from outrider.kernels.native.ops import SUFFIXES, NativeOps, join_lane
 from outrider.kernels.native.quantised import NativeGrouped, NativeInt4, NativeInt8
 from outrider.kernels.native.sampling import native_sampling
 from outrider.kernels.native.tuning import kind_answer, thread_answer
-from outrider.kernels.operators import DECODER_OPS, OPS, Choice, Kernels
+from outrider.kernels.operators import OPS, Choice, Kernels
 from outrider.kernels.reference import pointwise
 from outrider.kernels.reference.attention import TorchAttention
 from outrider.kernels.reference.delta import torch_delta
@@ -177,7 +177,7 @@ def _why_not(device: torch.device, dtype: torch.dtype, force_reference: bool) ->
 def _native(make: Callable[[], NativeOps], library: ctypes.CDLL) -> Kernels:
     ops = make()
     return Kernels(
-        **{name: getattr(ops, name) for name in DECODER_OPS},
+        **decoder_ops(ops),
         delta=NativeDelta(library, ops.team),
         argmax=ops.argmax,
         sampling=native_sampling(library, ops.team),

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 
 import torch
 
-from outrider.kernels.operators import DECODER_OPS, OPS, Choice, Kernels
+from outrider.kernels.kinds import decoder_ops
+from outrider.kernels.operators import OPS, Choice, Kernels
 
 # A GPU of a lower compute capability has no matrix units for bfloat16.
 LEAST_CAPABILITY = 8
@@ -57,7 +58,7 @@ def triton_kernels(
     if quantise != "none":
         linear = replace(linear, name=f"triton {quantise}")
     return Kernels(
-        **{name: getattr(ops, name) for name in DECODER_OPS},
+        **decoder_ops(ops),
         pack_head=ops.pack_head,
         delta=delta,
         argmax=probs.argmax,
