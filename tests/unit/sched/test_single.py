@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.core.config import EngineConfig
 from outrider.sched.jobs import Job, ReadyQueues, Stage, StageItem
-from outrider.sched.single import SingleLane
+from outrider.sched.single import SingleLane, single_lane
 
 
 def pool_of(unread: list[int], num_decoding: int = 0) -> ReadyQueues:
@@ -88,3 +89,11 @@ def test_a_job_keeps_within_its_sizes(
 def test_nothing_to_do_is_no_job() -> None:
     assert SingleLane(4).next_job("main", pool_of([]), 0) is None
     assert SingleLane(4).lanes == ("main",)
+
+
+def test_the_sizes_are_those_of_the_settings() -> None:
+    config = EngineConfig(prefill_chunk=16, batch_size=3, prefill_batch=1)
+    job = next_job(single_lane(config), pool_of([40, 40], num_decoding=5))
+    assert (len(verified(job)), read(job)) == (3, {0: 16})
+    job = next_job(single_lane(EngineConfig(batch_size=3, decode_batch=2)), pool_of([], 5))
+    assert len(verified(job)) == 2
