@@ -32,9 +32,8 @@ from outrider import LLM
 from outrider.core.env import cache_folder
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.kernels.operators import Choice, Kernels
-from outrider.measure.machine import Neighbours, provenance
+from outrider.measure.machine import Neighbours, provenance, rotated
 from outrider.measure.store import write_json
-from outrider.measure.turns import rotated
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
 from outrider_lab.bench.workload import WORKLOADS, load_prompts

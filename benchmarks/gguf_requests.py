@@ -15,8 +15,8 @@ from gguf_sides import OURS, PLAIN, Side, Turn, sides_of
 from outrider import LLM
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.measure.frame import Ratio, paired_ratio
+from outrider.measure.machine import rotated
 from outrider.measure.store import write_json
-from outrider.measure.turns import rotated
 from outrider_lab.bench.peers.contestants import LLAMA, TRANSFORMERS
 from outrider_lab.bench.peers.match import HOPELESS
 from outrider_lab.bench.peers.process import Cpu

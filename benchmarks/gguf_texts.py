@@ -16,8 +16,8 @@ from gguf_sides import CONTEXT, peer_of
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import ConfigError
+from outrider.measure.machine import in_turns
 from outrider.measure.store import write_json
-from outrider.measure.turns import in_turns
 from outrider_lab.bench.peers.contestants import LLAMA
 from outrider_lab.bench.peers.sides import Setup
 from outrider_lab.bench.workload import builtin_texts

@@ -26,7 +26,7 @@ from killed_engine import Findings, Fleet, asks, examine, gap_for
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.measure.frame import paired_ratio
-from outrider.measure.turns import rotated
+from outrider.measure.machine import rotated
 from outrider.sched.routing import KnownBlocks, best_known, blocks_of
 from outrider.server.frames import Load
 from outrider.server.placement import placements

@@ -12,7 +12,7 @@ from common import TARGET, Report, first_prompts, note, study
 from serving import ask_all, served
 
 from outrider.measure.frame import medians, paired_ratio
-from outrider.measure.turns import rotated
+from outrider.measure.machine import rotated
 
 CLIENTS = 32
 # More than CLIENTS would be CLIENTS again.

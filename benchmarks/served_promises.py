@@ -172,9 +172,8 @@ def _in_engine(site: Any) -> int:
 @asynccontextmanager
 async def _server_here(target: str) -> AsyncGenerator[tuple[Any, int]]:
     """A server in this loop, whose engine has a process of its own as always."""
-    from outrider.server.address import Address, reserved
+    from outrider.server.access import Address, DoorRules, reserved
     from outrider.server.app import all_routes, make_app
-    from outrider.server.door import DoorRules
     from outrider.server.frames import Load
     from outrider.server.metrics import Metrics
     from outrider.server.process_port import ProcessPort

@@ -328,9 +328,8 @@ class PacedPort:
 
 async def _serve() -> None:
     """The scripted server and the echo, until a signal."""
-    from outrider.server.address import Address, reserved
+    from outrider.server.access import Address, DoorRules, reserved
     from outrider.server.app import all_routes, make_app
-    from outrider.server.door import DoorRules
     from outrider.server.metrics import Metrics
     from outrider.server.run import run_server
     from outrider.server.site import Site

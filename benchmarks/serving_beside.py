@@ -22,8 +22,8 @@ from common import Report, note, study
 
 from outrider.core.errors import ConfigError
 from outrider.measure.frame import paired_ratio
+from outrider.measure.machine import rotated
 from outrider.measure.store import write_json
-from outrider.measure.turns import rotated
 from outrider_lab.bench.peers.contestants import LLAMA
 from outrider_lab.bench.peers.servers import LlamaSide
 from outrider_lab.bench.peers.sides import Setup

@@ -13,8 +13,7 @@ from common import TARGET, Report, note, real_folder, study
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.measure.frame import medians, paired_ratio
-from outrider.measure.machine import Neighbours
-from outrider.measure.turns import rotated
+from outrider.measure.machine import Neighbours, rotated
 
 GOAL = 0.9
 DRAFTERS = ("none", "ngram", "suffix")

@@ -18,9 +18,8 @@ from common import TARGET, Report, cells_before, real_folder, study, tier_folder
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import OutriderError
 from outrider.measure.frame import Ratio, medians, paired_ratio
-from outrider.measure.machine import Neighbours
+from outrider.measure.machine import Neighbours, rotated
 from outrider.measure.store import write_json
-from outrider.measure.turns import rotated
 from outrider_lab.bench.workload import builtin_texts
 
 # Prompts of a domain by which the command counts acceptance; speed is measured on later ones.

@@ -13,8 +13,7 @@ from common import TARGET, Report, first_prompts, study
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import MachineError
-from outrider.measure.machine import Neighbours
-from outrider.measure.turns import Score, best, race
+from outrider.measure.machine import Neighbours, Score, best, race
 from outrider.models.loading import resolve
 
 

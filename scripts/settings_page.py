@@ -17,8 +17,8 @@ from generated import kept
 
 from outrider.core.config import EngineConfig
 from outrider.core.env import OTHER_VARIABLES
+from outrider.core.errors import FOREIGN
 from outrider.core.fields import LIMITS, meta_of
-from outrider.core.foreign import FOREIGN
 from outrider.core.options import OWN_PARAMETERS
 from outrider.core.params import SamplingParams
 from outrider.core.settings import DEFAULT_FILE, GROUPS, SETTINGS

@@ -26,8 +26,14 @@ from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from outrider.kernels.native.build import CompileError, compile_library
-from outrider.kernels.native.levels import LEVELS, Level, library_name, machine_name
+from outrider.kernels.native.build import (
+    LEVELS,
+    CompileError,
+    Level,
+    compile_library,
+    library_name,
+    machine_name,
+)
 
 ROOT = Path(__file__).parents[1]
 LIBRARIES = "outrider/kernels/native/lib"

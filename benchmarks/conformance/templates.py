@@ -9,9 +9,8 @@ from typing import Any
 from conformance.counts import Suite
 
 from outrider.api.chat_forms import left_out
-from outrider.api.chat_messages import switched
+from outrider.api.chat_messages import must_be_in_text, switched
 from outrider.api.chat_template import ChatTemplate
-from outrider.api.tools_in_text import must_be_in_text
 from outrider.core.errors import CheckpointError
 
 _NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}

@@ -20,9 +20,9 @@ from outrider.core.protocols import CausalLM
 from outrider.estimate.theory import PRIOR_CURVE, MissCurve
 from outrider.kernels.operators import Kernels
 from outrider.metrics.summary import percentile, token_latencies
-from outrider.metrics.timeline import window_use
 from outrider.models.decoder import ModelCapacity
 from outrider_lab.bench.cost_record import Method, Study
+from outrider_lab.metrics.timeline import window_use
 from outrider_lab.models.bare_engine import BareEngine, BareModels, bare_rooms
 from outrider_lab.models.synthetic import Agreement, SyntheticLM, WordScript
 

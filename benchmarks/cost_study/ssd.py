@@ -17,18 +17,17 @@ from cost_study.pair import Make, pair_shape
 from cost_study.results import results_of, study_record
 from cost_study.study import QUICK, CostStudy, Grid, Sizes, grid_asked, outstanding, run
 from cost_study.units import SamplesFile, Unit
-from outrider.cache.capacity import free_bytes
+from outrider.cache.pages import free_bytes
 from outrider.cli.call import Call, run_verb
 from outrider.cli.main import report
 from outrider.cli.options import ASKS, JsonOption, Verb
-from outrider.cli.output import say
+from outrider.cli.output import Meter, say
 from outrider.cli.page import verb_page
-from outrider.cli.paint import Meter
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.fields import numbers_of, setting, split
 from outrider.kernels.kinds import pick_device
 from outrider.measure.machine import new_run_id, provenance
-from outrider.measure.pages import Page
+from outrider.measure.store import Page
 from outrider_lab.bench.cost_record import SAMPLES
 from outrider_lab.bench.cost_record import sections as cost_sections
 from outrider_lab.cli.engine_setup import Results

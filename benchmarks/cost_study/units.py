@@ -16,9 +16,8 @@ from typing import Any, TypeAlias
 
 from cost_study.engines import Bed, CostEngine
 from cost_study.pair import Make, PairShape, PassTimer, ProductTimer, pass_names, pass_room
-from outrider.measure.machine import Neighbours
+from outrider.measure.machine import Attempt, Neighbours, attempt, rotated
 from outrider.measure.store import RecordError, Store, difference, made
-from outrider.measure.turns import Attempt, attempt, rotated
 from outrider_lab.bench.cost_record import SAMPLES, SCHEMA
 from outrider_lab.models.gemm import GemmShape
 

@@ -27,7 +27,7 @@ from plan_study.record import Study
 from outrider.core.params import SamplingParams
 from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.planner.candidates import DraftOption, PlannedJob, gain, stats_of
-from outrider.planner.posteriors import believe
+from outrider.planner.rounds import believe
 from outrider_lab.bench.calibrate.engines import TimedEngine, TimedEngines
 from outrider_lab.bench.calibrate.probe import Ahead, Probe, probe, rounds_at
 from outrider_lab.bench.workload import ADVERSARIAL

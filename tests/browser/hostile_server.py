@@ -18,9 +18,8 @@ from doubles.scripted_port import Letters, ScriptedPort, ScriptedStream
 from outrider.api.result import TextEvent
 from outrider.core.budget import Budget, Choice, RoundTrace
 from outrider.core.draft import NodeTrace, RoundEvent
-from outrider.server.address import Address
+from outrider.server.access import Address, DoorRules
 from outrider.server.app import all_routes, make_app
-from outrider.server.door import DoorRules
 from outrider.server.metrics import Metrics
 from outrider.server.port import EngineCard, EngineRequest
 from outrider.server.run import run_server

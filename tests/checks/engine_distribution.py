@@ -27,9 +27,8 @@ from doubles.racing import Racing
 from doubles.rig import Request, Rig, model_drafter, walking
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.budget import Budget
-from outrider.core.constraint import AllowedTokens
 from outrider.core.draft import Draft
-from outrider.core.logits import LogitsProcessor
+from outrider.core.logits import AllowedTokens, LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM, Drafter, DraftRow
 from outrider.core.rng import KeyedRng, race_node

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from outrider.core.spec import ModelSpec
 from outrider.estimate.theory import RoundStats, expected_tokens, prefix_products
 from outrider.planner import rounds
-from outrider.planner.devices import DeviceSheet, Power
 from outrider.planner.roofline import (
+    DeviceSheet,
     Energy,
     Joules,
     PassWork,
+    Power,
     pass_seconds,
     reading_seconds,
     ridge_rows,

@@ -20,9 +20,8 @@ from doubles.scripted_port import CARD, ScriptedPort
 from outrider.api.chat_messages import checked_messages, checked_tools
 from outrider.api.chat_template import ChatTemplate
 from outrider.api.prompts import ChatIds
-from outrider.server.address import Address, reserved
+from outrider.server.access import Address, DoorRules, reserved
 from outrider.server.app import all_routes, make_app
-from outrider.server.door import DoorRules
 from outrider.server.metrics import Metrics
 from outrider.server.port import ChatPrompt, EngineCard, EngineRequest
 from outrider.server.run import run_server

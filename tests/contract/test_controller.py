@@ -17,7 +17,7 @@ from outrider.control.heuristics import BandController, FixedController, SloCont
 from outrider.control.watchdog import Watchdog
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.protocols import Controller
-from outrider.estimate.online import MOST_SEQUENCES
+from outrider.estimate.acceptance import MOST_SEQUENCES
 
 # Nodes of a tree for each token of its depth.
 TREE = 3

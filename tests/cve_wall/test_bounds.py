@@ -19,9 +19,9 @@ from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import app_of, ask, run, site_with
 from outrider.api.chat_template import ChatTemplate
 from outrider.api.prompts import ChatIds
+from outrider.server.access import DoorRules
 from outrider.server.app import all_routes, make_app
 from outrider.server.completions import CompletionBody
-from outrider.server.door import DoorRules
 from outrider.server.errors import ApiError
 from outrider.server.metrics import Metrics
 from outrider.server.port import ChatPrompt

@@ -27,7 +27,7 @@ from outrider.core.draft import Draft
 from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import KeyedRng
 from outrider.core.sampling import Distributions
-from outrider.kernels.reference.accept import verify_prefix
+from outrider.kernels.reference.pointwise import verify_prefix
 from outrider.plugins.proof.chisquare import FAMILY_LEVEL, p_values
 from outrider.verify.batched import (
     ChainNumbers,

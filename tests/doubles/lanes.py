@@ -14,9 +14,16 @@ from itertools import count
 
 from outrider.core.budget import JobTrace
 from outrider.plugins.lanes.schedules import DraftAheadLanes, PrefillDecode, PrefillDraftVerify
-from outrider.sched.jobs import Job, JobObserver, LaneSizes, ReadyQueues, Schedule, Stage
+from outrider.sched.jobs import (
+    Job,
+    JobObserver,
+    LaneSizes,
+    ReadyQueues,
+    Schedule,
+    SingleLane,
+    Stage,
+)
 from outrider.sched.ledger import Ledger
-from outrider.sched.single import SingleLane
 
 MANY = 20_000
 

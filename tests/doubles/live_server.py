@@ -17,9 +17,8 @@ from email.message import Message
 from http.client import HTTPResponse, IncompleteRead
 from typing import Any, cast
 
-from outrider.server.address import Address, reserved
+from outrider.server.access import Address, DoorRules, reserved
 from outrider.server.app import all_routes, make_app
-from outrider.server.door import DoorRules
 from outrider.server.metrics import Metrics
 from outrider.server.run import run_server
 from outrider.server.site import Limits, Site

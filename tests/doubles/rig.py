@@ -29,9 +29,8 @@ from outrider.engine.lanes import InlineLanes, LaneRunner
 from outrider.engine.requests import Counts, RequestTable
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages
-from outrider.sched.jobs import Limits, Schedule
+from outrider.sched.jobs import Limits, Schedule, SingleLane
 from outrider.sched.ledger import Ledger
-from outrider.sched.single import SingleLane
 from outrider.verify.exact import BlockRule
 
 MANY = 2000

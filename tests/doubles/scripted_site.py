@@ -10,8 +10,8 @@ from starlette.types import ASGIApp
 
 from doubles.asgi_client import Client, Got
 from doubles.scripted_port import ScriptedPort
+from outrider.server.access import DoorRules
 from outrider.server.app import all_routes, make_app
-from outrider.server.door import DoorRules
 from outrider.server.metrics import Metrics
 from outrider.server.site import Limits, Site
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api.batch_files import AnswerFile, raw_lines
-from outrider.api.batch_lines import Answers
+from outrider.api.batch_lines import AnswerFile, Answers, raw_lines
 from outrider.api.batch_run import Batch
 from outrider.api.request import RequestHandle
 from outrider.core.budget import JobTrace

@@ -16,7 +16,7 @@ from doubles.drafters import random_chains, random_trees
 from doubles.lanes import SCHEDULES
 from doubles.rig import Request, Rig, live, model_drafter
 from doubles.tiny_checkpoints import random_model, variant
-from outrider.cache.compaction import Keep
+from outrider.cache.pool import Keep
 from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.config import EngineConfig

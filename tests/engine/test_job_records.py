@@ -9,8 +9,8 @@ from outrider.api.llm import LLM
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
-from outrider.metrics.chrome_trace import PASSES, rounds_of, slices, trace_events
-from outrider.metrics.timeline import timeline
+from outrider_lab.metrics.chrome_trace import PASSES, rounds_of, slices, trace_events
+from outrider_lab.metrics.timeline import timeline
 
 pytestmark = [pytest.mark.weights, pytest.mark.slow]
 

@@ -14,8 +14,8 @@ import pytest
 from checks.faults import keep_drafting_ahead
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.budget import JobTrace
-from outrider.metrics.timeline import seconds, seconds_by_depth
 from outrider.plugins.lanes import threads
+from outrider_lab.metrics.timeline import seconds, seconds_by_depth
 
 pytestmark = [
     pytest.mark.weights,

@@ -15,9 +15,8 @@ from doubles.rig import Request, Rig
 from doubles.toy_hybrid import ToyHybrid
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.budget import RoundTrace
-from outrider.core.constraint import AllowedTokens
-from outrider.core.logits import LogitsProcessor
-from outrider.metrics.profile import profile
+from outrider.core.logits import AllowedTokens, LogitsProcessor
+from outrider.metrics.summary import profile
 
 NUM = 12
 

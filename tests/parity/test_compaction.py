@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from doubles.rig import Request, Rig, model_drafter
 from doubles.tiny_checkpoints import Variant, random_llama, variant, write_checkpoint
-from outrider.cache.compaction import POOLED, Keep
+from outrider.cache.pool import POOLED, Keep
 from outrider.core.clock import host_rows
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow

@@ -13,7 +13,7 @@ import pytest
 from doubles.live_server import Client, answer_of, live_server
 from doubles.scripted_port import ScriptedPort
 from outrider.server import run
-from outrider.server.address import Address, reserved
+from outrider.server.access import Address, reserved
 
 # More than a server holds whose bound is the length of its queue.
 NUM_IDLE = 1_200

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.api.batch_files import AnswerFile, raw_lines
-from outrider.api.batch_lines import Answers
+from outrider.api.batch_lines import AnswerFile, Answers, raw_lines
 from outrider.api.batch_run import Batch, BatchEngine
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError

@@ -21,8 +21,8 @@ from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.structure import RequestOptions, StructureOptions, sampling_of, structure_in
 from outrider.api.turns import OfOneProcess
 from outrider.core.config import EngineConfig
-from outrider.core.constraint import AllowedTokens
 from outrider.core.errors import ConfigError, OutriderError
+from outrider.core.logits import AllowedTokens
 from outrider.core.options import EngineOptions
 from outrider.core.params import SamplingParams, params_for_each, params_for_one
 from outrider.core.protocols import Controller

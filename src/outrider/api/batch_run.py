@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol
 
-from outrider.api.batch_files import RawLine
-from outrider.api.batch_lines import Answers, BadLine, BatchLine, read_line
+from outrider.api.batch_lines import Answers, BadLine, BatchLine, RawLine, read_line
 from outrider.api.prompts import Message, Prompt
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.structure import StructureOptions

@@ -16,7 +16,7 @@ from hashlib import sha256
 from itertools import takewhile
 from typing import Any, TypeAlias
 
-from outrider.api.tools_in_text import in_text
+from outrider.api.chat_messages import in_text
 from outrider.core.fields import shown
 
 Message: TypeAlias = dict[str, Any]

@@ -25,8 +25,8 @@ from outrider.api.output import OutputStream
 from outrider.api.request import RequestHandle
 from outrider.api.result import TextEvent
 from outrider.api.structure import StructureOptions
-from outrider.core.constraint import AllowedTokens
 from outrider.core.errors import ConfigError, QueueFullError
+from outrider.core.logits import AllowedTokens
 from outrider.core.params import SamplingParams
 from outrider.sched.fair_queue import LEAST_WEIGHT, MOST_WEIGHT, FairQueue
 

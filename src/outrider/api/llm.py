@@ -12,21 +12,20 @@ from outrider.api.chat_messages import ChatOptions
 from outrider.api.grammar import Grammar
 from outrider.api.loading import check_names, load_pair
 from outrider.api.memory import MemoryWatch, gauge
-from outrider.api.output import OutputStream, RequestRouter
+from outrider.api.output import OutputStream, RequestRouter, TextStream
 from outrider.api.profile import HasKernels
 from outrider.api.prompts import Message, Prompt, conversation, one_prompt, several_prompts
 from outrider.api.request import RequestHandle, RequestMaker, check_any
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.structure import RequestOptions, sampling_of
-from outrider.api.text_stream import TextStream
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.turns import OfOneProcess, Turns
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
-from outrider.core.constraint import AllowedTokens
 from outrider.core.errors import ConfigError, OutriderError, within_memory
 from outrider.core.fields import size
 from outrider.core.interrupts import deferred, deliver
+from outrider.core.logits import AllowedTokens
 from outrider.core.options import EngineOptions
 from outrider.core.params import SamplingParams, engine_config, params_for_each, params_for_one
 from outrider.core.protocols import Controller
@@ -183,7 +182,7 @@ class LLM(OfOneProcess):
         """Yield an event per round. Leaving early cancels the request and frees its memory.
 
         `options` are fields of SamplingParams, which replace those of `params`, and structures of
-        the text (api/structure.py); `allowed` is your own mask (core/constraint.py).
+        the text (api/structure.py); `allowed` is your own mask (core/logits.py).
         Raises ConfigError at once if the prompt does not fit the window or `n` is above 1,
         and CapacityError on the first event if the arena could never hold them.
         """

@@ -1,6 +1,6 @@
 """Memory: a check that a pair fits this machine, before allocation, and measured peaks of a run.
 
-The parts (memory_parts.py) are compared with every limit of the machine (cache/capacity.py). A KV
+The parts (memory_parts.py) are compared with every limit of the machine (cache/pages.py). A KV
 cache without a requested size shrinks until all fits; a pair that does not fit is refused, with the
 parts and the settings under which it would. CUDA's allocator has a peak that can be reset, so each
 stretch has its own. The peak of a process cannot be reset: if a stretch raised it, it is the
@@ -28,7 +28,7 @@ from outrider.api.memory_parts import (
     target_room,
 )
 from outrider.api.plan import LoadPlan
-from outrider.cache.capacity import ARENA_SHARE, MemoryLimit, limits, total_bytes
+from outrider.cache.pages import ARENA_SHARE, MemoryLimit, limits, total_bytes
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
 from outrider.core.fields import size

@@ -13,18 +13,17 @@ from itertools import count
 from outrider.api.grammar import Grammar, Grammars
 from outrider.api.loading import LoadedPair
 from outrider.api.output import OutputStream
-from outrider.api.prompt_reader import PromptReader
+from outrider.api.prompts import PromptReader
 from outrider.api.result import IS_CAPPED, GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.api.structure import RequestOptions, StructureOptions, structure_in
 from outrider.api.thoughts import Thoughts
 from outrider.api.tokenizer import spellings
 from outrider.api.turns import OfOneProcess
-from outrider.core.constraint import AllowedTokens, CallbackConstraint, TokenConstraint
 from outrider.core.errors import ConfigError, OutriderError, foreign
 from outrider.core.fields import BYTES_PER_TOKEN
 from outrider.core.interrupts import breakable
-from outrider.core.logits import LogitsProcessor
+from outrider.core.logits import AllowedTokens, CallbackConstraint, LogitsProcessor, TokenConstraint
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 

@@ -7,8 +7,8 @@ from functools import partial
 
 from outrider.api.chat_messages import PromptEnd, Thinking
 from outrider.api.tokenizer import Tokenizer
-from outrider.core.constraint import TokenConstraint
 from outrider.core.errors import CheckpointError
+from outrider.core.logits import TokenConstraint
 from outrider.core.thoughts import ThoughtBudget, ThoughtTags
 
 

@@ -21,9 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.cache.capacity import states_that_fit
 from outrider.cache.paged_kv import PagedKV
-from outrider.cache.pages import Columns
+from outrider.cache.pages import Columns, states_that_fit
 from outrider.cache.recurrent import CellPool, Checkpoints, Policy, RecurrentSequence, Wants
 from outrider.core.errors import CapacityError, given
 from outrider.core.protocols import StepRow

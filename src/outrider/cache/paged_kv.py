@@ -27,14 +27,13 @@ from outrider.core.interrupts import WholeLock
 from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import ROOT
-from outrider.kernels.kv_rows import row_size
 from outrider.kernels.native.huge_pages import zeros
-from outrider.kernels.plan import PackedPlan
+from outrider.kernels.plan import PackedPlan, row_size
 
 
 class PagedKV:
     """HiddenStore over one arena tensor of shape [L, 2, G, S, R], allocated and written once. A row
-    has the D elements of a head, or the bytes of kernels/kv_rows.py if the spec says int8. It holds
+    has the D elements of a head, or the bytes of kernels/plan.py if the spec says int8. It holds
     `num_hidden` hidden states of each token, in `dtype`.
 
     Rows of a prompt may be dropped (`replace`). Then a sequence has fewer rows than tokens: later

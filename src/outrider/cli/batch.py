@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider import __version__
-from outrider.api.batch_files import AnswerFile
-from outrider.api.batch_lines import Answers, read_line
+from outrider.api.batch_lines import AnswerFile, Answers, read_line
 from outrider.api.batch_run import Batch
-from outrider.cli.batch_options import BatchOptions
 from outrider.cli.call import Call
-from outrider.cli.output import answer, say
-from outrider.cli.paint import Meter
+from outrider.cli.output import Meter, answer, say
 from outrider.cli.replicas import opened
 from outrider.cli.session import to_load
 from outrider.cli.structure import structure_of
+from outrider.cli.verb_options import BatchOptions
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 
@@ -38,7 +36,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from outrider.api.batch_files import RawLine, raw_line, raw_lines
+from outrider.api.batch_lines import RawLine, raw_line, raw_lines
 from outrider.core.errors import MachineError
 
 

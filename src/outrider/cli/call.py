@@ -33,9 +33,8 @@ from outrider.cli.output import check_writable
 from outrider.cli.verbs import VERBS
 from outrider.core import settings
 from outrider.core.env import outrider_variables
-from outrider.core.errors import ConfigError, ContractError, nearest
+from outrider.core.errors import ConfigError, ContractError, hint_for, nearest
 from outrider.core.fields import Meta, check_value, shown
-from outrider.core.foreign import hint_for
 from outrider.core.settings import Given, Resolved, Setting, read_settings
 
 O_co = TypeVar("O_co", bound=Options, covariant=True)

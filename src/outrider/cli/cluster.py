@@ -9,8 +9,8 @@ from importlib.util import find_spec
 
 from outrider.cli.call import Call
 from outrider.cli.output import say
-from outrider.cli.serve_options import ClusterConfigOptions
 from outrider.cli.session import without_draft
+from outrider.cli.verb_options import ClusterConfigOptions
 from outrider.core.errors import MachineError, OutriderError, with_hint
 from outrider.core.params import SamplingParams
 
@@ -20,7 +20,7 @@ def config(call: Call[ClusterConfigOptions]) -> int:
         raise MachineError("the server is not installed.", hint="pip install 'outrider[cluster]'")
     from outrider.plugins.cluster.serve_config import Scale, serve_config, serve_yaml
     from outrider.plugins.cluster.settings import DeploymentArgs, check_ray
-    from outrider.server.door import DoorRules, is_loopback
+    from outrider.server.access import DoorRules, is_loopback
 
     options, program, engine = call.options, call.resolved.program(), call.resolved.engine()
     engine = without_draft(engine) if program.draft == "none" else engine
@@ -67,7 +67,7 @@ def config(call: Call[ClusterConfigOptions]) -> int:
 
 
 def _check_port(options: ClusterConfigOptions) -> None:
-    from outrider.server.address import Address, reserved
+    from outrider.server.access import Address, reserved
 
     reserved(Address(host=options.host, port=options.port))[1].close()
 

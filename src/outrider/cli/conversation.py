@@ -7,16 +7,27 @@ An error of a command or of a model is reported and changes nothing; the convers
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from outrider.cli.call import Call
 from outrider.cli.main import report
 from outrider.cli.output import fitted, json_line, prose, say, screen_table, write_whole
-from outrider.cli.rounds_page import RoundsPage
-from outrider.cli.session import interruptible, open_llm, sampling_line, show, show_notes
-from outrider.cli.verdict import acceptance, details, headline, is_cut, toy_note
+from outrider.cli.session import (
+    interruptible,
+    made_greedy,
+    open_llm,
+    sampling_line,
+    show,
+    show_notes,
+)
+from outrider.cli.structure import structure_of
+from outrider.cli.verdict import RoundsPage, acceptance, details, headline, is_cut, toy_note
 from outrider.core import settings
 from outrider.core.errors import ConfigError, OutriderError, did_you_mean
 from outrider.core.fields import WHOLE
@@ -28,7 +39,8 @@ if TYPE_CHECKING:
     from outrider.api.llm import LLM
     from outrider.api.result import GenerationResult
     from outrider.api.structure import StructureOptions
-    from outrider.cli.paint import Painter
+    from outrider.cli.output import Painter
+    from outrider.cli.verb_options import ChatOptions, GenerateOptions
 
 Message: TypeAlias = dict[str, str]
 LEAVE = ("/bye", "/exit", "/quit")
@@ -325,3 +337,143 @@ def _is_message(found: object) -> bool:
         return False
     one = cast("dict[str, object]", found)
     return one.get("role") in _ROLES and isinstance(one.get("content"), str)
+
+
+_QUOTES = '"""'
+
+
+def chat(call: Call[ChatOptions]) -> int:
+    from outrider.cli.conversation import Conversation
+    from outrider.cli.output import Painter
+    from outrider.cli.verdict import say_toy
+
+    options = call.options
+    resolved = made_greedy(call.resolved) if options.greedy else call.resolved
+    _check_model(call)
+    prompt = _prompt_of(call)
+    painter = None if options.json else Painter(resolved.program().color, sys.stdout, wraps=True)
+    conversation = Conversation(
+        resolved,
+        painter,
+        structure_of(options),
+        system=options.system,
+        stats=options.stats,
+        goes_on=prompt is None,
+    )
+    if painter is not None:
+        say_toy(resolved.program().target)
+    if sys.stdin.isatty() and painter is not None and prompt is None:
+        painter.line(prose(conversation.banner))
+    elif conversation.advised and painter is not None:
+        say(conversation.sampling)
+    if prompt is None:
+        _talk(conversation)
+    else:
+        conversation.take(prompt.strip())
+    return conversation.exit_code
+
+
+def _talk(conversation: Conversation) -> None:
+    """Take messages until the user leaves. Ctrl-C at a terminal discards the line being typed, or
+    stops the running message or command; it never ends the program."""
+    typed = sys.stdin.isatty()
+    read = _typed if typed else _piped
+    goes_on = True
+    while goes_on:
+        try:
+            message = _message(read)
+            if message is None:
+                return
+            text, is_message = message
+            goes_on = conversation.say(text) if is_message else conversation.take(text.strip())
+        except KeyboardInterrupt:
+            if not typed:
+                raise
+            print("\n(stopped; Ctrl-D or /bye leaves)")
+
+
+def _prompt_of(call: Call[ChatOptions]) -> str | None:
+    word, flag = call.named.get("PROMPT"), call.options.prompt
+    if len(call.arguments) > len(call.named):
+        raise ConfigError("two prompts: a word and --prompt.", hint="drop one")
+    return flag if word is None else word
+
+
+def _check_model(call: Call[ChatOptions]) -> None:
+    """Check the MODEL argument. Raises ConfigError if it is a message rather than a model."""
+    word = call.named.get("MODEL", "")
+    if " " in word.strip() and not Path(word).exists():
+        raise ConfigError(
+            f"no model is called {word[:60]!r}.",
+            hint="a message comes after the model, `outrider run MODEL PROMPT`, or alone: "
+            "`outrider run --prompt PROMPT`",
+        )
+
+
+def _message(read: Callable[[str], str | None]) -> tuple[str, bool] | None:
+    """Return the next input, None at its end, and whether it is quoted, so no command."""
+    line = read("you> ")
+    if line is None or not (start := line.strip()).startswith(_QUOTES):
+        return None if line is None else (line, False)
+    text = [start.removeprefix(_QUOTES)]
+    while not text[-1].rstrip().endswith(_QUOTES):
+        following = read("...> ")
+        if following is None:
+            raise ConfigError(f"a message began with {_QUOTES} and did not end.", hint=_QUOTES)
+        text.append(following.rstrip("\n"))
+    return "\n".join(text).rstrip().removesuffix(_QUOTES).strip("\n"), True
+
+
+def _piped(_: str) -> str | None:
+    try:
+        return sys.stdin.readline() or None
+    except UnicodeDecodeError:
+        raise ConfigError("the input on stdin is not UTF-8 text.") from None
+
+
+def _typed(prompt: str) -> str | None:
+    with suppress(ImportError):
+        import readline
+
+        readline.parse_and_bind("tab: self-insert")  # loading it gives input() its editing keys
+    try:
+        return input(prompt)
+    except EOFError:
+        print()
+        return None
+
+
+_NAMED = re.compile(r"instruct|chat|assistant|(?<![a-z])it(?![a-z])", re.IGNORECASE)
+
+
+def given_prompt(
+    llm: LLM, text: str, options: GenerateOptions, target: str
+) -> tuple[str | Sequence[int], bool]:
+    """Return the prompt, and whether it is a message; if that was decided here, a note says so.
+    Raises ConfigError for --chat with --raw, CheckpointError if --chat finds no template."""
+    if options.chat and options.raw:
+        raise ConfigError("--chat and --raw exclude each other.", hint="drop one")
+    if options.raw or not (options.chat or is_instruct(llm, target)):
+        return text, False
+    prompt = llm.encode_chat(text)
+    if not options.chat:
+        say(
+            "note: an instruct model: the prompt is a message, by its chat template; --raw gives "
+            "the text alone, and --chat leaves out this note"
+        )
+    return prompt, True
+
+
+def is_instruct(llm: LLM, target: str) -> bool:
+    from outrider.models.gguf.ends import TURN_ENDS
+
+    if not llm.tokenizer.has_chat_template:
+        return False
+    ends = {llm.tokenizer.decode([token_id], skip_special=False) for token_id in llm.stop_ids}
+    if ends.intersection(TURN_ENDS):
+        return True
+    folder = llm.folder
+    if folder.parent.name == "snapshots":
+        # In the hub's cache a folder is named by a commit, two below the model's own.
+        folder = folder.parent.parent
+    return any(_NAMED.search(name) for name in (Path(target).name, folder.name))

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import torch
 
 from outrider import __version__
-from outrider.cache.capacity import free_bytes, total_bytes
+from outrider.cache.pages import free_bytes, total_bytes
 from outrider.cli.call import Call
 from outrider.cli.models import memory_fit, read_spec
 from outrider.cli.output import fitted, json_line, screen_table
-from outrider.cli.run_options import DoctorOptions
 from outrider.cli.session import start_logging
+from outrider.cli.verb_options import DoctorOptions
 from outrider.cli.verdict import toy_note
 from outrider.core.config import QUANTISE_COSTS
 from outrider.core.env import cache_folder, compiler

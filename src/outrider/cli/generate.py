@@ -25,21 +25,19 @@ from outrider.api.profile import kernel_times
 from outrider.api.prompts import Prompt
 from outrider.api.result import GenerationResult
 from outrider.cli.call import Call
-from outrider.cli.chat_prompt import given_prompt
+from outrider.cli.conversation import given_prompt
 from outrider.cli.output import answer, fitted, prose, say, screen_table
-from outrider.cli.rounds_page import RoundsPage
-from outrider.cli.run_options import GenerateOptions
 from outrider.cli.session import open_llm, run_record
 from outrider.cli.structure import structure_of
-from outrider.cli.verdict import details, headline, is_cut, say_toy
+from outrider.cli.verb_options import GenerateOptions
+from outrider.cli.verdict import RoundsPage, details, headline, is_cut, say_toy
 from outrider.core.drafter_kinds import drafter_named
 from outrider.core.errors import ConfigError
 from outrider.core.fields import size
 from outrider.core.params import SamplingParams
 from outrider.core.settings import Resolved
 from outrider.measure.frame import MIN_PAIRS, Ratio, ratio_of_medians
-from outrider.measure.machine import Neighbours, is_busy, provenance, said_of
-from outrider.measure.turns import Score, race
+from outrider.measure.machine import Neighbours, Score, is_busy, provenance, race, said_of
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def generate(call: Call[GenerateOptions]) -> int:
-    from outrider.cli.paint import Painter
+    from outrider.cli.output import Painter
     from outrider.cli.session import open_llm, run_record, show, show_notes
 
     shown, resolved = call.options, call.resolved
@@ -119,7 +117,7 @@ def _several(
     llm: LLM, given: tuple[str, Prompt], call: Call[GenerateOptions], page: RoundsPage
 ) -> int:
     """Run `--n`: all completions at once. `given` is the prompt as typed, and for the model."""
-    from outrider.cli.paint import Painter
+    from outrider.cli.output import Painter
     from outrider.cli.session import run_record, show_notes
 
     shown = call.options

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from outrider.cli.options import ASKS, Verb
 from outrider.cli.verbs import VERBS, find, names
-from outrider.core.errors import ConfigError, nearest
-from outrider.core.foreign import FOREIGN
+from outrider.core.errors import FOREIGN, ConfigError, nearest
 
 # Verbs of other tools that take the same words here under another name.
 VERBS_READ = {

@@ -13,16 +13,12 @@ from typing import Any
 
 import torch
 
-from outrider.api.companions import num_weight_bytes
-from outrider.cache.capacity import free_bytes
+from outrider.api.plan import num_weight_bytes
+from outrider.cache.pages import free_bytes
 from outrider.cli.call import Call, needed
-from outrider.cli.model_options import (
-    LoadOptions,
-    OllamaOptions,
-    PingOptions,
-)
 from outrider.cli.options import JsonOption
 from outrider.cli.output import answer, screen_table
+from outrider.cli.verb_options import LoadOptions, OllamaOptions, PingOptions
 from outrider.core.errors import CheckpointError
 from outrider.core.fields import size
 from outrider.core.spec import ModelSpec

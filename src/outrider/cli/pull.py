@@ -16,10 +16,9 @@ from huggingface_hub import constants
 
 from outrider.cli.call import Call, needed
 from outrider.cli.main import INTERRUPTED
-from outrider.cli.model_options import PullOptions
 from outrider.cli.options import JsonOption
-from outrider.cli.output import answer, say, screen_table
-from outrider.cli.paint import Meter
+from outrider.cli.output import Meter, answer, say, screen_table
+from outrider.cli.verb_options import PullOptions
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.fields import size
 from outrider.models.hub import HubModel, check_space, fetch, local_copy, look

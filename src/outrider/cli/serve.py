@@ -12,39 +12,163 @@ import socket
 import sys
 from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.cli.call import Call
 from outrider.cli.output import json_line, prose, say
 from outrider.cli.replicas import Engines, engines_of
-from outrider.cli.serve_models import (
-    Served,
-    check_name,
-    planned,
-    record_of,
-    served_models,
-    share_of,
-    together,
+from outrider.cli.session import (
+    fetch_missing,
+    made_greedy,
+    open_llm,
+    sampling_line,
+    start_logging,
+    to_load,
+    without_draft,
 )
-from outrider.cli.serve_options import ServeOptions
-from outrider.cli.session import made_greedy, open_llm, sampling_line, start_logging, to_load
+from outrider.cli.verb_options import ServeOptions
 from outrider.core.env import api_key
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.params import SamplingParams
-from outrider.server.keys import read_keys
+from outrider.core.settings import Chosen, Resolved
+from outrider.pairs.catalog import is_called
+from outrider.server.access import read_keys
 
 if TYPE_CHECKING:
-    from outrider.server.address import Address
+    from outrider.api.memory_parts import Part
+    from outrider.api.plan import LoadPlan
+    from outrider.server.access import Address, DoorRules
     from outrider.server.batches import Batches
-    from outrider.server.door import DoorRules
     from outrider.server.process_port import ProcessPort
     from outrider.server.replicas import ReplicasPort
     from outrider.server.site import Site
     from outrider.server.thread_port import ThreadPort
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model, its names, and its settings."""
+
+    names: tuple[str, ...]
+    resolved: Resolved
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+def served_models(
+    words: tuple[str, ...], resolved: Resolved, options: ServeOptions
+) -> tuple[Served, ...]:
+    """Return the models of the command line. Raises ConfigError for contradictions."""
+    if len(words) < 2:
+        models = [_served(words[0] if words else resolved.program().target, resolved)]
+    else:
+        models = [_served(word, resolved) for word in words]
+        _check_several(resolved, options)
+    if options.served_model_name:
+        models = [Served(options.served_model_name, models[0].resolved)]
+    names = [model.name for model in models]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"two models are called {twice!r}.", hint="NAME=MODEL")
+    return tuple(models)
+
+
+def _served(word: str, resolved: Resolved) -> Served:
+    name, _, model = ("", "", word) if Path(word).exists() else word.rpartition("=")
+    target, _, draft = (model, "", "") if Path(model).exists() else model.partition(",")
+    said = {"target": target} | ({"draft": draft} if draft else {})
+    own = {
+        key: Chosen(resolved.chosen[key].setting, value, resolved.chosen[key].setting.flag)
+        for key, value in said.items()
+    }
+    known = Path(target).name if Path(target).exists() else target
+    return Served((name or known,), Resolved({**resolved.chosen, **own}))
+
+
+def _check_several(resolved: Resolved, options: ServeOptions) -> None:
+    if options.served_model_name:
+        raise ConfigError("--served-model-name names one model.", hint="NAME=MODEL for each")
+    if resolved.program().draft not in ("auto", "none"):
+        raise ConfigError("--draft drafts for one model.", hint="NAME=MODEL,DRAFT for each")
+
+
+def check_name(target: str) -> None:
+    """Check the name of a model. Raises CheckpointError if there is no such model. Local models are
+    found without importing the code that runs models; hub ids are fetched later, before loading."""
+    from outrider.models.hub_cache import cached_models
+
+    is_path = target.startswith(("/", ".", "~")) or target.endswith(".gguf")
+    if Path(target).expanduser().exists() or (target.count("/") == 1 and not is_path):
+        return
+    if not any(is_called(model.name, target) for model in cached_models()):
+        from outrider.models.loading import resolve
+
+        resolve(target)
+
+
+def share_of(words: str) -> float:
+    """Parse a share such as `1/1000` or `0.001`; "" is 0. Raises ConfigError."""
+    try:
+        share = float(Fraction(words or "0"))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise ConfigError(f"--audit is a share from 0 to 1, got {words!r}.", hint="--audit 1/1000")
+    return share
+
+
+def planned(model: Served, engines: Engines) -> tuple[LoadPlan, tuple[Part, ...]]:
+    """Return the plan of loading an engine without its weights. Raises the errors of loading."""
+    from outrider.api.memory import fitted
+    from outrider.api.plan import plan_pair
+
+    program, engine = model.resolved.program(), engines.shared(model.resolved.engine())
+    draft = None if program.draft in ("auto", "none") else program.draft
+    engine = without_draft(engine) if program.draft == "none" else engine
+    fetch_missing(program.target, draft)
+    return fitted(plan_pair(program.target, draft, engine))
+
+
+def record_of(
+    model: Served, engines: Engines, plan: LoadPlan, parts: tuple[Part, ...]
+) -> dict[str, Any]:
+    """Return the record of a model that would run. Memory is that of one engine."""
+    return {
+        "models": model.names,
+        "engines": engines.described,
+        "drafter": plan.resolved.drafter.name,
+        "k": plan.resolved.k,
+        "batch_size": plan.settings.most_batch,
+        "window": plan.window,
+        "arena_tokens": plan.num_slots,
+        "memory_bytes": {part.name: part.num_bytes for part in parts if part.when == "held"},
+        "notes": plan.notes,
+    }
+
+
+def together(
+    plans: list[tuple[LoadPlan, tuple[Part, ...]]], engines: Engines, most_loaded: int
+) -> dict[str, Any]:
+    """Return what all engines of the largest `most_loaded` models hold, and what is free."""
+    from outrider.cache.pages import free_bytes
+    from outrider.kernels.kinds import pick_device
+
+    device = pick_device(plans[0][0].settings.device)
+    number = 1 if device.type == "cuda" else len(engines)
+    held = [[part.num_bytes for part in parts if part.when == "held"] for _, parts in plans]
+    sizes = sorted((number * sum(parts) for parts in held), reverse=True)
+    most, free = sum(sizes[:most_loaded]), free_bytes(device)
+    fits = most <= free
+    return {"most_loaded": most_loaded, "held_bytes": most, "free_bytes": free, "fits": fits}
+
 
 _EXTRA = ("granian", "starlette", "msgspec", "prometheus_client")
 
@@ -66,7 +190,7 @@ def serve(call: Call[ServeOptions]) -> int:
     rules = rules_of(call.options)
     for model in models:
         check_name(model.resolved.program().target)
-    from outrider.server.address import reserved
+    from outrider.server.access import reserved
 
     address, held = reserved(address)
     start_logging(call.resolved.program(), wordless=True)
@@ -90,7 +214,7 @@ def _check_extra() -> None:
 
 
 def _address(options: ServeOptions) -> Address:
-    from outrider.server.address import Address
+    from outrider.server.access import Address
 
     if (options.ssl_certfile is None) != (options.ssl_keyfile is None):
         raise ConfigError("HTTPS needs a certificate and its key.", hint="give both files")
@@ -111,7 +235,7 @@ def _address(options: ServeOptions) -> Address:
 
 
 def rules_of(options: ServeOptions) -> DoorRules:
-    from outrider.server.door import PUBLIC, DoorRules
+    from outrider.server.access import PUBLIC, DoorRules
 
     keys = [*options.api_key, *read_keys(options.api_key_file), *filter(None, [api_key()])]
     # With keys, the machine's own names are allowed: a page that uses DNS rebinding has no key.
@@ -132,15 +256,14 @@ def _run(
     address: Address,
     rules: DoorRules,
 ) -> None:
+    from outrider.server.access import name_of
     from outrider.server.admission import Admission
     from outrider.server.app import all_routes, make_app
     from outrider.server.audit import Auditor
-    from outrider.server.door import name_of
     from outrider.server.metrics import Metrics
     from outrider.server.models import Models
-    from outrider.server.notify import tell_ready
     from outrider.server.replicas import ReplicasPort, replace_on_hangup
-    from outrider.server.run import run_server
+    from outrider.server.run import run_server, tell_ready
     from outrider.server.site import Limits, Site, Traffic, check_apart
     from outrider.server.spans import traced
 

@@ -22,8 +22,7 @@ from outrider.cli.output import say
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import AUTO, OFF, drafter_named
 from outrider.core.env import variables_with
-from outrider.core.errors import ConfigError
-from outrider.core.foreign import VARIABLES_OF_OTHERS, notes_on
+from outrider.core.errors import VARIABLES_OF_OTHERS, ConfigError, notes_on
 from outrider.core.logs import Wordless, hear_compilers
 from outrider.core.params import ADVISED
 from outrider.core.settings import DEFAULT, Chosen, ProgramConfig, Resolved
@@ -31,7 +30,7 @@ from outrider.core.settings import DEFAULT, Chosen, ProgramConfig, Resolved
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
     from outrider.api.result import GenerationResult, TextEvent
-    from outrider.cli.paint import Painter
+    from outrider.cli.output import Painter
     from outrider.core.budget import JobTrace
     from outrider.core.draft import Origin
 

@@ -16,9 +16,8 @@ from rich.table import Table
 
 from outrider.api.clients import Server
 from outrider.cli.call import Call
-from outrider.cli.output import answer
-from outrider.cli.paint import GatedConsole, Screen, styled
-from outrider.cli.serve_options import TopOptions
+from outrider.cli.output import GatedConsole, Screen, answer, styled
+from outrider.cli.verb_options import TopOptions
 from outrider.core.env import api_key
 from outrider.core.errors import MachineError
 

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.cli import (
-    batch_options,
-    bench_options,
-    model_options,
-    plan_options,
-    run_options,
-    serve_options,
-)
+from outrider.cli import verb_options
 from outrider.cli.options import KNOWN, Verb
+
+# Rows of the lab: its verbs are verbs of the program.
+from outrider_lab.cli import bench_options
+from outrider_lab.cli import verb_options as lab_options
 
 # The headings of the front page.
 GROUPS = ("Write text", "Models", "Measure speed", "Check exactness", "This machine")
-TABLES = (run_options, plan_options, batch_options, serve_options, model_options, bench_options)
+TABLES = (verb_options, lab_options, bench_options)
 
 
 def _parts(name: str) -> tuple[Verb, ...]:

@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.call import Call
-from outrider.cli.output import answer, line_width
-from outrider.cli.paint import Meter
-from outrider.cli.run_options import VerifyOptions
+from outrider.cli.output import Meter, answer, line_width
 from outrider.cli.session import fetch_missing
+from outrider.cli.verb_options import VerifyOptions
 from outrider.core.settings import DEFAULT, Resolved
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from outrider.core.budget import Budget, Choice, RoundTrace
 from outrider.core.config import EXACT_SAMPLERS, SEED_TIED_SAMPLERS
 from outrider.core.errors import ContractError
 from outrider.core.sequence import LiveSequence
-from outrider.estimate.online import BySequence, ms_per_token, nearest_rank
+from outrider.estimate.acceptance import BySequence, ms_per_token, nearest_rank
 
 
 class FixedController:

@@ -23,8 +23,8 @@ from typing import cast
 from outrider.core.budget import Budget, Choice, RoundTrace
 from outrider.core.errors import ConfigError, foreign, words_of
 from outrider.core.protocols import Controller
-from outrider.estimate.online import BySequence
-from outrider.estimate.worth import ROW_COST
+from outrider.estimate.acceptance import BySequence
+from outrider.estimate.cost import ROW_COST
 
 LEAST_ROUNDS = 24
 CONFIDENCE = 2.33

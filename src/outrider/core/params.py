@@ -9,7 +9,7 @@ from typing import Literal, TypeVar, cast
 
 from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS, EngineConfig
 from outrider.core.drafter_kinds import KINDS, OFF, PLUGINS
-from outrider.core.errors import ConfigError, nearest
+from outrider.core.errors import ConfigError, hint_for, nearest
 from outrider.core.fields import (
     BAD_WORD_BYTES,
     BAD_WORDS,
@@ -25,7 +25,6 @@ from outrider.core.fields import (
     setting,
     shown,
 )
-from outrider.core.foreign import hint_for
 
 # Settings that a checkpoint may advise, by the same names as in its files.
 ADVISED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

@@ -26,7 +26,7 @@ from typing import (
 
 from outrider.core.config import EngineConfig
 from outrider.core.env import PREFIX
-from outrider.core.errors import ConfigError, nearest
+from outrider.core.errors import ConfigError, hint_for, nearest
 from outrider.core.fields import (
     KINDS,
     WHOLE,
@@ -41,7 +41,6 @@ from outrider.core.fields import (
     shown,
 )
 from outrider.core.files import FileKind, read_text
-from outrider.core.foreign import hint_for
 from outrider.core.params import SamplingParams
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ class ModelSpec:
     `quantise`, int8 or int4, is the format of its matrices; the token table is not one of them, but
     the output head of int4 is the table too if they are `tied`. If all tensors stay as a quantised
     file has them, `stored_bytes` is their size. `kv_dtype` is auto, for keys and values of
-    `bytes_per_kv` each, or int8 (kernels/kv_rows.py). Every parameter counts once, even if a tied
+    `bytes_per_kv` each, or int8 (kernels/plan.py). Every parameter counts once, even if a tied
     output head is held in addition to the table. Some layers see only the last `window` tokens, if
     that is not 0, and no layer sees more than the last `reach`, if that is not 0. `local_layers`
     are the layers that see `window` tokens while others see all.

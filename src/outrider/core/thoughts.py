@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.core.constraint import TokenConstraint
+from outrider.core.logits import TokenConstraint
 
 # Deepest possible draft (`k` of core/settings.py is at most 64).
 _DEEPEST = 128

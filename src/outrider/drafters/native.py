@@ -27,9 +27,15 @@ from outrider.drafters.common_ids import CommonIds
 from outrider.drafters.growth import DraftSampler, TextPart, drawn_params
 from outrider.drafters.heads import NOT_DRAFTED, NetOutput, target_states
 from outrider.drafters.tree_drafts import chosen_draft, settled_shape, tree_limits
-from outrider.kernels.native.chains import ChainRow, DraftedChains, NativeChains
 from outrider.kernels.native.forward import Entrance, ForwardParts, NativeForward
-from outrider.kernels.native.rounds import CacheSpan, Draws, RoundModel
+from outrider.kernels.native.rounds import (
+    CacheSpan,
+    ChainRow,
+    DraftedChains,
+    Draws,
+    NativeChains,
+    RoundModel,
+)
 from outrider.kernels.native.trees import Grown, NativeTreeDrafts, PlannedTree
 from outrider.kernels.operators import Kernels
 from outrider.models.decoder import wanted_tokens

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from outrider.core.budget import Budget
 from outrider.core.errors import ConfigError
 from outrider.drafters.proposals import Found, TextDrafter
-from outrider.estimate.online import RequestRates
-from outrider.estimate.worth import LEAST_BEGUN, LEAST_GONE_ON
+from outrider.estimate.acceptance import RequestRates
+from outrider.estimate.cost import LEAST_BEGUN, LEAST_GONE_ON
 from outrider.kernels.native.lookups import NativeLookups, NgramSettings
 
 # Prior rates of a look-up that agrees in 1, 2, 3, 4 to 7, 8 to 15, more tokens.

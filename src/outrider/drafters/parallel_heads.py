@@ -30,7 +30,7 @@ from outrider.drafters.block import BlockContext, Guess
 from outrider.drafters.growth import DraftSampler, drawn_params
 from outrider.drafters.none import Stateless
 from outrider.drafters.tree_drafts import SampledNodes, chosen_tree
-from outrider.estimate.worth import worthwhile
+from outrider.estimate.cost import worthwhile
 
 TreeKind = Literal["confident", "calibrated"]
 

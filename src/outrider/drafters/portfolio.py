@@ -23,8 +23,8 @@ from outrider.drafters.none import Stateless
 from outrider.drafters.portfolio_model import ModelMember, goodput
 from outrider.drafters.proposals import NO_OFFER, ScoredDraft, ScoredDrafter
 from outrider.estimate.acceptance import Acceptance
+from outrider.estimate.cost import LEAST_KEPT
 from outrider.estimate.theory import prefix_products
-from outrider.estimate.worth import LEAST_KEPT
 
 
 class ForcedDrafter(Stateless):

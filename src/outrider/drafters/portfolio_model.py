@@ -16,10 +16,9 @@ from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import Drafter, DraftRow
-from outrider.estimate.acceptance import Acceptance
-from outrider.estimate.online import RunningMedian
+from outrider.estimate.acceptance import Acceptance, RunningMedian
+from outrider.estimate.cost import ASSUMED_DRAFT, ROW_COST
 from outrider.estimate.theory import prefix_products
-from outrider.estimate.worth import ASSUMED_DRAFT, ROW_COST
 
 _WINDOW = 31
 # Up to so many measurements, the assumed cost of a draft is used.

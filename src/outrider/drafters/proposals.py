@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.estimate.worth import LEAST_IN_TREE, LEAST_KEPT
+from outrider.estimate.cost import LEAST_IN_TREE, LEAST_KEPT
 
 
 class ScoredDraft(NamedTuple):

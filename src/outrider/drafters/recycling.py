@@ -26,7 +26,7 @@ from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.tree import ROOT, Shape, best_shape
 from outrider.drafters.proposals import NO_OFFER, ScoredDraft, least_kept
-from outrider.estimate.online import FadingRate
+from outrider.estimate.acceptance import FadingRate
 
 WIDTH = 8
 _UNKNOWN = -1

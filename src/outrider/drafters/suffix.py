@@ -27,8 +27,8 @@ from outrider.core.errors import ContractError, given
 from outrider.core.protocols import DraftRow
 from outrider.drafters.proposals import Found, ScoredDraft, TextDrafter, Texts
 from outrider.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter
-from outrider.estimate.online import FadingRate, RequestRates
-from outrider.estimate.worth import LEAST_IN_TREE, LEAST_KEPT
+from outrider.estimate.acceptance import FadingRate, RequestRates
+from outrider.estimate.cost import LEAST_IN_TREE, LEAST_KEPT
 from outrider.kernels.native.lookups import NativeLookups, SuffixSettings
 
 _NUM_LENGTHS = 5

@@ -18,7 +18,7 @@ from outrider.core.rng import DrawNode, Rng, pick_node
 from outrider.core.sampling import PLAIN, Leftover
 from outrider.core.tree import MAX_WIDTH, ROOT, Shape, best_shape, guessed_chances
 from outrider.core.tree_nodes import KeptNodes, TreeLimits
-from outrider.estimate.worth import LEAST_WORTH, num_worthwhile
+from outrider.estimate.cost import LEAST_WORTH, num_worthwhile
 
 
 class SampledNodes:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from outrider.cache.compaction import Keep
+from outrider.cache.pool import Keep
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, ContractError
 from outrider.core.protocols import CacheStore, CausalLM, Drafter

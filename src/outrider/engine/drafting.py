@@ -42,7 +42,7 @@ from outrider.core.protocols import (
 from outrider.core.sequence import LiveSequence
 from outrider.engine.draft_rows import ahead_row
 from outrider.engine.request_drafters import RequestDrafters
-from outrider.estimate.online import FadingMean
+from outrider.estimate.acceptance import FadingMean
 
 _log = logging.getLogger(__name__)
 

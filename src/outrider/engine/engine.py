@@ -17,9 +17,8 @@ from outrider.core.errors import foreign
 from outrider.core.interrupts import breakable, is_interrupt
 from outrider.core.protocols import Drafter
 from outrider.core.sequence import LiveSequence
-from outrider.engine.failures import Failures
 from outrider.engine.lanes import Executor, LaneResult, LaneTask, LaneWork
-from outrider.engine.requests import SLOW_MASK, RequestTable
+from outrider.engine.requests import SLOW_MASK, Failures, RequestTable
 from outrider.engine.round import Chunk
 from outrider.sched.jobs import (
     Job,

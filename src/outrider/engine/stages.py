@@ -46,8 +46,7 @@ from outrider.core.sequence import LiveSequence
 from outrider.engine.compaction import Compaction
 from outrider.engine.draft_rows import draft_row, trimmed, with_forced
 from outrider.engine.drafting import Proposals, check_numbers, guarded_drafts
-from outrider.engine.node_traces import node_traces
-from outrider.engine.prompt_logprobs import PromptScorer
+from outrider.engine.prompt_logprobs import PromptScorer, node_traces
 from outrider.engine.request_drafters import RequestDrafters
 from outrider.engine.round import (
     Batch,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.cache.compaction import Keep
+from outrider.cache.pool import Keep
 from outrider.core.errors import ContractError
 from outrider.core.protocols import CacheStore, CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec

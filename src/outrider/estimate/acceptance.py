@@ -15,10 +15,194 @@ tried again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-from outrider.estimate.online import BySequence, FadingRate, add_to_first
+from outrider.core.budget import RoundTrace
 from outrider.estimate.theory import beta_rates, prefix_products
+
+T = TypeVar("T")
+
+# At least as many sequences as ever run at once, so only ended ones are forgotten.
+MOST_SEQUENCES = 1024
+# Passes that may lack some of their traces: lanes, each with one in progress.
+_MOST_OPEN = 64
+
+
+@dataclass(slots=True)
+class FadingRate:
+    """Hits per trial, or any other amount per trial. With a `fade` of 1 nothing fades."""
+
+    fade: float
+    hits: float = 0.0
+    trials: float = 0.0
+
+    def add(self, hits: float, trials: float = 1.0) -> None:
+        self.hits = self.fade * self.hits + hits
+        self.trials = self.fade * self.trials + trials
+
+    @property
+    def mean(self) -> float:
+        """The rate; 0 before the first trial."""
+        return self.hits / self.trials if self.trials else 0.0
+
+    def posterior(self, mean: float, weight: float) -> float:
+        return (weight * mean + self.hits) / (weight + self.trials)
+
+
+def add_to_first(
+    rates: Sequence[FadingRate], num_rates: int, hit: int | None, trials: float = 1.0
+) -> None:
+    """Add a trial to each of the first `num_rates`; number `hit` had a hit and the others none."""
+    for number in range(num_rates):
+        rate = rates[number]
+        rate.hits = rate.fade * rate.hits + (number == hit)
+        rate.trials = rate.fade * rate.trials + trials
+
+
+@dataclass(slots=True)
+class RequestRates:
+    """Rates of one request by kind of trial, given the rate of each over all requests:
+
+        f    = (V + all hits) / (V + all expected)
+        rate = (W f expected + hits) / (W + trials)
+
+    f is the ratio of this request's hits to the expected ones over all kinds together. W (`weight`)
+    and V (`evenness`) state the likeness of requests. `f expected` is at most `highest`.
+    """
+
+    num_kinds: int
+    fade: float
+    weight: float
+    evenness: float
+    highest: float = math.inf
+    _kinds: list[FadingRate] = field(init=False)
+    _all: FadingRate = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._kinds = [FadingRate(self.fade) for _ in range(self.num_kinds)]
+        self._all = FadingRate(self.fade)
+
+    def add(self, kind: int, hit: float, expected: float) -> None:
+        """Count a trial with an expected rate of `expected`."""
+        own, every, fade = self._kinds[kind], self._all, self.fade
+        every.hits = fade * every.hits + hit
+        every.trials = fade * every.trials + expected
+        own.hits = fade * own.hits + hit
+        own.trials = fade * own.trials + 1
+
+    def rate(self, kind: int, expected: float) -> float:
+        """The probability of a hit in the next trial."""
+        own, every, evenness = self._kinds[kind], self._all, self.evenness
+        prior = (evenness + every.hits) / (evenness + every.trials) * expected
+        if prior > self.highest:
+            prior = self.highest
+        return (self.weight * prior + own.hits) / (self.weight + own.trials)
+
+
+@dataclass(slots=True)
+class FadingMean:
+    """A mean in which the newest value counts `share`, the older ones the rest."""
+
+    share: float
+    value: float | None = None
+
+    def add(self, value: float) -> None:
+        known = self.value
+        self.value = value if known is None else known + self.share * (value - known)
+
+
+@dataclass(slots=True)
+class RunningMedian:
+    """The median of the newest `size` values."""
+
+    size: int
+    _newest: deque[float] = field(default_factory=deque[float])
+    _ordered: list[float] = field(default_factory=list[float])
+
+    def add(self, value: float) -> None:
+        self._newest.append(value)
+        insort(self._ordered, value)
+        if len(self._ordered) > self.size:
+            del self._ordered[bisect_left(self._ordered, self._newest.popleft())]
+
+    @property
+    def median(self) -> float:
+        """The median; the mean of the two middle values, if there are two."""
+        middle = len(self._ordered) // 2
+        if len(self._ordered) % 2:
+            return self._ordered[middle]
+        return (self._ordered[middle - 1] + self._ordered[middle]) / 2
+
+    @property
+    def low(self) -> float:
+        """The median; the lower of the two middle values, if there are two."""
+        return self._ordered[(len(self._ordered) - 1) // 2]
+
+    def __len__(self) -> int:
+        return len(self._ordered)
+
+
+class BySequence(OrderedDict[int, T]):
+    """Values by sequence. The end of a sequence is not reported: of more than `MOST_SEQUENCES` the
+    one least recently noted is forgotten."""
+
+    def note(self, seq_id: int, value: T) -> T:
+        self[seq_id] = value
+        self.move_to_end(seq_id)
+        if len(self) > MOST_SEQUENCES:
+            self.popitem(last=False)
+        return value
+
+
+class OpenPasses:
+    """Collects the traces of passes, which come one by one."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[int, list[RoundTrace]] = OrderedDict()
+
+    def add(self, trace: RoundTrace) -> list[RoundTrace] | None:
+        """Add a trace. Returns all traces of its pass, if it was the last of them."""
+        traces = self._open.setdefault(trace.pass_index, [])
+        traces.append(trace)
+        if len(traces) >= trace.batch_size:
+            return self._open.pop(trace.pass_index)
+        if len(self._open) > _MOST_OPEN:
+            self._open.popitem(last=False)
+        return None
+
+
+def seconds_of(trace: RoundTrace) -> float:
+    """Duration of the round: the sum of its stages."""
+    return trace.draft_seconds + trace.verify_seconds + trace.accept_seconds
+
+
+def ms_per_token(trace: RoundTrace) -> float:
+    """Milliseconds per emitted token."""
+    return 1000 * seconds_of(trace) / trace.num_emitted
+
+
+def nearest_rank(values: Sequence[float], percent: int) -> float:
+    """The smallest of `values` that at least `percent` of them do not exceed."""
+    return sorted(values)[math.ceil(len(values) * percent / 100) - 1]
+
+
+def fit_line(samples: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Intercept and slope, neither below 0, of the line nearest to samples (x, y, weight)."""
+    total = sum([weight for _, _, weight in samples])
+    mean_x = sum([weight * x for x, _, weight in samples]) / total
+    mean = sum([weight * y for _, y, weight in samples]) / total
+    spread = sum([weight * (x - mean_x) ** 2 for x, _, weight in samples])
+    if spread == 0:
+        return mean, 0.0
+    slope = sum([weight * (x - mean_x) * y for x, y, weight in samples]) / spread
+    slope = min(max(slope, 0.0), mean / mean_x)
+    return mean - slope * mean_x, slope
+
 
 # The prior rate, and the number of judgements that it counts as.
 FIRST_RATE = 0.7

@@ -28,8 +28,8 @@ from outrider.kernels.plan import (
     PackedPlan,
     PackedTable,
 )
-from outrider.kernels.reference.accept import verify_prefix
 from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun
+from outrider.kernels.reference.pointwise import verify_prefix
 
 OPS = (
     "linear", "rms_norm", "layer_norm", "head_norm", "rope_append", "attention", "silu_mul",

@@ -26,8 +26,14 @@ from outrider.kernels.native.delta import NativeDelta
 from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.lookups import NativeLookups
 from outrider.kernels.native.mixture import NativeMixture
-from outrider.kernels.native.ops import SUFFIXES, NativeOps, join_lane
-from outrider.kernels.native.quantised import NativeGrouped, NativeInt4, NativeInt8
+from outrider.kernels.native.ops import (
+    SUFFIXES,
+    NativeGrouped,
+    NativeInt4,
+    NativeInt8,
+    NativeOps,
+    join_lane,
+)
 from outrider.kernels.native.sampling import native_sampling
 from outrider.kernels.native.tuning import kind_answer, thread_answer
 from outrider.kernels.operators import OPS, Choice, Kernels

@@ -22,16 +22,15 @@ from typing import Protocol, Self, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from outrider.cache.compaction import Keep, kept_keys
 from outrider.cache.paged_kv import PagedKV
 from outrider.cache.pages import ArenaSize
+from outrider.cache.pool import Keep, kept_keys
 from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import DecoderConfig, ModelSpec, RecurrentCapacity
-from outrider.kernels.kv_rows import floats, head_dim_of
 from outrider.kernels.native.forward import Forward, ForwardBuffers
 from outrider.kernels.operators import Kernels
-from outrider.kernels.plan import PackedPlan, sent
+from outrider.kernels.plan import PackedPlan, floats, head_dim_of, sent
 from outrider.models.weights import Placement
 
 
@@ -346,7 +345,7 @@ def compact(stack: Stack, kv: PagedKV, scratch: Scratch, seq_id: int, keep: Keep
 
     The choice needs the queries of the prompt's end, and no cache holds queries. So the last tokens
     go through the layers again, over a copy of the sequence's keys and values, layer by layer; each
-    layer's queries and keys then decide (cache/compaction.py). Nothing is written to the KV cache
+    layer's queries and keys then decide (cache/pool.py). Nothing is written to the KV cache
     before all layers have decided. The cost is a pass of as many rows as the window has, and one
     copy of a layer's memory at a time.
     """

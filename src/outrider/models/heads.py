@@ -27,7 +27,7 @@ from torch import Tensor
 from outrider.core.drafter_kinds import KINDS, MODEL, HeadFormat
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import CacheStore, CausalLM, StepRow
-from outrider.estimate.stated import KEY, StatedWorth
+from outrider.estimate.calibration import KEY, StatedWorth
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import ModelCapacity

@@ -20,19 +20,20 @@ from outrider.estimate.theory import PLAIN, RoundStats
 from outrider.planner.candidates import (
     ENGINES,
     DraftOption,
+    Ends,
     Engines,
     Option,
     PlannedJob,
+    doubt_of,
     expected_stats,
+    explain,
     gain,
     memory_bytes,
     options,
 )
 from outrider.planner.overlap import BestTree, best_tree, sizes_to_try
-from outrider.planner.posteriors import Belief, believe
-from outrider.planner.reasons import Ends, doubt_of, explain
 from outrider.planner.roofline import Energy, joules_a_token
-from outrider.planner.rounds import break_even, plain_times
+from outrider.planner.rounds import Belief, believe, break_even, plain_times
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from outrider.estimate.theory import (
     optimal,
     steady_hits,
 )
-from outrider.planner.posteriors import Rates
-from outrider.planner.rounds import DecodeLoad, RoundForecast, forecast, round_times
+from outrider.planner.rounds import DecodeLoad, Rates, RoundForecast, forecast, round_times
 
 # Nodes of the largest tree that is tried.
 MOST_NODES = 63

@@ -1,13 +1,11 @@
-"""Round forecast: speed-up of a round from a calibration's seconds and an acceptance distribution.
+"""Expected acceptance by position: Beta posteriors from counts of how far drafts were accepted.
 
-With T(b, S) seconds of a plain round of b sequences that hold S tokens each, and E tokens a round,
-
-    S = E T_plain(b, S) / T_round(b, S, K),    T_round = draft + target pass + host
-
-A target pass has b (K + 1) rows, or b (N + 1) for trees of N nodes: nothing is padded. If only a
-share of rounds drafts anything, the number of sequences that do is binomial, and T_round its mean.
-T_SD names two numbers: the time of drafting over that of a plain pass, as in E / (1 + T_SD), and
-over that of the verifying pass; they differ as soon as verifying is not free.
+Position j is accepted, given that all before it were, with rate a_j. With `judged` tokens at a
+position, of which `accepted` were accepted, a_j has the posterior Beta(prior + accepted, prior +
+refused): half a judgement each way at the first position (Jeffreys), and one judgement at the rate
+of the previous position at later ones. From the first position with fewer than ENOUGH counts on,
+the rest are pooled into one rate, which also stands for all positions beyond the last: a constant
+hazard. Replayed rounds (`DrafterCosts.laws`) take precedence; rates then only give their certainty.
 """
 
 from __future__ import annotations
@@ -18,10 +16,210 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.core.errors import ContractError
+from outrider.core.errors import ConfigError, ContractError
 from outrider.estimate.calibration import Calibration, DrafterCosts, PlaceCount
 from outrider.estimate.theory import PLAIN, RoundStats, expected_tokens, measured_speed_up, speed_up
-from outrider.planner.posteriors import MIN_REQUESTS
+
+# Judgements at a position that suffice for a rate of its own.
+ENOUGH = 20
+# The fewest texts for which weighing them anew is meaningful.
+MIN_REQUESTS = 5
+NUM_DRAWS = 200
+# Rounds of a run that is longer than this share of all runs are left out.
+_RARE = 1e-6
+
+# A rate from (prior accepted, prior refused, accepted, refused).
+_Estimate = Callable[[float, float, float, float], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Acceptance rates by position. `accepted` has a_1, a_2, ...; `offered` the probability that a
+    draft accepted so far continues to each; the last entries stand for all later ones."""
+
+    accepted: tuple[float, ...]
+    offered: tuple[float, ...] = (1.0,)
+    carry: float = 0.0
+
+    def kept_at(self, position: int, behind: int = 0) -> float:
+        """Return the probability that a round accepts this position (1-based) after all earlier
+        ones, in a run that began `behind` positions before the round."""
+        return self._at(self.accepted, position, behind) * self._at(self.offered, position, behind)
+
+    def offered_at(self, position: int, behind: int = 0) -> float:
+        return self._at(self.offered, position, behind)
+
+    @property
+    def depth(self) -> int:
+        """The position from which on all rates are equal."""
+        return max(len(self.accepted), len(self.offered))
+
+    def _at(self, rates: Sequence[float], position: int, behind: int) -> float:
+        anew = rates[min(position, len(rates)) - 1]
+        if not self.carry:
+            return anew
+        onward = rates[min(position + behind, len(rates)) - 1]
+        return (1 - self.carry) * anew + self.carry * onward
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """The posterior of a drafter's rates: their mean, and draws.
+
+    Rates are drawn from the posterior with a seeded generator. If the counts of enough single texts
+    are known, texts are weighed anew instead (Rubin 1981, The Bayesian bootstrap): positions of one
+    text are alike, so counts alone promise too much.
+    """
+
+    mean: Rates
+    draws: tuple[Rates, ...]
+
+
+def round_stats(rates: Rates, k: int) -> RoundStats:
+    """Return the statistics of rounds that draft up to `k` tokens, as the mean of a long text.
+
+    If a draft of K was accepted whole, the next one continues from it. A model that agrees with its
+    target or not by position in the text goes on in the same run: its first position is position K
+    + 2 of that run, the bonus token being position K + 1. With F(j) = a_1 ... a_j and W = K + 1 a
+    round that begins m rounds into a run, of which there are F(m W) for every run, emits
+
+        e_m = sum over i of 0..K of F(m W + i) / F(m W),      E(K) = sum F(m W) e_m / sum F(m W)
+
+    which is E = 1 + a_1 + a_1 a_2 + ... if all rates are equal, and more than that for short drafts
+    if rates rise, as those of lookups do. Heads whose later positions are worse begin anew each
+    round. `carry` is 1 for the first kind, 0 for the second, or between. For the first kind
+    positions should be counted over rounds that begin where a token was refused.
+    """
+    if k == 0:
+        return PLAIN
+    blocks: list[tuple[float, list[float], list[float]]] = []
+    share, behind = 1.0, 0
+    while True:
+        kept = _products(rates.kept_at, k + 1, behind)
+        blocks.append((share, kept[:k], _products(rates.offered_at, k, behind)))
+        if not rates.carry or behind >= rates.depth or share < _RARE:
+            break
+        share *= kept[k]
+        behind += k + 1
+    # Later rounds of a run are like its last: a geometric number of them.
+    going_on = kept[k] if rates.carry else 0.0
+    if going_on >= 1:
+        blocks = blocks[-1:]
+    else:
+        blocks[-1] = (share / (1 - going_on), *blocks[-1][1:])
+    total = math.fsum(weight for weight, *_ in blocks)
+    means = [math.fsum(w * kept[j] for w, kept, _ in blocks) / total for j in range(k)]
+    drafted = [math.fsum(w * made[j] for w, _, made in blocks) / total for j in range(k)]
+    drafting = drafted[0]
+    return RoundStats(tuple(means), drafting, math.fsum(drafted) / drafting if drafting else 0.0)
+
+
+def believe(drafter: DrafterCosts, *, seed: int = 0, num_draws: int = NUM_DRAWS) -> Belief:
+    """Return the posterior from the counts of `drafter`. Raises ConfigError if it has none."""
+    if not drafter.places:
+        raise ConfigError(
+            f"the acceptance of the drafts of {drafter.name} was never counted.",
+            hint="measure it: outrider plan --fresh",
+        )
+    offers = _offers(drafter)
+    chance = random.Random(seed)
+
+    def drawn(up: float, down: float, accepted: float, refused: float) -> float:
+        return chance.betavariate(up + accepted, down + refused)
+
+    def one() -> Rates:
+        if len(drafter.requests) >= MIN_REQUESTS:
+            accepted = _rates(_weighed(drafter.requests, chance), _mean)
+        else:
+            accepted = _rates(_pairs(drafter.places), drawn)
+        return Rates(accepted, _rates(offers, drawn) if offers else (1.0,), drafter.carry)
+
+    accepted = _rates(_pairs(drafter.places), _mean)
+    mean = Rates(accepted, _rates(offers, _mean) if offers else (1.0,), drafter.carry)
+    return Belief(mean, tuple(one() for _ in range(num_draws)))
+
+
+def fitted_carry(drafter: DrafterCosts, k: int, tokens: float) -> float:
+    """Return the carry at which rounds of `k` emit `tokens` on the mean, as another probe counted;
+    the nearer end if none does."""
+    accepted = _rates(_pairs(drafter.places), _mean)
+    offers = _offers(drafter)
+    offered = _rates(offers, _mean) if offers else (1.0,)
+
+    def found(carry: float) -> float:
+        return round_stats(Rates(accepted, offered, carry), k).tokens
+
+    low, high = 0.0, 1.0
+    rises = found(high) > found(low)
+    for _ in range(30):
+        middle = (low + high) / 2
+        if (found(middle) < tokens) == rises:
+            low = middle
+        else:
+            high = middle
+    return round((low + high) / 2, 6)
+
+
+def _products(rate: Callable[[int, int], float], num_positions: int, behind: int) -> list[float]:
+    products: list[float] = []
+    product = 1.0
+    for position in range(1, num_positions + 1):
+        product *= rate(position, behind)
+        products.append(product)
+    return products
+
+
+def _pairs(counts: Sequence[PlaceCount]) -> list[tuple[float, float]]:
+    return [(position.accepted, position.drafted) for position in counts]
+
+
+def _offers(drafter: DrafterCosts) -> list[tuple[float, float]]:
+    """Return (drafted, possible) counts by position; empty if all drafts are full."""
+    if not drafter.num_rounds:
+        return []
+    possible = [drafter.num_rounds, *(position.accepted for position in drafter.places)]
+    drafted = [position.drafted for position in drafter.places]
+    return [(min(a, b), b) for a, b in zip(drafted, possible, strict=False)]
+
+
+def _weighed(
+    requests: Sequence[Sequence[PlaceCount]], chance: random.Random
+) -> list[tuple[float, float]]:
+    weights = [chance.expovariate(1.0) for _ in requests]
+    scale = len(weights) / math.fsum(weights)
+    counts = [[0.0, 0.0] for _ in range(max(map(len, requests)))]
+    for weight, positions in zip(weights, requests, strict=True):
+        for count, position in zip(counts, positions, strict=False):
+            count[0] += scale * weight * position.accepted
+            count[1] += scale * weight * position.drafted
+    return [(accepted, drafted) for accepted, drafted in counts]
+
+
+def _rates(counts: Sequence[tuple[float, float]], estimate: _Estimate) -> tuple[float, ...]:
+    """Return a rate for each position, the last for the pooled rest."""
+    rates: list[float] = []
+    up = down = 0.5
+    for index, (_, judged) in enumerate(counts):
+        is_last = judged < ENOUGH or index + 1 == len(counts)
+        pooled = counts[index:] if is_last else counts[index : index + 1]
+        accepted = math.fsum(count for count, _ in pooled)
+        refused = math.fsum(count for _, count in pooled) - accepted
+        rates.append(estimate(up, down, accepted, max(refused, 0.0)))
+        if is_last:
+            break
+        up, down = _prior(rates[-1])
+    return tuple(rates)
+
+
+def _prior(rate: float) -> tuple[float, float]:
+    """Return one judgement at this rate; never certain, so that later positions may differ."""
+    near = min(max(rate, 0.01), 0.99)
+    return near, 1 - near
+
+
+def _mean(up: float, down: float, accepted: float, refused: float) -> float:
+    return (up + accepted) / (up + down + accepted + refused)
+
 
 # Batches up to this size are computed by how many of them draft, larger ones by the mean number.
 _COUNTED_BATCH = 64

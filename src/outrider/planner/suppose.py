@@ -16,8 +16,7 @@ from outrider.core.drafter_kinds import DrafterKind, drafter_named
 from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
 from outrider.estimate.cost import Curve
-from outrider.planner.devices import SHEETS, DeviceSheet
-from outrider.planner.roofline import PassWork, pass_costs
+from outrider.planner.roofline import SHEETS, DeviceSheet, PassWork, pass_costs
 
 Origin = Literal["measured", "estimated"]
 MEASURED: Origin = "measured"

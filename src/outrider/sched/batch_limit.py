@@ -21,8 +21,8 @@ from typing import Protocol
 
 from outrider.core.budget import RoundTrace
 from outrider.core.errors import ContractError
+from outrider.estimate.acceptance import OpenPasses, ms_per_token, nearest_rank, seconds_of
 from outrider.estimate.cost import CostMeter
-from outrider.estimate.online import OpenPasses, ms_per_token, nearest_rank, seconds_of
 
 NUM_PASSES = 32
 SHARE = 4

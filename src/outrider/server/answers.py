@@ -16,8 +16,7 @@ from typing import Any, Self, cast
 
 from msgspec import Struct
 
-from outrider.api.result import IS_CAPPED, GenerationResult, TextEvent
-from outrider.api.rounds import round_of
+from outrider.api.result import IS_CAPPED, GenerationResult, TextEvent, round_of
 from outrider.api.stream import TokenDecoder
 from outrider.api.structure import StructureOptions
 from outrider.core.draft import TokenLogprobs

@@ -1,7 +1,7 @@
 """The lines of a batch. Each is sent to the server's own application, behind access control and
 with less weight than a client's request.
 
-Answers are written to the journals of api/batch_files.py, so an interrupted batch can be continued.
+Answers are written to the journals of api/batch_lines.py, so an interrupted batch can be continued.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import msgspec
 from msgspec import Struct
 from starlette.types import ASGIApp, Message
 
-from outrider.api.batch_files import AnswerFile, RawLine, raw_lines
-from outrider.api.batch_lines import openai_answer
+from outrider.api.batch_lines import AnswerFile, RawLine, openai_answer, raw_lines
 from outrider.core.fields import shown
 from outrider.server.admission import BATCH, Admission
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from outrider.api.batch_files import AnswerFile
+from outrider.api.batch_lines import AnswerFile
 from outrider.core.errors import with_hint
 from outrider.core.files import remove
 from outrider.server.batch_work import Lines, Mistake, StoppedError, counted, give_up, mistake

@@ -9,12 +9,10 @@ from typing import Any, cast
 from starlette.routing import Route
 
 from outrider.server.answers import Answer
-from outrider.server.asking import Asked, params_of
-from outrider.server.encoding import ChoicesWriter
+from outrider.server.encoding import ChoicesWriter, chat_logprobs
 from outrider.server.errors import ApiError, refused
 from outrider.server.events import Part, ReasoningDelta, Step, TextDelta, ToolDelta, ToolOpen
-from outrider.server.exchange import Exchange, api_route
-from outrider.server.logprobs import chat_logprobs
+from outrider.server.exchange import Asked, Exchange, api_route, params_of
 from outrider.server.port import ChatPrompt
 from outrider.server.site import Site
 from outrider.server.tools import tooling_of

@@ -15,13 +15,11 @@ from starlette.routing import Route
 
 from outrider.core.draft import TokenLogprobs
 from outrider.server.answers import Answer, cancel
-from outrider.server.asking import Asked, params_of, structure_asked
 from outrider.server.chat import prediction_text
-from outrider.server.encoding import ChoicesWriter
+from outrider.server.encoding import ChoicesWriter, completion_logprobs
 from outrider.server.errors import ApiError, refused
 from outrider.server.events import Step, TextDelta
-from outrider.server.exchange import Exchange, api_route
-from outrider.server.logprobs import completion_logprobs
+from outrider.server.exchange import Asked, Exchange, api_route, params_of, structure_asked
 from outrider.server.site import MOST_PROMPTS, Site
 from outrider.server.tokens import check_ids
 

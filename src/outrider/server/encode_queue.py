@@ -17,7 +17,7 @@ import msgspec
 
 from outrider.api.prompts import ChatIds
 from outrider.core.errors import QueueFullError
-from outrider.server.blame import Blame
+from outrider.server.engine_child import Blame
 from outrider.server.frames import Encode
 from outrider.server.port import EngineLostError
 from outrider.server.process_stream import KeptOutError

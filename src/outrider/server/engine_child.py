@@ -8,14 +8,17 @@ the stack of every thread. The time limit for loading is the caller's (restarts.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
 import sys
 from asyncio.subprocess import Process, create_subprocess_exec
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from time import monotonic
+from typing import TypeVar
 
 import msgspec
 
@@ -31,7 +34,8 @@ from outrider.server.frames import (
     frame,
     read_report,
 )
-from outrider.server.port import EngineCard
+from outrider.server.port import EngineCard, NotReadyError
+from outrider.server.process_stream import ProcessStream
 
 HANG_SECONDS = 30.0
 _HANG_RATIO = 10.0
@@ -185,3 +189,140 @@ def _how(status: int) -> str:
         known = {one.value for one in signal.Signals}
         return signal.Signals(-status).name if -status in known else f"signal {-status}"
     return f"status {os.waitstatus_to_exitcode(status << 8)}"
+
+
+# With more failures of its own within this time, the engine is given up.
+MOST_ENDS, ENDS_SECONDS = 5, 600.0
+# With more starts within this time, further starts wait, whatever their reason.
+MOST_STARTS, STARTS_SECONDS = 6, 60.0
+_PAUSE_SECONDS, _LOAD_RATIO = 0.1, 3.0
+# An engine is overdue after this many time limits of a load: enough for a load that hangs and the
+# next try.
+_OVERDUE_LOADS = 4.0
+
+
+class Restarts:
+    """Starts and failures of one engine. `least_seconds` is the least time limit of a load."""
+
+    def __init__(self, least_seconds: float) -> None:
+        self._least_seconds = least_seconds
+        self._starts, self._ends = deque[float](), deque[float]()
+        self._longest_load, self._num_hung = 0.0, 0
+        self._lost_at: float | None = None
+        self.num = 0
+
+    @property
+    def load_seconds(self) -> float | None:
+        """The time limit of the next load; None before the first load has ended."""
+        return self._limit * 2**self._num_hung if self._longest_load else None
+
+    @property
+    def is_overdue(self) -> bool:
+        """True if the engine is away for longer than a restart should take."""
+        return self._lost_at is not None and (
+            monotonic() - self._lost_at > _OVERDUE_LOADS * self._limit
+        )
+
+    @property
+    def is_bounded(self) -> bool:
+        """True if the next start must wait because there were too many within a minute."""
+        return len(_since(self._starts, STARTS_SECONDS)) >= MOST_STARTS
+
+    def lost(self, *, is_own: bool) -> None:
+        """Note that the engine has ended. `is_own` means that no request ran in it."""
+        self.num += 1
+        self._lost_at = monotonic()
+        if is_own:
+            self._ends.append(self._lost_at)
+
+    def failed(self) -> None:
+        """Note that a start has failed."""
+        self._ends.append(monotonic())
+
+    def hung(self) -> None:
+        """Note that a load was stopped at its time limit."""
+        self._num_hung += 1
+
+    def loaded(self, seconds: float) -> None:
+        """Note that the engine has loaded."""
+        self._longest_load = max(self._longest_load, seconds)
+        self._num_hung, self._lost_at = 0, None
+
+    async def pause(self) -> None:
+        """Wait before a start: not at all the first time, then longer each time. Raises
+        NotReadyError after too many failures of the engine itself."""
+        if len(_since(self._ends, ENDS_SECONDS)) > MOST_ENDS:
+            raise NotReadyError("failed")
+        starts = _since(self._starts, STARTS_SECONDS)
+        if self.is_bounded:
+            seconds = starts[-MOST_STARTS] + STARTS_SECONDS - monotonic()
+        else:
+            seconds = _PAUSE_SECONDS * 2 ** len(starts) if starts else 0.0
+        await asyncio.sleep(seconds)
+        starts.append(monotonic())
+
+    @property
+    def _limit(self) -> float:
+        return max(self._least_seconds, _LOAD_RATIO * self._longest_load)
+
+
+def _since(times: deque[float], seconds: float) -> deque[float]:
+    """Drop the times that are more than `seconds` ago; return `times`."""
+    while times and monotonic() - times[0] > seconds:
+        times.popleft()
+    return times
+
+
+_LOG = logging.getLogger(__name__)
+# The points that a crash adds to a request in flight: if it has written tokens since it was
+# submitted (the requests share these points), if it has written none, and if it is certainly the
+# cause. The last number is the sum of points at which a request is refused.
+_PROVEN, _UNPROVEN, _CERTAIN, _KEPT_OUT = 1, 3, 3, 6
+_MOST_KNOWN = 1_000
+T = TypeVar("T")
+
+
+class Blame:
+    """Crash points by kind of request. The kinds in `kept_out` are refused from now on."""
+
+    def __init__(self) -> None:
+        # For requests that have not completed since: points from crashes before their first token,
+        # and from later crashes.
+        self._blamed: dict[bytes, tuple[int, float]] = {}
+        self.kept_out: dict[bytes, None] = {}
+
+    def add(self, sent: Sequence[ProcessStream], *, is_certain: bool) -> None:
+        """Count a crash against the requests in flight, even if their clients left: these may
+        repeat them. `is_certain` means that a request was alone and will not be tried again."""
+        # A request that has written nothing yet is the likelier cause.
+        unproven = {stream.kind for stream in sent if not stream.is_proven}
+        for kind in unproven.union(stream.kind for stream in sent):
+            early, late = self._blamed.get(kind, (0, 0))
+            if kind in unproven:
+                early += _UNPROVEN
+            else:
+                late += _CERTAIN if is_certain else _PROVEN / len(sent)
+            _remember(self._blamed, kind, (early, late))
+            if early + late >= _KEPT_OUT:
+                del self._blamed[kind]
+                self.keep_out(kind)
+
+    def prove(self, stream: ProcessStream) -> None:
+        """Clear the early points of a request that has written something."""
+        if self._blamed and stream.kind in self._blamed:
+            self._blamed[stream.kind] = 0, self._blamed[stream.kind][1]
+
+    def clear(self, stream: ProcessStream) -> None:
+        """Clear all points of a request that has completed."""
+        if self._blamed:
+            self._blamed.pop(stream.kind, None)
+
+    def keep_out(self, kind: bytes) -> None:
+        _LOG.error("a request with which the engine ended twice is kept out from now on")
+        _remember(self.kept_out, kind, None)
+
+
+def _remember(known: dict[bytes, T], kind: bytes, value: T) -> None:
+    known[kind] = value
+    if len(known) > _MOST_KNOWN:
+        del known[next(iter(known))]

@@ -19,10 +19,10 @@ from starlette.routing import BaseRoute, Route
 from outrider import __version__
 from outrider.core.fields import meta_of
 from outrider.core.params import SamplingParams
+from outrider.server.access import FILES
 from outrider.server.batches import BatchBody
 from outrider.server.chat import ChatBody
 from outrider.server.completions import CompletionBody
-from outrider.server.door import FILES
 from outrider.server.errors import ANTHROPIC_PATHS
 from outrider.server.messages import MessageBody
 from outrider.server.openapi_answers import ANSWERS, ERRORS, FILE_ANSWERS, FORM, JSON, UPLOAD

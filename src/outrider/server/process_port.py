@@ -24,9 +24,8 @@ from outrider.api.result import GenerationResult
 from outrider.api.stream import TokenDecoder, pieces_of
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError, OutriderError, QueueFullError
-from outrider.server.blame import Blame
 from outrider.server.encode_queue import EncodeQueue
-from outrider.server.engine_child import HANG_SECONDS, EngineChild, LoadHungError
+from outrider.server.engine_child import HANG_SECONDS, Blame, EngineChild, LoadHungError, Restarts
 from outrider.server.frames import Cancel, Command, Encode, Load, Update, error_of, submit_of
 from outrider.server.port import (
     ChatPrompt,
@@ -39,7 +38,6 @@ from outrider.server.port import (
     is_repeatable,
 )
 from outrider.server.process_stream import KeptOutError, ProcessStream
-from outrider.server.restarts import Restarts
 
 _LOG = logging.getLogger(__name__)
 # Time limit for encoding a prompt, relative to that of a job.

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
+from time import monotonic
 from typing import Self
 
 import msgspec
@@ -15,8 +16,83 @@ from outrider.api.mailbox import Mailbox
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.core.budget import RoundTrace
 from outrider.core.errors import ConfigError
+from outrider.metrics.summary import Stats, summarise, together
 from outrider.server.port import EngineRequest
-from outrider.server.resumed import Progress
+
+# Number of rounds that are stored one by one; more are added up.
+_MOST_ROUNDS = 64
+
+
+class Progress:
+    """The statistics of one request so far."""
+
+    def __init__(self, num_prompt: int) -> None:
+        self._num_prompt = num_prompt
+        self._came = monotonic()
+        # Of the current process: when the request was submitted to it, and its rounds.
+        self._submitted, self._num_read = 0.0, 0
+        self._rounds: list[RoundTrace] = []
+        self._stats: list[Stats] = []
+        # Of all processes together, and of those that have ended.
+        self._arrivals: list[float] = []
+        self._past: list[Stats] = []
+        self._num_past, self._num_cached = 0, 0
+        self._accepted, self._rejected, self._past_predicted = 0, 0, (0, 0)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the request arrived."""
+        return monotonic() - self._came
+
+    def take(self, num_tokens: int, rounds: Sequence[RoundTrace]) -> None:
+        self._arrivals += [round(self.seconds, 9)] * num_tokens
+        self._rounds += rounds
+        if len(self._rounds) > _MOST_ROUNDS:
+            self._add_up()
+
+    def hand_in(self) -> None:
+        """Note that the request is submitted to a process, which runs the next rounds."""
+        self._submitted = self.seconds
+        if len(self._arrivals) == self._num_past:
+            # The previous process wrote nothing, or this is the first one.
+            return
+        self._add_up()
+        if not self._past:
+            # The last token of a prompt is read with the first round, so it is never cached.
+            self._num_cached = max(0, self._num_prompt - 1 - self._num_read)
+        self._past += self._stats
+        self._stats.clear()
+        self._num_past = len(self._arrivals)
+        self._past_predicted = self._accepted, self._rejected
+
+    def whole(self, result: GenerationResult) -> GenerationResult:
+        """Return `result`, which is of the current process, with the work of earlier ones added."""
+        if not self._past:
+            return result
+        arrivals = [round(self._submitted + seconds, 9) for seconds in result.token_seconds]
+        arrivals = (*self._arrivals[: self._num_past], *arrivals)
+        predicted = result.prediction_tokens
+        if predicted is not None:
+            accepted, rejected = self._past_predicted
+            predicted = predicted[0] + accepted, predicted[1] + rejected
+        return replace(
+            result,
+            stats=together([*self._past, result.stats], total_seconds=arrivals[-1]),
+            token_seconds=arrivals,
+            num_cached_tokens=self._num_cached,
+            prediction_tokens=predicted,
+        )
+
+    def _add_up(self) -> None:
+        rounds = self._rounds
+        k = int(any(trace.num_drafted for trace in rounds))
+        self._stats.append(summarise(rounds, drafter="", k=k, total_seconds=0.0))
+        self._num_read += sum(trace.num_prompt_tokens for trace in rounds)
+        for trace in rounds:
+            if trace.drafter == "prediction":
+                self._accepted += trace.num_accepted
+                self._rejected += trace.num_drafted - trace.num_accepted
+        rounds.clear()
 
 
 class KeptOutError(ConfigError):

@@ -21,7 +21,7 @@ from outrider.api.prompts import ChatIds
 from outrider.api.stream import TokenDecoder
 from outrider.core.errors import ConfigError, with_hint
 from outrider.sched.routing import KnownBlocks, best_known, blocks_of, least_busy
-from outrider.server.blame import Blame
+from outrider.server.engine_child import Blame
 from outrider.server.port import (
     ChatPrompt,
     EngineCard,

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import resource
 import signal
+import socket
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 
@@ -19,11 +20,14 @@ from granian.log import LogLevels
 from granian.server.embed import Server as Granian
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from outrider.core.env import notify_socket
 from outrider.core.errors import MachineError
 from outrider.core.logs import tell_of_task
-from outrider.server.address import Address
+from outrider.server.access import Address
 from outrider.server.errors import ApiError, error_response
 from outrider.server.site import Site
+
+_log = logging.getLogger(__name__)
 
 _LOG = logging.getLogger(__name__)
 _HEADER_MILLISECONDS = 10_000
@@ -167,3 +171,17 @@ async def _none_running(site: Site, seconds: float) -> None:
     until = loop.time() + seconds
     while site.traffic.num_running and loop.time() < until and not site.traffic.hurried:
         await asyncio.sleep(0.05)
+
+
+def tell_ready() -> None:
+    """Send READY=1 to systemd; do nothing without a notify socket, as in a terminal."""
+    name = notify_socket()
+    if name is None:
+        return
+    # A name that begins with @ is an abstract socket, not a file.
+    address = f"\0{name[1:]}" if name.startswith("@") else name
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
+            connection.sendto(b"READY=1", address)
+    except OSError as error:
+        _log.warning("systemd could not be notified through NOTIFY_SOCKET: %s", error)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from outrider.api.async_llm import AsyncLLM
 from outrider.api.engine_thread import AsyncRequest, EngineThread
@@ -25,7 +25,7 @@ from outrider.core.fields import WHOLE, size
 from outrider.core.params import SamplingParams
 from outrider.models.hf_config import read_sampling
 from outrider.server.lane_load import LaneLoad
-from outrider.server.numerics import numerics_of
+from outrider.server.pool import numerics_of
 from outrider.server.port import (
     ChatPrompt,
     EngineCard,
@@ -33,8 +33,40 @@ from outrider.server.port import (
     EngineState,
     EngineStatus,
     NotReadyError,
+    Promise,
 )
-from outrider.server.promise import promise_of
+
+if TYPE_CHECKING:
+    from outrider.api.llm import LLM
+
+# Tokens of a typical answer in a chat, with a batch of one.
+_CONTEXT, _NEW_TOKENS = 128, 128
+
+
+def promise_of(llm: LLM) -> Promise | None:
+    """Return the prediction; None without a drafter or without figures for this device."""
+    from outrider.api.memory_parts import WEIGHTS
+    from outrider.planner.advise import Question, advise
+    from outrider.planner.candidates import DraftOption, Engines, PlannedJob
+    from outrider.planner.suppose import Candidate, sheet_like, supposed
+
+    if not llm.k:
+        return None
+    weights = {name: held for name, held in llm.memory.items() if name.startswith(WEIGHTS)}
+    of_drafter = sum(weights.values()) - weights.get(f"{WEIGHTS}target", 0)
+    candidate = Candidate.of(llm.drafter, llm.drafter, llm.spec, of_drafter)
+    question = Question(
+        job=PlannedJob(batch=1, context=_CONTEXT, new_tokens=_NEW_TOKENS),
+        candidates=(DraftOption(llm.drafter, llm.k),),
+        engines=Engines(names=("single",)),
+    )
+    gpu = None if llm.device.type == "cpu" else str(llm.device)
+    try:
+        sheet = sheet_like(llm.device.type, gpu)
+        best = advise(supposed(llm.spec, sheet, [candidate], machine=""), question).best
+    except ConfigError:
+        return None
+    return best and Promise(speed_up=best.speed_up, low=best.low, high=best.high)
 
 
 class ThreadStream(AsyncIterator[TextEvent]):

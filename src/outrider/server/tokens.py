@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from outrider import __version__
+from outrider.server.encoding import token_text
 from outrider.server.errors import ApiError
-from outrider.server.logprobs import token_text
 from outrider.server.port import ChatPrompt, EngineCard, NotReadyError
 from outrider.server.reply import Reply
 from outrider.server.site import Site

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from outrider.estimate.theory import expected_tokens, measured_speed_up, speed_up
 from outrider.measure.machine import is_busy
-from outrider.measure.pages import Section, plain_table
+from outrider.measure.store import Section, plain_table
 
 SCHEMA = "outrider-bench-ssd/1"
 RESULTS, SAMPLES = "results.json", "samples.jsonl"

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.core.budget import JobTrace, RoundTrace
-from outrider.metrics.chrome_trace import rounds_of, slices
-from outrider.metrics.timeline import QUEUES, WAITING, timeline
 from outrider_lab.bench.charts import Axis, Chart, Color, JobBar, Line, Lines, Span, TimelineChart
+from outrider_lab.metrics.chrome_trace import rounds_of, slices
+from outrider_lab.metrics.timeline import QUEUES, WAITING, timeline
 
 # More bars than this would be too thin to tell apart.
 MAX_JOBS = 80

@@ -21,7 +21,7 @@ from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import ContractError, QueueFullError
 from outrider.core.params import SamplingParams
 from outrider.measure.frame import grouped
-from outrider.measure.turns import digest_of
+from outrider.measure.machine import digest_of
 from outrider.metrics.summary import inter_token_latencies, percentile, round_latencies
 from outrider_lab.bench.requests import Request
 

@@ -25,7 +25,7 @@ from outrider.core.draft import common_prefix
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
 from outrider.measure.frame import Ratio, ratio_of_medians, spoken
-from outrider.measure.pages import Section, number, percent
+from outrider.measure.store import Section, number, percent
 from outrider.plugins.compat.wrapper import Cache, ModelWrapper, load_wrapper
 
 # Of the model's matrices, of its keys and values, or of all.

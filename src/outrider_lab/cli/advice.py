@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 
-from outrider.api.companions import num_weight_bytes
-from outrider.cache.capacity import free_bytes
-from outrider.cli.output import prose
-from outrider.cli.paint import Meter
+from outrider.api.plan import num_weight_bytes
+from outrider.cache.pages import free_bytes
+from outrider.cli.output import Meter, prose
 from outrider.core.config import EngineConfig
 from outrider.core.errors import OutriderError
 from outrider.core.fields import size, words_of

@@ -9,15 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from outrider.cli.bench_options import EnginesOptions, LoadTestOptions
 from outrider.cli.call import Call
 from outrider.cli.main import INTERRUPTED, report
 from outrider.cli.output import check_writable, json_line
 from outrider.cli.session import start_logging
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.fields import known_words
-from outrider.measure.pages import Page
-from outrider.measure.store import REQUESTS
+from outrider.measure.store import REQUESTS, Page
 from outrider_lab.bench.drawing import write_all
 from outrider_lab.bench.requests import replay, texts_of
 from outrider_lab.bench.studies.engines_cells import EnginesEvidence, Taken
@@ -47,6 +45,7 @@ from outrider_lab.bench.studies.engines_report import (
 )
 from outrider_lab.bench.studies.engines_run import evidence_of, request_rows, sample_record
 from outrider_lab.cli import engine_setup
+from outrider_lab.cli.bench_options import EnginesOptions, LoadTestOptions
 from outrider_lab.cli.engine_setup import Results, Subject, known_pairs, subject
 
 

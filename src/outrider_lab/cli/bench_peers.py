@@ -12,11 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outrider.cli.bench_options import DraftersOptions, PeersOptions
 from outrider.cli.call import Call
 from outrider.cli.main import INTERRUPTED
-from outrider.cli.output import check_writable, say
-from outrider.cli.paint import Meter, taken
+from outrider.cli.output import Meter, check_writable, say, taken
 from outrider.cli.session import start_logging
 from outrider.core.env import cache_folder
 from outrider.core.errors import ConfigError, MachineError
@@ -24,8 +22,7 @@ from outrider.core.fields import numbers_of, split, words_of
 from outrider.core.files import FileKind, read_text
 from outrider.core.settings import DEFAULT, Resolved
 from outrider.measure.machine import provenance
-from outrider.measure.pages import Page
-from outrider.measure.store import RESULTS, RecordError, entries, parse
+from outrider.measure.store import RESULTS, Page, RecordError, entries, parse
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of
 from outrider_lab.bench.drawing import write_all
@@ -65,6 +62,7 @@ from outrider_lab.bench.studies.drafters_report import (
 )
 from outrider_lab.bench.workload import ADVERSARIAL, builtin_texts
 from outrider_lab.cli import engine_setup
+from outrider_lab.cli.bench_options import DraftersOptions, PeersOptions
 from outrider_lab.cli.engine_setup import Results, Subject, chosen_words, subject
 
 QUICK_PROMPTS, QUICK_TOKENS = 1, 32

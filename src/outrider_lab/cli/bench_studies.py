@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from outrider.api.tokenizer import Tokenizer
-from outrider.cli.bench_options import QualityOptions
 from outrider.cli.call import Call
 from outrider.cli.main import INTERRUPTED
-from outrider.cli.output import answer, say
-from outrider.cli.paint import Meter
+from outrider.cli.output import Meter, answer, say
 from outrider.cli.session import start_logging
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.fields import words_of
 from outrider.core.files import FileKind, read_text
 from outrider.measure.machine import provenance
-from outrider.measure.pages import Page
+from outrider.measure.store import Page
 from outrider.models.loading import resolve
 from outrider.plugins.compat.wrapper import load_wrapper
 from outrider_lab.bench.quality import (
@@ -41,6 +39,7 @@ from outrider_lab.bench.quality import (
 from outrider_lab.bench.self_drafts import SelfDrafts
 from outrider_lab.bench.workload import builtin_texts
 from outrider_lab.cli import engine_setup
+from outrider_lab.cli.bench_options import QualityOptions
 from outrider_lab.cli.engine_setup import Subject, subject
 
 WINDOW_TOKENS = 256

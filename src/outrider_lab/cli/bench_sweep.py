@@ -9,15 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from outrider.cli.bench_options import KSweepOptions, SweepOptions
 from outrider.cli.call import Call
 from outrider.cli.main import INTERRUPTED, report
-from outrider.cli.output import fitted, json_line, say
-from outrider.cli.paint import Meter
+from outrider.cli.output import Meter, fitted, json_line, say
 from outrider.cli.session import start_logging
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, OutriderError
 from outrider.measure.machine import provenance
-from outrider.measure.pages import Page
+from outrider.measure.store import Page
 from outrider_lab.bench import figures
 from outrider_lab.bench.studies.sweep import SweepLineup, run_visits
 from outrider_lab.bench.studies.sweep_grid import SweepGrid, grid_of
@@ -27,6 +25,7 @@ from outrider_lab.bench.studies.sweep_record import FILE_NAME, ResultsFolder
 from outrider_lab.bench.studies.sweep_report import draw_all, references, sections, tested_claims
 from outrider_lab.bench.studies.sweep_summary import cells, write_summary
 from outrider_lab.cli import engine_setup
+from outrider_lab.cli.bench_options import KSweepOptions, SweepOptions
 from outrider_lab.cli.sweep_setup import Setup, set_up, set_up_k
 
 

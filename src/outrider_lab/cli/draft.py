@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from shlex import quote
 from typing import Any
 
-from outrider.api.companions import num_weight_bytes
+from outrider.api.plan import num_weight_bytes
 from outrider.cli.call import Call, needed
-from outrider.cli.model_options import DraftCheckOptions, DraftSuggestOptions
 from outrider.cli.models import read_spec, small_files
 from outrider.cli.output import answer as answer_with
 from outrider.cli.output import prose, screen_table, table
@@ -43,6 +42,7 @@ from outrider_lab.cli.advice import (
 from outrider_lab.cli.draft_fit import Fit, Measured, compare, measure
 from outrider_lab.cli.plan_page import bounds_record
 from outrider_lab.cli.suggestions import Suggestion, suggestions
+from outrider_lab.cli.verb_options import DraftCheckOptions, DraftSuggestOptions
 
 # A text that is planned for where no prompt was read.
 _CONTEXT, _NEW_TOKENS = 128, 128

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from outrider.cli.main import INTERRUPTED
-from outrider.cli.output import check_writable, fitted, json_line, prose, say, screen_table
-from outrider.cli.paint import taken
+from outrider.cli.output import check_writable, fitted, json_line, prose, say, screen_table, taken
 from outrider.cli.session import without_draft
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, MachineError, did_you_mean
@@ -24,8 +23,15 @@ from outrider.core.settings import DEFAULT, Resolved
 from outrider.kernels.kinds import pick_device
 from outrider.measure.frame import csv_text
 from outrider.measure.machine import machine, new_run_id, provenance, weights_digest
-from outrider.measure.pages import Page, Picture, Section, write_page
-from outrider.measure.store import RESULTS, write_json, write_text
+from outrider.measure.store import (
+    RESULTS,
+    Page,
+    Picture,
+    Section,
+    write_json,
+    write_page,
+    write_text,
+)
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import EMBEDDED_TARGET, ModelPair, draft_of, get_pair
 from outrider_lab.bench import drawing

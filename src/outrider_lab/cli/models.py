@@ -5,17 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from outrider.cli.call import Call, needed
-from outrider.cli.model_options import (
-    ExportOptions,
-    InflateOptions,
-)
-from outrider.cli.output import answer
-from outrider.cli.paint import Meter
+from outrider.cli.output import Meter, answer
 from outrider.core.errors import ContractError
 from outrider.core.fields import size
 from outrider.core.files import new_folder
 from outrider.kernels.kinds import DTYPES
 from outrider.models.loading import resolve
+from outrider_lab.cli.verb_options import ExportOptions, InflateOptions
 
 LOADER_PROMPT = "The quick brown fox"
 

@@ -6,11 +6,10 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from outrider.cache.capacity import free_bytes
+from outrider.cache.pages import free_bytes
 from outrider.cli.call import Call
 from outrider.cli.models import read_spec
 from outrider.cli.output import check_writable, fitted, json_line, write_whole
-from outrider.cli.plan_options import PlanOptions
 from outrider.cli.session import start_logging
 from outrider.core.config import EngineConfig
 from outrider.core.env import cache_folder
@@ -41,6 +40,7 @@ from outrider_lab.cli.plan_page import (
     record_of,
     replicas_part,
 )
+from outrider_lab.cli.verb_options import PlanOptions
 from outrider_lab.simulator.replicas import ReplicaPlan, replica_plans
 
 # Tokens of a prompt where none are read.

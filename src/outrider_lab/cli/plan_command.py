@@ -8,7 +8,6 @@ from shlex import quote
 
 from outrider.cli.call import Call
 from outrider.cli.options import setting_flags
-from outrider.cli.plan_options import DECIDED_BY_PLANS, PlanOptions
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import MODEL
 from outrider.core.settings import SETTINGS, ProgramConfig, Setting
@@ -16,6 +15,7 @@ from outrider.pairs.catalog import draft_of
 from outrider.planner.advise import AdvisedPlan
 from outrider.planner.candidates import Option
 from outrider_lab.bench.calibrate.found import Found
+from outrider_lab.cli.verb_options import DECIDED_BY_PLANS, PlanOptions
 
 # A device here is told as a setting is.
 _DECIDED = frozenset(DECIDED_BY_PLANS) - {"device"}

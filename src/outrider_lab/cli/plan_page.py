@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 
 from outrider.cli.models import read_spec
 from outrider.cli.output import line_width, prose, screen_table
-from outrider.cli.plan_options import PlanOptions
 from outrider.core.config import DEVICES, EngineConfig
 from outrider.core.drafter_kinds import MODEL
 from outrider.core.errors import CapacityError, ConfigError, did_you_mean
@@ -28,14 +27,22 @@ from outrider.estimate.cost import Curve
 from outrider.pairs.catalog import draft_of
 from outrider.planner.advise import AdvisedPlan
 from outrider.planner.candidates import Engines, Option, PlannedJob
-from outrider.planner.devices import DeviceSheet, device_sheet
 from outrider.planner.overlap import AheadWays
-from outrider.planner.roofline import DeviceLimits, Energy, PassWork, calibrate, limits_of
+from outrider.planner.roofline import (
+    DeviceLimits,
+    DeviceSheet,
+    Energy,
+    PassWork,
+    calibrate,
+    device_sheet,
+    limits_of,
+)
 from outrider.planner.suppose import ESTIMATED, MEASURED
 from outrider.planner.suppose import Origin as OriginOfFigure
 from outrider_lab.bench.calibrate.found import Found
 from outrider_lab.cli.advice import bounds_sentence, disturbed_sentences
 from outrider_lab.cli.plan_command import command_of
+from outrider_lab.cli.verb_options import PlanOptions
 from outrider_lab.simulator.replicas import ReplicaPlan
 
 # Counts that leave no doubt of a rate that is supposed.

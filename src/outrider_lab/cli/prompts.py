@@ -11,11 +11,11 @@ from typing import TextIO
 from outrider.api.tokenizer import Tokenizer
 from outrider.cli.call import Call
 from outrider.cli.output import answer, check_writable, screen_table
-from outrider.cli.run_options import PromptsOptions
 from outrider.core.errors import ConfigError, MachineError, did_you_mean
 from outrider.models.loading import resolve
 from outrider_lab.bench.published import PUBLISHED, published_texts, questions_of
 from outrider_lab.bench.workload import PER_DOMAIN, PromptDataset, builtin_texts
+from outrider_lab.cli.verb_options import PromptsOptions
 
 SOURCES = ("builtin", "hub")
 

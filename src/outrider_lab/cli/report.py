@@ -7,14 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from outrider.cli.call import Call, needed
-from outrider.cli.output import answer, check_writable, prose, say, write_whole
-from outrider.cli.paint import Meter
-from outrider.cli.run_options import ReportOptions
+from outrider.cli.output import Meter, answer, check_writable, prose, say, write_whole
 from outrider.core.errors import MachineError
 from outrider_lab.bench import drawing
 from outrider_lab.bench.report.build import build
 from outrider_lab.bench.report.page import named, num_figures, render, summary, write_figures
 from outrider_lab.bench.report.parts import Part, Report
+from outrider_lab.cli.verb_options import ReportOptions
 
 
 def report(call: Call[ReportOptions]) -> int:

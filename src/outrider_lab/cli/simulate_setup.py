@@ -15,7 +15,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
-from outrider.cli.plan_options import SimulateOptions
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
 from outrider.core.fields import numbers_of, split
 from outrider.core.files import FileKind, read_text
@@ -24,9 +23,9 @@ from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.models.documents import read_document
 from outrider.models.families import DECODER_FAMILIES, GPT2Config, LlamaConfig, parse_llama
-from outrider.planner.devices import device_sheet
-from outrider.planner.posteriors import believe
-from outrider.planner.roofline import calibrate
+from outrider.planner.roofline import calibrate, device_sheet
+from outrider.planner.rounds import believe
+from outrider_lab.cli.verb_options import SimulateOptions
 from outrider_lab.simulator.fleet import Failure
 from outrider_lab.simulator.study import CLOSED, TOGETHER, SimulatedStudy
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 
-from outrider.api.companions import MOST_OF_TARGET, models_beside, num_weight_bytes, same_ids
+from outrider.api.plan import MOST_OF_TARGET, models_beside, num_weight_bytes, same_ids
 from outrider.cli.models import LocalModel, local_models, read_spec, small_files
 from outrider.core.drafter_kinds import KINDS, PLUGINS
 from outrider.core.errors import CheckpointError

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from outrider.cli.bench_options import GridOptions, KSweepOptions, SweepOptions
 from outrider.cli.call import Call
 from outrider.core.errors import ConfigError
 from outrider.core.fields import numbers_of
@@ -33,6 +32,7 @@ from outrider_lab.bench.studies.sweep_recipes import Recipe, recipe
 from outrider_lab.bench.studies.sweep_record import K_SWEEP, SWEEP, Schema
 from outrider_lab.bench.workload import MIXED, PromptDataset, check_domain
 from outrider_lab.cli import engine_setup
+from outrider_lab.cli.bench_options import GridOptions, KSweepOptions, SweepOptions
 
 DOMAINS = "code,maths,conversation"
 KS = "1,2,4,8"

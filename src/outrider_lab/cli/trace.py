@@ -22,7 +22,6 @@ from outrider.cli.output import (
     screen_table,
     write_whole,
 )
-from outrider.cli.run_options import TraceOptions
 from outrider.cli.session import open_llm, run_record
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.clock import HOST_CLOCK
@@ -30,13 +29,14 @@ from outrider.core.errors import ContractError
 from outrider.core.fields import size
 from outrider.core.params import SamplingParams
 from outrider.measure.machine import Monitor, Usage
-from outrider.measure.pages import percent
-from outrider.metrics.chrome_trace import trace_pieces
-from outrider.metrics.lanes import Counters, scheduler_stats
+from outrider.measure.store import percent
 from outrider.metrics.summary import pass_shapes, summarise
-from outrider.metrics.timeline import hit_rate, over_time, timeline
 from outrider_lab.bench.workload import DOMAINS, builtin_texts
 from outrider_lab.cli.figure_file import figure_file
+from outrider_lab.cli.verb_options import TraceOptions
+from outrider_lab.metrics.chrome_trace import trace_pieces
+from outrider_lab.metrics.lanes import Counters, scheduler_stats
+from outrider_lab.metrics.timeline import hit_rate, over_time, timeline
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM

@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 from outrider.cli.call import Call, needed
 from outrider.cli.main import INTERRUPTED
-from outrider.cli.model_options import (
+from outrider.cli.output import Meter, answer, say
+from outrider.cli.session import interruptible
+from outrider.core.clock import HOST_CLOCK, Clock
+from outrider.core.errors import ConfigError, OutriderError
+from outrider_lab.cli.verb_options import (
     DEFAULT_MINUTES,
     BlockOptions,
     DrafterOptions,
@@ -29,11 +33,6 @@ from outrider.cli.model_options import (
     TextOptions,
     TokenizerOptions,
 )
-from outrider.cli.output import answer, say
-from outrider.cli.paint import Meter
-from outrider.cli.session import interruptible
-from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.errors import ConfigError, OutriderError
 
 if TYPE_CHECKING:
     from outrider_lab.train.loop import Progress as Standing
@@ -91,7 +90,7 @@ def described(progress: Standing) -> str:
 if TYPE_CHECKING:
     from torch import nn
 
-    from outrider.estimate.stated import StatedWorth
+    from outrider.estimate.calibration import StatedWorth
     from outrider_lab.train.loop import Trainer, TrainRecipe
     from outrider_lab.train.session import RunWish, Session, TextSession
     from outrider_lab.train.tokens import TokenOptions

@@ -31,7 +31,7 @@ from outrider.estimate.theory import (
     prefix_products,
 )
 from outrider.metrics.summary import Stats, inter_token_latencies, percentile, summarise
-from outrider.metrics.timeline import Timeline, hit_rate, timeline
+from outrider_lab.metrics.timeline import Timeline, hit_rate, timeline
 from outrider_lab.simulator.engine import LABEL_END
 from outrider_lab.simulator.events import (
     DRAFTER,

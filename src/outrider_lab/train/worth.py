@@ -14,7 +14,7 @@ from outrider.core.budget import RoundTrace
 from outrider.core.config import DEFAULT_K, EngineConfig
 from outrider.core.files import replacing, writing
 from outrider.core.params import SamplingParams
-from outrider.estimate.stated import KEY, StatedWorth, fitted
+from outrider.estimate.calibration import KEY, StatedWorth, fitted
 from outrider.models.documents import read_document
 from outrider.models.heads import kind_of
 

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from outrider.api.batch_files import MAX_LINE_BYTES, AnswerFile, RawLine, raw_lines
-from outrider.api.batch_lines import BadLine, BatchLine, answered, read_line
+from outrider.api.batch_lines import (
+    MAX_LINE_BYTES,
+    AnswerFile,
+    BadLine,
+    BatchLine,
+    RawLine,
+    answered,
+    raw_lines,
+    read_line,
+)
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.params import SamplingParams
 

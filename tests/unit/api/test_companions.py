@@ -18,9 +18,8 @@ from safetensors.torch import (
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api import loading
-from outrider.api.companions import companion_of, found_draft
 from outrider.api.memory import fitted
-from outrider.api.plan import LoadPlan, plan_pair
+from outrider.api.plan import LoadPlan, companion_of, found_draft, plan_pair
 from outrider.core.drafter_kinds import WITH_FOUND, WITHOUT_DRAFT
 from outrider.core.errors import CapacityError
 from outrider.drafters.portfolio import PortfolioDrafter

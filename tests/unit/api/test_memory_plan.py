@@ -30,8 +30,8 @@ from outrider.api.memory_parts import (
     needed,
 )
 from outrider.api.plan import LoadPlan, plan_pair
-from outrider.cache import capacity
-from outrider.cache.capacity import MemoryLimit, free_bytes, limits, total_bytes
+from outrider.cache import pages as capacity
+from outrider.cache.pages import MemoryLimit, free_bytes, limits, total_bytes
 from outrider.core.config import MOST_BATCH
 from outrider.core.errors import CapacityError, CheckpointError, out_of_memory
 from outrider.core.fields import WHOLE

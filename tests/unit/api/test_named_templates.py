@@ -9,8 +9,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
-from outrider.api.chat_template import ChatTemplate
-from outrider.api.named_templates import NAMED_TEMPLATES, template_source
+from outrider.api.chat_template import NAMED_TEMPLATES, ChatTemplate, template_source
 from outrider.api.plan import plan_pair
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig

@@ -15,8 +15,7 @@ from outrider.api.result import GenerationResult
 from outrider.core.budget import RoundTrace
 from outrider.core.draft import TokenLogprobs
 from outrider.core.errors import ConfigError
-from outrider.metrics.profile import MemoryTrace
-from outrider.metrics.summary import Stats
+from outrider.metrics.summary import MemoryTrace, Stats
 
 SECONDS = {"prefill": 0.05, "draft": 0.0, "verify": 0.3, "accept": 0.02, "total": 0.44}
 PLAIN_STATS = Stats(

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from outrider.api.chat_messages import checked_messages, checked_tools
+from outrider.api.chat_messages import checked_messages, checked_tools, in_text
 from outrider.api.chat_template import ChatTemplate
-from outrider.api.tools_in_text import in_text
 
 ADD = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 TOOLS = checked_tools([{"type": "function", "function": ADD}])

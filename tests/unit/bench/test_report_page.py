@@ -12,7 +12,7 @@ from checks.html import read
 from doubles import report_results
 from doubles.sweeps import small_sweep
 from outrider.measure.frame import Ratio
-from outrider.measure.pages import Section
+from outrider.measure.store import Section
 from outrider_lab.bench import drawing
 from outrider_lab.bench.charts import Axis, Chart, Line, Lines
 from outrider_lab.bench.drawing import LIGHT, Theme

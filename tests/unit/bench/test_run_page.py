@@ -16,12 +16,19 @@ from typing import Any
 import pytest
 
 from checks.html import read
-from outrider.api.result import GenerationResult
-from outrider.api.rounds import asset, page_script, round_of, run_of, spelled, text_of
+from outrider.api.result import (
+    GenerationResult,
+    asset,
+    page_script,
+    round_of,
+    run_of,
+    spelled,
+    text_of,
+)
 from outrider.core.budget import RoundTrace
 from outrider.core.draft import NodeTrace, RoundEvent
 from outrider.core.tree import ROOT
-from outrider.measure.pages import run_page
+from outrider.measure.store import run_page
 from outrider.metrics.summary import summarise
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>'\"&{{ 7*7 }}\u2028"

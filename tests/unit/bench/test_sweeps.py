@@ -18,7 +18,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.params import SamplingParams
 from outrider.measure.frame import Ratio
-from outrider.measure.pages import Page, markdown
+from outrider.measure.store import Page, markdown
 from outrider.pairs.catalog import EMBEDDED_TARGET, PAIRS
 from outrider_lab.bench.studies import sweep as sweep_module
 from outrider_lab.bench.studies import sweep_recipes as claims

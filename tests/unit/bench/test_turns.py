@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from outrider.core.errors import ConfigError
-from outrider.measure.machine import provenance
-from outrider.measure.store import write_json
-from outrider.measure.turns import (
+from outrider.measure.machine import (
     attempt,
     best,
     different_tokens,
     in_turns,
+    provenance,
     race,
     visit,
 )
+from outrider.measure.store import write_json
 from outrider_lab.bench.workload import WORKLOADS, load_prompts
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from doubles.tiny_attention import toy_spec
-from outrider.cache.capacity import ARENA_SHARE, arena_slots, free_bytes, limits, total_bytes
+from outrider.cache.pages import ARENA_SHARE, arena_slots, free_bytes, limits, total_bytes
 
 CPU = torch.device("cpu")
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from checks.effort import examples
 from doubles.tiny_attention import TinyAttentionLM
-from outrider.cache.compaction import POOLED, Keep, kept_keys
 from outrider.cache.paged_kv import PagedKV
+from outrider.cache.pool import POOLED, Keep, kept_keys
 from outrider.core.clock import host_ints
 from outrider.core.errors import CapacityError, ConfigError, ContractError
 from outrider.core.protocols import DraftNeeds, StepRow

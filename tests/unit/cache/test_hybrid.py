@@ -10,10 +10,9 @@ import torch
 
 from doubles.tiny_attention import toy_spec
 from doubles.tiny_hybrids import tiny_hybrid
-from outrider.cache.capacity import ARENA_SHARE, arena_slots, total_bytes
 from outrider.cache.hybrid import HybridState
 from outrider.cache.paged_kv import PagedKV
-from outrider.cache.pages import ArenaSize
+from outrider.cache.pages import ARENA_SHARE, ArenaSize, arena_slots, total_bytes
 from outrider.cache.recurrent import CellPool, Checkpoints
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, StepRow
@@ -88,7 +87,7 @@ def test_a_device_with_little_memory_gets_less_history(monkeypatch: pytest.Monke
             del device
             return free
 
-        monkeypatch.setattr("outrider.cache.capacity.free_bytes", free_bytes)
+        monkeypatch.setattr("outrider.cache.pages.free_bytes", free_bytes)
         kv = PagedKV(spec, dtype=torch.float32, device=device, size=ArenaSize(16, 4))
         return HybridState(kv, SHAPE, capacity, device)
 

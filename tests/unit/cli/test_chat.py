@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command
-from outrider.cli.paint import Painter
+from outrider.cli.output import Painter
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 

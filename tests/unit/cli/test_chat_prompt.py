@@ -11,7 +11,7 @@ import pytest
 
 from doubles.command_line import Command
 from outrider.api.llm import LLM
-from outrider.cli.chat_prompt import is_instruct
+from outrider.cli.conversation import is_instruct
 
 SHORT = ("--max-tokens", "8")
 
@@ -69,7 +69,7 @@ def test_an_instruct_model_is_chatted_with_and_told_so(
     def always(*_: object) -> bool:
         return True
 
-    monkeypatch.setattr("outrider.cli.chat_prompt.is_instruct", always)
+    monkeypatch.setattr("outrider.cli.conversation.is_instruct", always)
     shown = outrider("generate", "What is 3 plus 4?", "--json", *SHORT)
     told = outrider("generate", "What is 3 plus 4?", "--chat", "--json", *SHORT)
     assert json.loads(shown.out)["token_ids"] == json.loads(told.out)["token_ids"]

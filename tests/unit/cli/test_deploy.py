@@ -21,8 +21,8 @@ from doubles.command_line import Command
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import ask
 from outrider.cli.options import complete
-from outrider.cli.serve_options import ServeOptions
-from outrider.server.door import PUBLIC, DoorRules
+from outrider.cli.verb_options import ServeOptions
+from outrider.server.access import PUBLIC, DoorRules
 from outrider.server.site import Limits
 
 ROOT = Path(__file__).parents[3]

@@ -19,8 +19,7 @@ from doubles.terminal import Terminal
 from doubles.tiny_checkpoints import Variant, random_tensors, save_tensors, write_checkpoint
 from outrider.cli import main as program
 from outrider.cli.gate import Gate, behind, gate, gated, visible
-from outrider.cli.output import json_line, table
-from outrider.cli.paint import Bar, Painter, words
+from outrider.cli.output import Bar, Painter, json_line, table, words
 
 ESC, BEL, ST = "\x1b", "\x07", "\x1b\\"
 CLIPBOARD = f"{ESC}]52;c;cm0gLXJmIH4={BEL}"

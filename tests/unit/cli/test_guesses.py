@@ -18,8 +18,7 @@ from doubles.command_line import Command, nothing
 from outrider.cli import call
 from outrider.cli.guesses import FLAGS_READ
 from outrider.cli.verbs import VERBS
-from outrider.core.errors import CheckpointError
-from outrider.core.foreign import FOREIGN
+from outrider.core.errors import FOREIGN, CheckpointError
 from outrider.core.settings import SETTINGS, Given, typed
 from outrider.models.loading import _called  # pyright: ignore[reportPrivateUsage]
 

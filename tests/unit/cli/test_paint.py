@@ -9,7 +9,7 @@ import pytest
 from rich.style import Style
 
 from doubles.terminal import Terminal
-from outrider.cli.paint import Painter, WordWrap
+from outrider.cli.output import Painter, WordWrap
 
 
 @pytest.fixture(autouse=True)

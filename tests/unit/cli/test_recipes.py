@@ -10,10 +10,10 @@ from typing import cast
 import pytest
 
 from doubles.command_line import Command
-from outrider.cli.bench_options import SweepOptions
 from outrider.cli.call import Call, call_of
 from outrider.core.settings import DEFAULT, file, resolve
 from outrider_lab.bench.studies.sweep_recipes import RECIPES as STUDIES
+from outrider_lab.cli.bench_options import SweepOptions
 from outrider_lab.cli.sweep_setup import Setup, set_up
 
 pytestmark = pytest.mark.wide

@@ -11,7 +11,7 @@ import pytest
 
 from checks.html import read
 from doubles.command_line import Command
-from outrider.api.rounds import text_of
+from outrider.api.result import text_of
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 

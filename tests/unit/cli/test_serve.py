@@ -14,7 +14,7 @@ from doubles.command_line import Command
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import ask
 from outrider.cli.serve import rules_of
-from outrider.cli.serve_options import ServeOptions
+from outrider.cli.verb_options import ServeOptions
 from outrider.core.config import MOST_BATCH
 
 MODEL = "outrider/embedded"

@@ -13,7 +13,7 @@ import pytest
 
 from doubles.command_line import Command
 from outrider.api.clients import Server
-from outrider.cli.paint import GatedConsole
+from outrider.cli.output import GatedConsole
 from outrider.cli.top import Watched, screen, sparkline
 from outrider.core.errors import MachineError
 

@@ -16,13 +16,12 @@ from doubles.terminal import Terminal
 from outrider.api.result import GenerationResult
 from outrider.cli import doctor, main
 from outrider.cli.generate import Comparison, verdict
-from outrider.cli.output import fitted, prose, screen_table
-from outrider.cli.paint import LABELS, Painter
+from outrider.cli.output import LABELS, Painter, fitted, prose, screen_table
 from outrider.cli.verbs import VERBS
 from outrider.cli.verdict import headline, is_cut
 from outrider.kernels.bandwidth import Ceiling
 from outrider.kernels.operators import Choice
-from outrider.measure.turns import Score
+from outrider.measure.machine import Score
 from outrider.metrics.summary import summarise
 
 WIDTHS = (80, 120)

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.estimate.acceptance import FIRST_RATE, Acceptance
-from outrider.estimate.online import MOST_SEQUENCES
+from outrider.estimate.acceptance import FIRST_RATE, MOST_SEQUENCES, Acceptance
 
 K = 4
 Rates = tuple[float, ...]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.control.allocation import allocated, best_allocation
+from outrider.control.goodput import allocated, best_allocation
 from outrider.estimate.theory import prefix_products
 
 DEPTH = 3

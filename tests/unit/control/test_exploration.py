@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.control.exploration import (
+from outrider.control.scored import (
     FIRST_GAP,
     LONGEST_GAP,
     MOST_SWEEP_ROUNDS,

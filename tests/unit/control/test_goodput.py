@@ -10,7 +10,6 @@ import pytest
 
 from checks.controllers import trace
 from doubles.planned import ToyMachine
-from outrider.control.exploration import PROBE_ROUNDS, SWEEP_ROUNDS
 from outrider.control.goodput import (
     FEW,
     HORIZON,
@@ -20,6 +19,7 @@ from outrider.control.goodput import (
     GoodputController,
 )
 from outrider.control.heuristics import FixedController
+from outrider.control.scored import PROBE_ROUNDS, SWEEP_ROUNDS
 from outrider.core.budget import Budget
 from outrider.estimate.cost import CostTable, Curve
 

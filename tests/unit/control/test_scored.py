@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from checks.controllers import trace
-from outrider.control.exploration import FIRST_REST
-from outrider.control.scored import ScoredController
+from outrider.control.scored import FIRST_REST, ScoredController
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 

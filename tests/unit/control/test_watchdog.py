@@ -22,7 +22,7 @@ from outrider.control.watchdog import (
     Watchdog,
 )
 from outrider.core.budget import Budget
-from outrider.estimate.worth import ROW_COST
+from outrider.estimate.cost import ROW_COST
 
 K = 4
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core.constraint import CallbackConstraint
 from outrider.core.errors import ConfigError
-from outrider.core.logits import LogitsProcessor
+from outrider.core.logits import CallbackConstraint, LogitsProcessor
 from outrider.core.params import SamplingParams
 
 VOCAB = 4

@@ -31,7 +31,7 @@ from outrider.core.files import (
 )
 from outrider.models.hf_config import read_config
 from outrider.models.weights import Weights
-from outrider.planner.devices import device_sheet
+from outrider.planner.roofline import device_sheet
 from outrider_lab.bench.published import questions_of
 from outrider_lab.bench.requests import replay
 from outrider_lab.bench.workload import PromptDataset

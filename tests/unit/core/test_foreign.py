@@ -8,8 +8,7 @@ from typing import get_type_hints
 import pytest
 
 from outrider.api.structure import StructureOptions
-from outrider.core.errors import ConfigError
-from outrider.core.foreign import FOREIGN, Foreign, hint_for, notes_on
+from outrider.core.errors import FOREIGN, ConfigError, Foreign, hint_for, notes_on
 from outrider.core.settings import SETTINGS, environment, file
 
 # A name that is also ours cannot be another's.

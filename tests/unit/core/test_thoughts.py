@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core.constraint import CallbackConstraint, TokenConstraint
-from outrider.core.logits import LogitsProcessor
+from outrider.core.logits import CallbackConstraint, LogitsProcessor, TokenConstraint
 from outrider.core.params import SamplingParams
 from outrider.core.thoughts import ThoughtBudget, ThoughtTags
 

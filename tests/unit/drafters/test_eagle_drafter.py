@@ -26,7 +26,7 @@ from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import sharp_shares
 from outrider.drafters.heads import NetOutput
 from outrider.drafters.hidden import HeadLimits, HiddenDrafter
-from outrider.estimate.worth import LEAST_WORTH
+from outrider.estimate.cost import LEAST_WORTH
 from outrider.plugins.proof.certificate import SAMPLED
 from outrider.testing import GREEDY, check_same
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.drafters.ngram import CopyAcceptance
-from outrider.estimate.worth import LEAST_BEGUN, LEAST_GONE_ON
+from outrider.estimate.cost import LEAST_BEGUN, LEAST_GONE_ON
 
 trials = st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=60)
 

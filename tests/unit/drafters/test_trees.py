@@ -21,7 +21,7 @@ from outrider.core.tree import (
     guessed_chances,
 )
 from outrider.drafters.tree_drafts import SampledNodes, chosen_tree, settled_shape, without
-from outrider.estimate.worth import worthwhile
+from outrider.estimate.cost import worthwhile
 
 falling = st.lists(st.floats(0, 0.4), min_size=1, max_size=4).map(
     lambda shares: tuple(sorted(shares, reverse=True))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.estimate.online import (
+from outrider.estimate.acceptance import (
     FadingMean,
     FadingRate,
     RequestRates,

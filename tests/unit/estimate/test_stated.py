@@ -10,7 +10,7 @@ import pytest
 
 from outrider.core.config import EngineConfig
 from outrider.core.resolve import Measured, resolve
-from outrider.estimate.stated import KEY, StatedWorth, fitted
+from outrider.estimate.calibration import KEY, StatedWorth, fitted
 from outrider.models.heads import worth_of
 
 GOOD = StatedWorth((0.85, 0.7, 0.55, 0.4), first=0.5, later=0.1, row=0.05)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from outrider.core import env
-from outrider.kernels.native import build, levels
+from outrider.kernels.native import build
+from outrider.kernels.native import build as levels
 from outrider.kernels.native.build import Built, built_kernels
 from outrider.kernels.operators import Kernels
 from outrider.kernels.registry import choose

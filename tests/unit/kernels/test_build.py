@@ -27,7 +27,8 @@ from doubles.posing_compiler import (
     script,
 )
 from outrider.core import env
-from outrider.kernels.native import build, levels
+from outrider.kernels.native import build
+from outrider.kernels.native import build as levels
 from outrider.kernels.native.build import built_kernels, must_compile
 from outrider.kernels.native.ops import NativeOps
 from unit.kernels.paged_cases import Heads, chain, make_pass

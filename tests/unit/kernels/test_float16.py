@@ -11,7 +11,8 @@ from torch import Tensor
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core import env
-from outrider.kernels.native import build, levels
+from outrider.kernels.native import build
+from outrider.kernels.native import build as levels
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.ops import NativeOps
 from unit.kernels.implementations import DRAFTERS, kernels_named, randn

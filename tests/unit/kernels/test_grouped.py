@@ -15,8 +15,9 @@ from torch import Tensor
 from doubles.gguf_writer import SCALES, TENSORS, random_blocks
 from outrider.core import env
 from outrider.core.errors import ContractError
-from outrider.kernels.native import build, levels
-from outrider.kernels.native.quantised import NativeGrouped
+from outrider.kernels.native import build
+from outrider.kernels.native import build as levels
+from outrider.kernels.native.ops import NativeGrouped
 from outrider.kernels.plan import BlockRows, PackedLinear
 from outrider.models.gguf.blocks import TYPES, decode, held_bytes
 from unit.kernels.implementations import kernels_named, randn, row_choices, software

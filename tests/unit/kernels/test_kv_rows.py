@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import ConfigError
-from outrider.kernels.kv_rows import floats, head_dim_of, row_size, stored
+from outrider.kernels.plan import floats, head_dim_of, row_size, stored
 from outrider.models.families import GPT2Config
 from outrider.models.loading import check_kv_dtype
 from unit.kernels.implementations import DRAFTERS, DTYPES, IMPLEMENTATIONS, kernels_named, randn

@@ -29,8 +29,7 @@ from outrider.kernels.native.cpu import (
     last_cache_bytes,
 )
 from outrider.kernels.native.huge_pages import PAGE_BYTES
-from outrider.kernels.native.ops import NativeOps
-from outrider.kernels.native.quantised import NativeInt8
+from outrider.kernels.native.ops import NativeInt8, NativeOps
 from outrider.kernels.native.tuning import (
     BUDGET_SECONDS,
     MARGIN,

@@ -14,8 +14,9 @@ import pytest
 
 from doubles.posing_compiler import attempt, empty_library, libraries, num_builds
 from outrider.core import env
-from outrider.kernels.native import build, levels
-from outrider.kernels.native.levels import LEVELS, Level, levels_here, library_name
+from outrider.kernels.native import build
+from outrider.kernels.native import build as levels
+from outrider.kernels.native.build import LEVELS, Level, levels_here, library_name
 
 INSIDE = Path("outrider/kernels/native/lib")
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.kernels.native.quantised import NativeInt4
+from outrider.kernels.native.ops import NativeInt4
 from outrider.kernels.reference import quantise as module
 from outrider.kernels.reference.linear import GROUP
 from outrider.kernels.reference.quantise import Groups, quantise

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.kernels.native.quantised import NativeInt4, NativeInt8
+from outrider.kernels.native.ops import NativeInt4, NativeInt8
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.grouped import SCHEMES, definition

@@ -20,8 +20,7 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels import registry
 from outrider.kernels.native.build import Built, built_kernels
 from outrider.kernels.native.cpu import DOTS, TILES, VECTORS, refused_kinds
-from outrider.kernels.native.ops import NativeOps
-from outrider.kernels.native.quantised import NativeInt8
+from outrider.kernels.native.ops import NativeInt8, NativeOps
 from outrider.kernels.native.tuning import TunedKernel
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.linear import TorchInt8

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from outrider.core import env
-from outrider.kernels.native import build, levels
+from outrider.kernels.native import build
+from outrider.kernels.native import build as levels
 from outrider.kernels.native import cpu as tiles
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import tiles_refusal

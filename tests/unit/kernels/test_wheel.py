@@ -22,7 +22,7 @@ from torch import Tensor
 from outrider import __version__
 from outrider.core import env
 from outrider.kernels import registry
-from outrider.kernels.native.levels import levels_here, library_name
+from outrider.kernels.native.build import levels_here, library_name
 from outrider.kernels.operators import Kernels
 from unit.kernels.delta_cases import SHAPE, WIDE, some_text, whole_layer
 from unit.kernels.implementations import DTYPES, randn

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from checks.documents import check_trace, nanoseconds
 from doubles.timelines import job, timelines, trace
 from outrider.core.budget import JobTrace, RoundTrace
-from outrider.metrics.chrome_trace import trace_events, trace_pieces
+from outrider_lab.metrics.chrome_trace import trace_events, trace_pieces
 
 
 def written(jobs: list[JobTrace], rounds: list[RoundTrace] | None = None) -> list[dict[str, Any]]:

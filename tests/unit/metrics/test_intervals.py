@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.timelines import cells, intervals
-from outrider.metrics.timeline import Interval, seconds, seconds_by_depth, shared_seconds, union
+from outrider_lab.metrics.timeline import Interval, seconds, seconds_by_depth, shared_seconds, union
 
 
 @given(intervals())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.timelines import job, trace
-from outrider.metrics.chrome_trace import Slice, rounds_of, slices
+from outrider_lab.metrics.chrome_trace import Slice, rounds_of, slices
 
 
 def test_rounds_find_their_jobs_although_lanes_interleave() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from doubles.timelines import cells, job, timelines, trace
 from outrider.core.budget import JobTrace
-from outrider.metrics.timeline import (
+from outrider_lab.metrics.timeline import (
     QUEUES,
     WAITING,
     QueueUse,

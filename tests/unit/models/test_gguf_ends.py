@@ -9,7 +9,7 @@ import pytest
 
 from doubles.gguf_writer import TOKENS, Gguf, small_llama
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api.prompt_reader import PromptReader
+from outrider.api.prompts import PromptReader
 from outrider.api.tokenizer import Tokenizer
 from outrider.models.gguf.folder import header_of
 from outrider.models.gguf.vocabulary import special_ids

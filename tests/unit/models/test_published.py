@@ -26,7 +26,7 @@ from outrider.core import env
 from outrider.core.errors import CheckpointError, given
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels.native import build
-from outrider.kernels.native.quantised import NativeGrouped
+from outrider.kernels.native.ops import NativeGrouped
 from outrider.kernels.plan import BlockRows
 from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel

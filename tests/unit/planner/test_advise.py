@@ -20,10 +20,9 @@ from outrider.estimate.cost import Curve
 from outrider.estimate.theory import RoundStats
 from outrider.planner.advise import AdvisedPlan, Question, advise
 from outrider.planner.candidates import DraftOption, Engines, PlannedJob, gain
-from outrider.planner.devices import Power
 from outrider.planner.overlap import AheadWays
-from outrider.planner.posteriors import Rates, round_stats
-from outrider.planner.roofline import Energy, PassWork
+from outrider.planner.roofline import Energy, PassWork, Power
+from outrider.planner.rounds import Rates, round_stats
 
 FAR = 100_000
 

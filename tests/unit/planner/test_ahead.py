@@ -20,8 +20,7 @@ from outrider.planner.overlap import (
     outcome_chances,
     predicted_share,
 )
-from outrider.planner.posteriors import Rates, round_stats
-from outrider.planner.rounds import DecodeLoad, RoundForecast, forecast
+from outrider.planner.rounds import DecodeLoad, Rates, RoundForecast, forecast, round_stats
 
 shares = st.floats(0, 1)
 

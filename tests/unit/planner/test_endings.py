@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from outrider.estimate.theory import PLAIN, RoundStats
 from outrider.planner.candidates import desync, seconds_in_step
-from outrider.planner.posteriors import Rates, round_stats
+from outrider.planner.rounds import Rates, round_stats
 
 
 def drawn(chance: random.Random, stats: RoundStats, most: int) -> int:

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from outrider.core.spec import ModelSpec
-from outrider.planner.devices import device_sheet
-from outrider.planner.roofline import Mixture, limits_of
+from outrider.planner.roofline import Mixture, device_sheet, limits_of
 
 LLAMA = ModelSpec(
     *("8b", "llama", 128_256, 4096, 32, 32, 8, 128, 14_336, 8192, 8_030_261_248, 2, 2)

@@ -12,8 +12,7 @@ from doubles.planned import costs, flat
 from outrider.core.spec import ModelSpec
 from outrider.planner.advise import Question, advise
 from outrider.planner.candidates import DraftOption, PlannedJob
-from outrider.planner.devices import SHEETS, device_sheet
-from outrider.planner.roofline import PassWork, calibrate, ridge_rows
+from outrider.planner.roofline import SHEETS, PassWork, calibrate, device_sheet, ridge_rows
 
 PAGE = Document.named("docs/algorithms/planner.md")
 LLAMA = ModelSpec(

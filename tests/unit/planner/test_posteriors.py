@@ -15,8 +15,14 @@ from doubles.planned import costs, counts
 from outrider.core.errors import ConfigError
 from outrider.estimate.calibration import DrafterCosts, PlaceCount
 from outrider.estimate.theory import RoundStats, beta_rates, expected_by_place, expected_tokens
-from outrider.planner.posteriors import Rates, believe, fitted_carry, round_stats
-from outrider.planner.rounds import likeness, texts_differ
+from outrider.planner.rounds import (
+    Rates,
+    believe,
+    fitted_carry,
+    likeness,
+    round_stats,
+    texts_differ,
+)
 
 shares = st.floats(0, 1)
 rates = st.builds(

@@ -15,13 +15,14 @@ from doubles.planned import costs, flat, sloped
 from outrider.estimate.calibration import Calibration, PassCosts
 from outrider.estimate.cost import Curve
 from outrider.estimate.theory import PLAIN, RoundStats, expected_tokens
-from outrider.planner.posteriors import Rates, round_stats
 from outrider.planner.rounds import (
     DecodeLoad,
+    Rates,
     binomial,
     break_even,
     forecast,
     plain_times,
+    round_stats,
     round_times,
 )
 

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
-from outrider.planner.devices import SHEETS, device_sheet
 from outrider.planner.roofline import (
+    SHEETS,
     Mixture,
     PassWork,
     calibrate,
     critical_context,
+    device_sheet,
     mixture_of,
     pass_seconds,
     ridge_rows,

@@ -11,7 +11,7 @@ from doubles.planned import calibration, drafter
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
 from outrider.estimate.theory import AheadTimes, expected_tokens
-from outrider.metrics.timeline import seconds, shared_seconds
+from outrider_lab.metrics.timeline import seconds, shared_seconds
 from outrider_lab.simulator.events import (
     Chance,
     JobCosts,

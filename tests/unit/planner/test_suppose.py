@@ -12,7 +12,7 @@ from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration
 from outrider.estimate.cost import Curve
 from outrider.planner.advise import Question, advise
-from outrider.planner.devices import device_sheet
+from outrider.planner.roofline import device_sheet
 from outrider.planner.suppose import Candidate, joined, scaled, sheet_like, supposed
 
 TARGET = ModelSpec(

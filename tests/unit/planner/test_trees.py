@@ -14,8 +14,7 @@ from outrider.core.tree import best_shape, chain_shape
 from outrider.estimate.calibration import PassCosts
 from outrider.estimate.cost import Curve
 from outrider.planner.overlap import MOST_NODES, best_tree, chances_of, sizes_to_try, tree_stats
-from outrider.planner.posteriors import Rates, round_stats
-from outrider.planner.rounds import DecodeLoad, forecast
+from outrider.planner.rounds import DecodeLoad, Rates, forecast, round_stats
 
 falling = st.lists(st.floats(0, 0.4), min_size=1, max_size=3).map(
     lambda shares: tuple(sorted(shares, reverse=True))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from outrider.core.budget import JobTrace
 from outrider.core.config import LANE_ORDERS
 from outrider.core.errors import ConfigError
-from outrider.estimate.online import MOST_SEQUENCES
+from outrider.estimate.acceptance import MOST_SEQUENCES
 from outrider.plugins.lanes.lane_order import (
     DRAFTS_FIRST,
     VERDICTS_FIRST,

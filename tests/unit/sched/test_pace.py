@@ -10,7 +10,7 @@ from statistics import mean
 import pytest
 
 from outrider.sched import pace as module
-from outrider.sched.jobs import Job, ReadyQueues, Stage, StageItem
+from outrider.sched.jobs import Job, ReadyQueues, SingleLane, Stage, StageItem
 from outrider.sched.pace import (
     LEAST_CHUNK,
     LEAST_WITH_ROUNDS,
@@ -20,7 +20,6 @@ from outrider.sched.pace import (
     SHARE_WITH_ROUNDS,
     PromptPace,
 )
-from outrider.sched.single import SingleLane
 
 CHUNK_SECONDS = 0.2
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.config import EngineConfig
-from outrider.sched.jobs import Job, ReadyQueues, Stage, StageItem
-from outrider.sched.single import SingleLane, single_lane
+from outrider.sched.jobs import Job, ReadyQueues, SingleLane, Stage, StageItem, single_lane
 
 
 def pool_of(unread: list[int], num_decoding: int = 0) -> ReadyQueues:

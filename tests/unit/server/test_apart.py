@@ -9,9 +9,9 @@ import pytest
 
 from doubles.scripted_port import ScriptedPort
 from outrider.core.errors import ConfigError
-from outrider.server.asking import params_of
 from outrider.server.completions import CompletionBody
 from outrider.server.errors import ApiError
+from outrider.server.exchange import params_of
 from outrider.server.port import EngineCard
 from outrider.server.site import LEARNS_OF_ALL, Site, check_apart
 

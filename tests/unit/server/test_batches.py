@@ -20,11 +20,11 @@ from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import QUICK, ask, run
 from outrider.core.errors import ConfigError
 from outrider.server import batches as batches_module
+from outrider.server.access import DoorRules
 from outrider.server.admission import BATCH, Admission
 from outrider.server.app import all_routes, make_app, routed, text_routes
 from outrider.server.batch_work import Lines
 from outrider.server.batches import Batches
-from outrider.server.door import DoorRules
 from outrider.server.files import Files
 from outrider.server.metrics import Metrics
 from outrider.server.openapi import document

@@ -10,7 +10,7 @@ from doubles.asgi_client import Client
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import app_of, ask, run, site_with
 from outrider.core.errors import ConfigError
-from outrider.server.door import DoorRules, is_loopback
+from outrider.server.access import DoorRules, is_loopback
 
 KEY = "k" * 32
 LOCKED = DoorRules(keys=(KEY,))

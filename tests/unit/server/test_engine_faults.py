@@ -13,7 +13,9 @@ from doubles.scripted_port import ScriptedPort
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, MachineError, QueueFullError
 from outrider.core.params import SamplingParams
-from outrider.server import encode_queue, restarts, resumed
+from outrider.server import encode_queue
+from outrider.server import engine_child as restarts
+from outrider.server import process_stream as resumed
 from outrider.server.engine_child import EngineChild
 from outrider.server.engine_process import try_out
 from outrider.server.errors import api_error

@@ -12,7 +12,7 @@ from doubles.scripted_port import CARD, ScriptedPort
 from doubles.scripted_site import ask
 from outrider.core.errors import DrafterError
 from outrider.server.events import End, Usage
-from outrider.server.message_blocks import stop_reason, turns_of
+from outrider.server.messages import stop_reason, turns_of
 from outrider.server.port import EngineCard
 
 PATH = "/v1/messages"

@@ -19,8 +19,7 @@ from outrider.api.result import GenerationResult
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import Stats
 from outrider.server.events import Usage
-from outrider.server.history import NUM_STEPS, STEP_SECONDS, Durations, History
-from outrider.server.metrics import Metrics
+from outrider.server.metrics import NUM_STEPS, STEP_SECONDS, Durations, History, Metrics
 from outrider.server.port import EngineRequest, EngineStatus
 from outrider.server.site import Ended
 

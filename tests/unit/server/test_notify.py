@@ -9,7 +9,7 @@ from secrets import token_hex
 
 import pytest
 
-from outrider.server.notify import tell_ready
+from outrider.server.run import tell_ready
 
 
 @pytest.mark.parametrize("is_file", [True, False], ids=["a file", "a name"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider import LLM, EngineConfig
-from outrider.server.promise import promise_of
+from outrider.server.thread_port import promise_of
 
 
 @pytest.mark.weights

@@ -17,13 +17,13 @@ from doubles.scripted_child import ScriptedChild, scripted_children
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import ask
 from outrider.core.config import EngineConfig
-from outrider.server import engine_child, restarts
-from outrider.server.engine_child import EngineChild, LoadHungError
+from outrider.server import engine_child
+from outrider.server import engine_child as restarts
+from outrider.server.engine_child import EngineChild, LoadHungError, Restarts
 from outrider.server.frames import Load
 from outrider.server.port import EngineStatus, NotReadyError
 from outrider.server.process_port import ProcessPort
 from outrider.server.replicas import ReplicasPort
-from outrider.server.restarts import Restarts
 
 LOAD = Load("m", None, EngineConfig(), 9)
 

@@ -43,8 +43,7 @@ from outrider.kernels.native.cpu import (
     num_physical_cores,
     refused_kinds,
 )
-from outrider.kernels.native.ops import NativeOps
-from outrider.kernels.native.quantised import NativeInt8
+from outrider.kernels.native.ops import NativeInt8, NativeOps
 from outrider.kernels.plan import PackedLinear
 
 FORMAT = 1

@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.core.clock import host_ints, host_rows
-from outrider.kernels.kv_rows import floats
-from outrider.kernels.plan import AttentionKind, PackedPlan
+from outrider.kernels.plan import AttentionKind, PackedPlan, floats
 
 # Elements of float32 in a cache line.
 _LINE = 16

@@ -12,13 +12,15 @@ Shapes:  N = packed tokens, E = packed query, key and value heads, D = head size
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from outrider.core.clock import host_ints
-from outrider.kernels.kv_rows import head_dim_of, stored
-from outrider.kernels.plan import PackedPlan
+from outrider.core.errors import ContractError
+from outrider.kernels.plan import PackedPlan, head_dim_of, stored
 
 
 def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float, out_ND: Tensor) -> None:
@@ -127,3 +129,19 @@ def argmax(logits_MV: Tensor) -> list[int]:
     best_M = logits_MV.argmax(-1)
     is_nan_M = logits_MV.gather(-1, best_M[:, None])[:, 0].isnan()
     return host_ints(best_M.masked_fill(is_nan_M, -1))
+
+
+def verify_prefix(
+    logits_BKV: Tensor,
+    draft_ids_BK: Tensor,
+    argmax: Callable[[Tensor], list[int]] = argmax,
+) -> tuple[Tensor, Tensor]:
+    """(accept_len_B, mask_BK): int64 lengths, and which draft tokens are accepted. A host sync."""
+    if logits_BKV.shape[:2] != draft_ids_BK.shape:
+        raise ContractError("there is a row of logits for each draft id")
+    chosen = argmax(logits_BKV.flatten(0, 1)) if draft_ids_BK.numel() else []
+    choices_BK = torch.tensor(chosen, device=draft_ids_BK.device).view(draft_ids_BK.shape)
+    agrees_BK = (choices_BK == draft_ids_BK) & (draft_ids_BK >= 0)
+    accept_len_B = agrees_BK.cumprod(-1).sum(-1)
+    position_K = torch.arange(draft_ids_BK.shape[1], device=draft_ids_BK.device)
+    return accept_len_B, position_K < accept_len_B[:, None]

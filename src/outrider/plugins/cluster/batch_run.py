@@ -21,8 +21,7 @@ import ray.data
 from msgspec import Struct
 from ray.exceptions import RayError
 
-from outrider.api.batch_files import AnswerFile, RawLine
-from outrider.api.batch_lines import Answers
+from outrider.api.batch_lines import AnswerFile, Answers, RawLine
 from outrider.api.batch_run import Batch
 from outrider.api.llm import LLM
 from outrider.api.structure import StructureOptions

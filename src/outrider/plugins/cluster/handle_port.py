@@ -19,8 +19,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from outrider.api.prompt_reader import PromptReader
-from outrider.api.prompts import ChatIds
+from outrider.api.prompts import ChatIds, PromptReader
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import TokenDecoder, pieces_of
 from outrider.api.tokenizer import Tokenizer
@@ -40,7 +39,7 @@ from outrider.server.port import (
     NotReadyError,
     is_repeatable,
 )
-from outrider.server.resumed import Progress
+from outrider.server.process_stream import Progress
 
 _LOG = logging.getLogger(__name__)
 # After so many replicas have died during one request, the request is considered their cause.

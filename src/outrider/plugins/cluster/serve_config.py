@@ -13,7 +13,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.fields import default_of
 from outrider.plugins.cluster.settings import DeploymentArgs
-from outrider.server.door import is_loopback
+from outrider.server.access import is_loopback
 
 _APP = "outrider"
 # Reading weights may take minutes, and a job of an engine tens of seconds.

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from outrider.api.tokenizer import Tokenizer
-from outrider.cache.capacity import arena_slots
 from outrider.cache.paged_kv import PagedKV
+from outrider.cache.pages import arena_slots
 from outrider.core.clock import host_ints
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.core.spec import RecurrentCapacity
 from outrider.kernels.kinds import DTYPES, pick_device
-from outrider.kernels.kv_rows import floats
+from outrider.kernels.plan import floats
 from outrider.models.decoder import ModelCapacity
 from outrider.models.hf_config import read_config
 from outrider.models.load_options import LoadOptions

@@ -15,7 +15,7 @@ from math import isqrt
 from outrider.core.budget import JobTrace
 from outrider.core.config import LANE_ORDERS
 from outrider.core.errors import ConfigError, ContractError
-from outrider.estimate.online import BySequence, FadingMean, nearest_rank
+from outrider.estimate.acceptance import BySequence, FadingMean, nearest_rank
 from outrider.sched.jobs import DECODE, PREFILL, VERIFY, LaneOrder, ReadyQueues, job_observers
 
 DRAFTS_FIRST = (DECODE, VERIFY)

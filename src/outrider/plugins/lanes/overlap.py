@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from outrider.core.budget import JobTrace
 from outrider.core.errors import given
-from outrider.estimate.online import BySequence, fit_line
+from outrider.estimate.acceptance import BySequence, fit_line
 from outrider.sched.jobs import DECODE, LaneSizes, ReadyQueues, StageItem
 
 FIRST = 16

@@ -17,8 +17,8 @@ from outrider.sched.jobs import (
     job_of,
     lane_job,
     rounds,
+    single_lane,
 )
-from outrider.sched.single import single_lane
 
 # Hits and misses alternate in the first mode, while rounds of the second all take the same time.
 AHEAD_TRIAL_TURNS = (8, 1)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.api import chat_messages as known
-from outrider.server.parsing import calls, tagged
+from outrider.server.parsing import calls
+from outrider.server.parsing import delimiter as tagged
 from outrider.server.parsing.calls import DEEPSEEK_TOKEN
 from outrider.server.parsing.delimiter import Delimiter, Literal, Mark, Run, literal, pattern
 from outrider.server.parsing.fields import Field, OutputFormat
@@ -211,7 +212,7 @@ LLAMA = OutputFormat(
     shows_special=True,
 )
 THINKING = OutputFormat("thinking", (THINK,))
-# The format that api/tools_in_text.py requests: an object that is a call, up to the end of the
+# The format that api/chat_messages.py requests: an object that is a call, up to the end of the
 # answer. Or Hermes' format, in which many models are trained even if their template has no tools.
 GENERIC = OutputFormat(
     "generic",

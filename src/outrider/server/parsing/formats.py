@@ -8,17 +8,22 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from outrider.api.chat_messages import PromptEnd
+from outrider.api.chat_messages import PromptEnd, has_place_for_tools
 from outrider.api.schema import resolved
-from outrider.api.tools_in_text import has_place_for_tools
 from outrider.server.events import OutputParser, PlainParser
 from outrider.server.parsing.calls import Schemas
 from outrider.server.parsing.families import GENERIC, format_of_family
 from outrider.server.parsing.fields import OutputFormat
-from outrider.server.parsing.grammar import AnswerGrammar, Choice, Form, OfferedTool, answer_grammar
+from outrider.server.parsing.grammar import (
+    AnswerGrammar,
+    Choice,
+    Form,
+    OfferedTool,
+    answer_grammar,
+    format_of_template,
+)
 from outrider.server.parsing.json_text import mapping
 from outrider.server.parsing.parser import FormatParser, new_call_id
-from outrider.server.parsing.template import format_of_template
 from outrider.server.port import EngineCard
 
 _log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from outrider.estimate.calibration import Calibration
 from outrider.kernels.native.build import built_kernels, must_compile
 from outrider.measure.machine import Neighbours
 from outrider.planner.candidates import DraftOption, PlannedJob, expected_stats, gain
-from outrider.planner.posteriors import believe
+from outrider.planner.rounds import believe
 from outrider_lab.bench.calibrate.counting import Counted, Counting
 from outrider_lab.bench.calibrate.engines import TimedEngine, TimedEngines, TimedLLM, open_engines
 from outrider_lab.bench.calibrate.found import DISTURBED, Answer, Asked, Found, Watch

@@ -27,7 +27,7 @@ from outrider.api.result import GenerationResult
 from outrider.core.params import SamplingParams
 from outrider.estimate.calibration import DrafterCosts, PlaceCount
 from outrider.estimate.theory import RoundStats
-from outrider.planner.posteriors import fitted_carry
+from outrider.planner.rounds import fitted_carry
 from outrider_lab.bench.calibrate.engines import TimedEngine
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from outrider import __version__
-from outrider.api.companions import num_weight_bytes
+from outrider.api.plan import num_weight_bytes
 from outrider.core.errors import ConfigError
 from outrider.core.files import FileKind, read_text
 from outrider.estimate.calibration import CALIBRATIONS, Calibration, DrafterCosts

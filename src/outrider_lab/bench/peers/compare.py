@@ -17,8 +17,7 @@ import torch
 
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CheckpointError, MachineError
-from outrider.measure.machine import machine, provenance, weights_digest
-from outrider.measure.turns import in_turns
+from outrider.measure.machine import in_turns, machine, provenance, weights_digest
 from outrider.models.hf_config import read_config
 from outrider.models.loading import resolve
 from outrider_lab.bench.peers.contestants import (

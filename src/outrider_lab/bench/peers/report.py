@@ -15,9 +15,8 @@ from typing import Any, cast
 
 from outrider.core.draft import common_prefix
 from outrider.measure.frame import MIN_PAIRS, ratio_of_medians
-from outrider.measure.machine import is_busy
-from outrider.measure.pages import Section, plain_table
-from outrider.measure.turns import Score
+from outrider.measure.machine import Score, is_busy
+from outrider.measure.store import Section, plain_table
 from outrider.metrics.summary import percentile
 from outrider_lab.bench.peers.contestants import DRAFTERS, OURS
 from outrider_lab.bench.peers.match import Entry, Found, Place, Run

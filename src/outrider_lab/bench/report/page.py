@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from outrider.measure.frame import spoken
-from outrider.measure.pages import Page, Picture, Section, html
+from outrider.measure.store import Page, Picture, Section, html
 from outrider_lab.bench import drawing
 from outrider_lab.bench.drawing import THEMES
 from outrider_lab.bench.report.parts import ClaimKind, Figure, Part, Report, picture

@@ -17,8 +17,7 @@ from typing import Any, Literal, TypeVar
 from outrider.core.files import FileKind, read_bytes
 from outrider.measure.frame import MIN_PAIRS, Ratio
 from outrider.measure.machine import OTHERS_USED, is_busy, said_of
-from outrider.measure.pages import Picture, Section
-from outrider.measure.store import RecordError, fits
+from outrider.measure.store import Picture, RecordError, Section, fits
 from outrider_lab.bench.charts import Chart
 
 Record = Mapping[str, Any]

@@ -20,7 +20,7 @@ from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
 from outrider.measure.frame import Ratio, Sample, spoken
-from outrider.measure.turns import Attempt, attempt, different_tokens, in_turns, visit
+from outrider.measure.machine import Attempt, attempt, different_tokens, in_turns, visit
 from outrider.metrics.summary import Stats, position_counts, summarise
 from outrider_lab.bench.studies.drafters_lineup import OFF, Runner, Writer
 

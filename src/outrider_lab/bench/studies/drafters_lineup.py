@@ -30,8 +30,7 @@ from outrider.core.errors import (
     did_you_mean,
 )
 from outrider.core.params import SamplingParams
-from outrider.measure.machine import weights_digest
-from outrider.measure.turns import facts_of
+from outrider.measure.machine import facts_of, weights_digest
 from outrider.models.draft_heads import find_heads, has_own_mtp, name_of
 from outrider.models.heads import HeadKind, kind_of
 from outrider.models.loading import resolve

@@ -25,7 +25,7 @@ from outrider.measure.frame import (
     spoken,
 )
 from outrider.measure.machine import said_of
-from outrider.measure.pages import Section, number, percent
+from outrider.measure.store import Section, number, percent
 from outrider_lab.bench.charts import Axis, Chart, Dots, Panel, Square, Squares, dot_of, rows_of
 from outrider_lab.bench.studies.drafters import (
     DrafterNumbers,

@@ -26,9 +26,9 @@ from outrider.measure.frame import (
     paired_ratio,
     share,
 )
-from outrider.metrics.timeline import QUEUES, WAITING, Timeline
 from outrider_lab.bench.load import LoadNumbers, Served
 from outrider_lab.bench.studies.engines_plan import AUTO, FIXED, OFF
+from outrider_lab.metrics.timeline import QUEUES, WAITING, Timeline
 
 _DIGITS = 4
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 
 from outrider.measure.frame import MIN_PAIRS, Ratio, spoken
 from outrider.measure.machine import said_of
-from outrider.measure.pages import Section, number, percent
+from outrider.measure.store import Section, number, percent
 from outrider_lab.bench.charts import MARKS, Axis, Chart, Color, Line, Lines, ticks_of
 from outrider_lab.bench.lanes import LanePicture, lane_chart
 from outrider_lab.bench.reference import engine_table

@@ -18,8 +18,8 @@ from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.params import SamplingParams
-from outrider.measure import turns
-from outrider.measure.turns import Texts, different_tokens, digest_of, facts_of
+from outrider.measure import machine as turns
+from outrider.measure.machine import Texts, different_tokens, digest_of, facts_of
 from outrider.metrics.summary import Stats, percentile
 from outrider_lab.bench.load import ClosedLoop, Server, drive
 from outrider_lab.bench.requests import Request

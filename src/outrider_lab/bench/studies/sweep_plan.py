@@ -17,9 +17,8 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, ContractError, did_you_mean
 from outrider.core.params import SamplingParams
 from outrider.core.settings import SETTINGS, Given, typed
-from outrider.measure.machine import machine, weights_digest
+from outrider.measure.machine import in_turns, machine, weights_digest
 from outrider.measure.store import Plain
-from outrider.measure.turns import in_turns
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import get_pair
 from outrider_lab.bench.studies.drafters_lineup import available

@@ -17,8 +17,7 @@ from typing import cast
 from outrider.core.config import EXACT_SAMPLERS
 from outrider.measure.frame import MIN_PAIRS, Ratio, Spread
 from outrider.measure.machine import said_of
-from outrider.measure.pages import Section, number, percent
-from outrider.measure.store import Plain
+from outrider.measure.store import Plain, Section, number, percent
 from outrider_lab.bench.charts import MARKS, Axis, Chart, Line, Lines, Panel, span_of
 from outrider_lab.bench.drawing import write_all
 from outrider_lab.bench.studies.sweep_plan import CONCURRENCY, CONTEXT, FIELDS, OF_WAYS

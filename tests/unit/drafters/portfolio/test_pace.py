@@ -6,7 +6,7 @@ import pytest
 
 from doubles.clocks import FakeClock
 from outrider.drafters.portfolio_model import DraftCostMeter
-from outrider.estimate.worth import ASSUMED_DRAFT, ROW_COST
+from outrider.estimate.cost import ASSUMED_DRAFT, ROW_COST
 
 
 def rounds(

@@ -8,7 +8,7 @@ from doubles.drafters import RowDrafter
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftRow
 from outrider.drafters.portfolio import ReplayScored
-from outrider.estimate.worth import LEAST_KEPT
+from outrider.estimate.cost import LEAST_KEPT
 from outrider.testing import row
 
 

@@ -19,7 +19,7 @@ from outrider.core.sampling import PLAIN
 from outrider.core.spec import DecoderConfig
 from outrider.kernels.kinds import tried
 from outrider.kernels.operators import OPS, Kernels
-from outrider.kernels.reference.accept import verify_prefix
+from outrider.kernels.reference.pointwise import verify_prefix
 from outrider.models import loading
 from outrider.models.decoder import ModelCapacity as Space
 from outrider.models.llama import LlamaModel

@@ -15,8 +15,8 @@ from outrider.api.chat_messages import PromptEnd
 from outrider.server.events import Part, PlainParser, ReasoningDelta, TextDelta, ToolDelta, ToolOpen
 from outrider.server.parsing import parser_for
 from outrider.server.parsing.delimiter import PENDING, Match, literal, pattern
+from outrider.server.parsing.grammar import format_of_template
 from outrider.server.parsing.parser import FormatParser
-from outrider.server.parsing.template import format_of_template
 
 SCHEMAS: Mapping[str, Any] = {
     "add": {"a": {"type": "integer"}, "word": {"type": "string"}},

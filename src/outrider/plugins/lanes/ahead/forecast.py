@@ -20,7 +20,7 @@ from outrider.core.clock import HOST_CLOCK, Clock, host_ints
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import Drafter, DraftRow
-from outrider.estimate.online import FadingRate, add_to_first
+from outrider.estimate.acceptance import FadingRate, add_to_first
 from outrider.estimate.theory import (
     PRIOR_CURVE,
     MissCurve,

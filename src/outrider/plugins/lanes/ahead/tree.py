@@ -25,8 +25,7 @@ from outrider.core.spec import DraftCapacity
 from outrider.drafters.growth import DraftSampler, drawn_params
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import NativeModel
-from outrider.kernels.native.chains import ChainRow
-from outrider.kernels.native.rounds import CacheSpan
+from outrider.kernels.native.rounds import CacheSpan, ChainRow
 from outrider.plugins.lanes.ahead.table import Branch
 
 _NO_NEEDS = DraftNeeds()

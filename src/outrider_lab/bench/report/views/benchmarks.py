@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from outrider.core.files import FileKind, read_text
-from outrider.measure.pages import Section, plain_table, shown
-from outrider.measure.store import RecordError, parse
+from outrider.measure.store import RecordError, Section, parse, plain_table, shown
 from outrider_lab.bench.charts import Axis, Chart, Line, Lines, Point
 from outrider_lab.bench.predictions import (
     Accuracy,

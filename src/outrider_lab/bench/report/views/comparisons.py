@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from outrider.measure.frame import Ratio
-from outrider.measure.pages import Section, plain_table
-from outrider.measure.store import RecordError, made
+from outrider.measure.store import RecordError, Section, made, plain_table
 from outrider.planner.advise import RatePoint
 from outrider_lab.bench.charts import Axis, Chart, Lines
 from outrider_lab.bench.peers.contestants import OURS

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outrider.measure.pages import Section, plain_table
-from outrider.measure.store import RecordError, made
+from outrider.measure.store import RecordError, Section, made, plain_table
 from outrider_lab.bench.quality import Quality, sections
 from outrider_lab.bench.report.parts import (
     Origin,

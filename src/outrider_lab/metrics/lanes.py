@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from outrider.core.budget import JobTrace
-from outrider.metrics.timeline import QUEUES, WAITING
+from outrider_lab.metrics.timeline import QUEUES, WAITING
 
 
 class LaneStats(TypedDict):

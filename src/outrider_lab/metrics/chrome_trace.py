@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from outrider.core.budget import JobTrace, RoundTrace
-from outrider.metrics.timeline import QUEUES
+from outrider_lab.metrics.timeline import QUEUES
 
 PASSES = ("prefill", "verify")
 

@@ -1,0 +1,3 @@
+"""Use of lanes over time, from traces: timeline.py and lanes.py; chrome_trace.py writes jobs for
+Perfetto.
+"""
