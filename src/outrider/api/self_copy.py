@@ -2,18 +2,18 @@
 
 A copy needs no file, only memory and a moment at loading. It is made if a pass of the target is
 bound by reading floats from memory: on CPUs with native kernels, of a dense decoder that no cache
-holds, in one process. The planner knows only bytes, and the goodput controller measures: it stops
-drafting that does not pay.
+holds, in one process. Sizes decide, and the goodput controller stops drafting that does not pay.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import AUTO, COPY, KINDS
+from outrider.core.drafter_kinds import AUTO
 from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.native.cpu import last_cache_bytes, num_physical_cores
@@ -26,10 +26,9 @@ _LEAST_BYTES = 128 << 20
 _TIMES_CACHE = 2
 # Weights that a core quantises in some seconds; a copy of more must be requested by name.
 _WEIGHTS_A_CORE = 300_000_000
-# The least speed-up that is worth the memory of a copy, as the planner expects it.
-LEAST_GAIN = 1.2
-# The text that is planned for: an answer in a chat.
-_CONTEXT, _NEW_TOKENS = 128, 128
+# The largest share of the target's bytes with which a copy pays. With 19 of 20 drafts accepted, and
+# a step a quarter longer than its bytes say, a share of 0.6 gains 14 %, and 0.5 gains 27 %.
+_MOST_OF_TARGET = 0.6
 
 
 def why_no_copy(folder: Path, target: DecoderConfig, config: EngineConfig) -> str:
@@ -50,13 +49,13 @@ def why_no_copy(folder: Path, target: DecoderConfig, config: EngineConfig) -> st
 
 
 def _why_no_gain(spec: ModelSpec, bits: str) -> str:
-    """Reason by sizes, then by the planner's estimate, which takes longer."""
+    """Reason by sizes."""
     if spec.weight_bytes < max(_LEAST_BYTES, _TIMES_CACHE * last_cache_bytes()):
         return "would gain little, since caches hold the weights"
     if spec.num_parameters > _WEIGHTS_A_CORE * num_physical_cores():
         return "would take long to make; --drafter quantised-self makes it"
-    if expected_gain(spec, bits) < LEAST_GAIN:
-        return f"is expected to make texts less than {LEAST_GAIN} times as fast"
+    if not copy_pays(spec, bits):
+        return f"would read more than {_MOST_OF_TARGET:.0%} of the target's bytes in a pass"
     return ""
 
 
@@ -72,15 +71,7 @@ def _is_left_to_us(config: EngineConfig) -> bool:
     )
 
 
-def expected_gain(target: ModelSpec, bits: str) -> float:
-    """The speed-up that the planner expects of a copy in so many `bits`, from sizes alone."""
-    # Imported here: most targets are never planned for.
-    from outrider.planner.advise import Question, advise
-    from outrider.planner.candidates import PlannedJob
-    from outrider.planner.suppose import Candidate, sheet_like, supposed
-
-    candidate = Candidate.copy_of(target, KINDS[COPY], bits)
-    known = supposed(target, sheet_like("cpu", None), [candidate], machine="")
-    job = PlannedJob(batch=1, context=_CONTEXT, new_tokens=_NEW_TOKENS)
-    best = advise(known, Question(job=job)).best
-    return 0.0 if best is None else best.speed_up
+def copy_pays(target: ModelSpec, bits: str) -> bool:
+    """True if a pass of a copy in so many `bits` reads few bytes compared with the target's."""
+    copied = replace(target, quantise=bits)
+    return copied.weight_bytes <= _MOST_OF_TARGET * target.weight_bytes

@@ -18,8 +18,8 @@ from outrider.api.loading import load_pair
 from outrider.api.memory import fitted
 from outrider.api.memory_parts import files_of, memory_parts
 from outrider.api.plan import LoadPlan, plan_pair
-from outrider.api.self_copy import LEAST_GAIN, expected_gain, why_no_copy
-from outrider.core.drafter_kinds import COPY, KINDS, WITH_FOUND, WITHOUT_DRAFT
+from outrider.api.self_copy import copy_pays, why_no_copy
+from outrider.core.drafter_kinds import COPY, WITH_FOUND, WITHOUT_DRAFT
 from outrider.core.errors import CapacityError
 from outrider.core.spec import ModelSpec
 from outrider.drafters.portfolio import PortfolioDrafter
@@ -138,16 +138,18 @@ def test_the_copy_takes_what_is_planned(target: Path, scheme: str) -> None:
     assert copy.logits.nbytes <= told["scratch and logits of the copy"]
 
 
-def test_the_gain_that_is_expected_grows_as_the_copy_shrinks() -> None:
+def test_a_copy_pays_where_it_reads_few_of_the_bytes_of_the_target() -> None:
     spec = ModelSpec(
         name="target", family="llama", vocab_size=8192, hidden_size=1024, num_layers=24,
         num_heads=16, num_kv_heads=8, head_dim=64, ffn_size=4096, max_tokens=2048,
         num_parameters=400_000_000, bytes_per_weight=2, bytes_per_kv=2,
     )  # fmt: skip
-    gains = [expected_gain(spec, bits) for bits in ("int8", "int4")]
-    assert LEAST_GAIN < gains[0] < gains[1]
-    assert expected_gain(replace(spec, quantise="int4"), "int4") < LEAST_GAIN
-    assert KINDS[COPY].fewer_bits
+    assert copy_pays(spec, "int8")
+    assert copy_pays(spec, "int4")
+    in_bytes = replace(spec, bytes_per_weight=1)
+    assert not copy_pays(in_bytes, "int8")
+    assert not copy_pays(in_bytes, "int4"), "0.63 of the bytes"
+    assert not copy_pays(replace(spec, quantise="int4"), "int4")
 
 
 @pytest.mark.usefixtures("native_library")
