@@ -26,6 +26,7 @@ ROWS: tuple[tuple[str, str, str, int | None, int | None], ...] = (
     ("private words of the core", "core", "private_words", 2_963, 92),
     ("docstrings of the core that start without a noun", "core", "nounless_docstrings", 1_300, 120),
     ("import circles", "source", "circles", 5, 0),
+    ("settings of every engine", "core", "settings", 66, 30),
     ("files that run: request in the native round", "run", "native_round", 47, 32),
     ("files that run: request by stages", "run", "stages", 58, 40),
     ("files that run: load of a GGUF file", "run", "gguf_load", 93, 55),

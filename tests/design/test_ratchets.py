@@ -15,7 +15,7 @@ import tomllib
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import FrameType
 
@@ -27,6 +27,7 @@ from checks.sources import PACKAGE
 from doubles.asgi_client import Client
 from doubles.scripted_site import app_of
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.core.config import CoreSettings
 from outrider.models.loading import resolve
 from outrider.server.engine_process import EngineProcess
 from outrider.server.frames import Load
@@ -72,6 +73,10 @@ def test_the_source_stays_within_its_limits() -> None:
             private_words=sum(num_private_words(texts[name]) for name in names),
             nounless_docstrings=sum(num_nounless(trees[name]) for name in names),
         )
+
+
+def test_every_engine_has_few_settings() -> None:
+    check("core", settings=len(fields(CoreSettings)))
 
 
 def home_of(name: str) -> str:

@@ -23,6 +23,89 @@ class EngineOptions(TypedDict, total=False):
     tree_nodes: int
     """Draft trees of at most this many tokens, where the drafter can branch; 0 drafts chains."""
 
+    sampler: str
+    """Acceptance rule. Exact: block accepts most, coupled and match tie text to the seed. Lossy,
+    for study: the last five."""
+
+    leniency: float
+    """Threshold of a lossy sampler; 0 is that sampler's default."""
+
+    dtype: str
+    """Precision of weights and KV; auto is the checkpoint's own."""
+
+    kv_dtype: str
+    """Precision of the target's keys and values, on CPUs: int8 takes half the memory of 16 bits and
+    changes the text; auto is that of --dtype."""
+
+    quantise: str
+    """Hold the target's matrices in 8 or 4 bits: faster, less memory, but the text changes
+    (perplexity of SmolLM2-135M: +3.3% and +0.2%)."""
+
+    device: str
+    """Where the models run; auto is cuda, then mps, then cpu."""
+
+    batch_size: int | None
+    """Run at most this many requests at once; unset follows memory and speed."""
+
+    schedule: str
+    """Arrangement of work: single is one lane; pd and pdv give prefill, drafting and verifying
+    lanes of their own; ssd drafts ahead of the verdict; auto chooses."""
+
+    max_waiting: int
+    """Requests that may wait; one more is refused."""
+
+    reserve: float
+    """Share of a request's longest text that must be free before it starts; below 1 more run at
+    once, and the youngest goes back to the queue when memory ends."""
+
+    tensor_parallel: int
+    """Processes or devices that share the target's weights."""
+
+    prefill_chunk: int
+    """Read at most this many prompt tokens in one target pass."""
+
+    context: int
+    """Most tokens a sequence may hold; 0 is the target's window (4096 at most with a draft
+    model)."""
+
+    page_size: int
+    """Token positions in one KV page."""
+
+    arena_tokens: int
+    """KV positions to allocate; 0 fits batch_size sequences of the window."""
+
+    memory_share: float
+    """Use at most this share of the device's memory, for example where other engines run too."""
+
+    kv_budget: int
+    """Store only this many keys of a longer prompt, those that its end attends to most: less
+    memory, but the text changes; 0 stores all."""
+
+    kv_window: int
+    """With kv_budget, tokens at the prompt's end that choose the keys, and are stored too."""
+
+    tokenizer: str
+    """Model or folder whose tokenizer the target gets instead of its own."""
+
+    chat_template: str
+    """Chat template instead of the model's own: a Jinja file, or a name such as chatml."""
+
+    threads: int
+    """CPU threads; 0 takes the physical cores, or another number that was faster."""
+
+    min_k: int
+    """Shortest draft length of band, and of slo from 2 on."""
+
+    target_acceptance: float
+    """Acceptance rate that band holds by changing the draft length."""
+
+    target_ms: float
+    """Milliseconds a token that slo, lane_order slo and adaptive_batch stay below."""
+
+    watchdog: str
+    """Scope that stops drafting while hardly a draft is accepted, and tries again later: a request,
+    the whole engine as well, or off. Controller goodput does so by itself."""
+
     tree_shape: str
     """Shape of greedy trees of Medusa heads: confident follows the heads' own probabilities,
     calibrated by the counts that came with them."""
@@ -40,33 +123,6 @@ class EngineOptions(TypedDict, total=False):
     """Weights of medusa-lite's heads: tie is the target's own output matrix, copy a copy of it to
     be trained, random shows the cost of junk."""
 
-    sampler: str
-    """Acceptance rule. Exact: block accepts most, coupled and match tie text to the seed. Lossy,
-    for study: the last five."""
-
-    leniency: float
-    """Threshold of a lossy sampler; 0 is that sampler's default."""
-
-    min_k: int
-    """Shortest draft length of band, and of slo from 2 on."""
-
-    target_acceptance: float
-    """Acceptance rate that band holds by changing the draft length."""
-
-    target_ms: float
-    """Milliseconds a token that slo, lane_order slo and adaptive_batch stay below."""
-
-    dtype: str
-    """Precision of weights and KV; auto is the checkpoint's own."""
-
-    kv_dtype: str
-    """Precision of the target's keys and values, on CPUs: int8 takes half the memory of 16 bits and
-    changes the text; auto is that of --dtype."""
-
-    quantise: str
-    """Hold the target's matrices in 8 or 4 bits: faster, less memory, but the text changes
-    (perplexity of SmolLM2-135M: +3.3% and +0.2%)."""
-
     self_quantise: str
     """With drafter quantised-self, precision of the target's copy that drafts."""
 
@@ -74,15 +130,17 @@ class EngineOptions(TypedDict, total=False):
     """With drafter layer-skip, layers of the target that drafting leaves out, as in 2,5-7; unset is
     some of the middle layers."""
 
-    device: str
-    """Where the models run; auto is cuda, then mps, then cpu."""
+    max_ngram: int
+    """Longest tail the ngram drafter looks up."""
 
-    batch_size: int | None
-    """Run at most this many requests at once; unset follows memory and speed."""
+    min_ngram: int
+    """Shortest tail the ngram drafter looks up."""
 
-    schedule: str
-    """Arrangement of work: single is one lane; pd and pdv give prefill, drafting and verifying
-    lanes of their own; ssd drafts ahead of the verdict; auto chooses."""
+    suffix_corpus: str
+    """Text file or folder that the suffix drafter reads before any request."""
+
+    suffix_tokens: int
+    """Tokens of the corpus that the suffix drafter remembers, and twice as many of requests."""
 
     hybrid_threshold: int
     """With pdv, up to this many requests draft and verify in one lane; 0 keeps lanes apart. With
@@ -117,12 +175,8 @@ class EngineOptions(TypedDict, total=False):
     prefill_batch: int
     """Most prompts read in one prefill job; 0 is batch_size."""
 
-    max_waiting: int
-    """Requests that may wait; one more is refused."""
-
-    reserve: float
-    """Share of a request's longest text that must be free before it starts; below 1 more run at
-    once, and the youngest goes back to the queue when memory ends."""
+    adaptive_batch: bool
+    """Let the batch grow only while throughput grows and target_ms holds."""
 
     fallback: str
     """With ssd, drafter after an unpredicted verdict: jit drafts then, ngram copies from the text,
@@ -151,35 +205,6 @@ class EngineOptions(TypedDict, total=False):
     drafter_timeout: float
     """Seconds after which a drafter counts as hung."""
 
-    adaptive_batch: bool
-    """Let the batch grow only while throughput grows and target_ms holds."""
-
-    tensor_parallel: int
-    """Processes or devices that share the target's weights."""
-
-    prefill_chunk: int
-    """Read at most this many prompt tokens in one target pass."""
-
-    context: int
-    """Most tokens a sequence may hold; 0 is the target's window (4096 at most with a draft
-    model)."""
-
-    page_size: int
-    """Token positions in one KV page."""
-
-    arena_tokens: int
-    """KV positions to allocate; 0 fits batch_size sequences of the window."""
-
-    memory_share: float
-    """Use at most this share of the device's memory, for example where other engines run too."""
-
-    kv_budget: int
-    """Store only this many keys of a longer prompt, those that its end attends to most: less
-    memory, but the text changes; 0 stores all."""
-
-    kv_window: int
-    """With kv_budget, tokens at the prompt's end that choose the keys, and are stored too."""
-
     state_rollback: str
     """How a hybrid's recurrent states return to the point of a rejection: ring stores a state after
     each token, replay the change of each token, which is smaller."""
@@ -189,31 +214,6 @@ class EngineOptions(TypedDict, total=False):
 
     state_checkpoints: int
     """Recurrent states stored at page ends, for texts with a common beginning; 0 shares none."""
-
-    tokenizer: str
-    """Model or folder whose tokenizer the target gets instead of its own."""
-
-    chat_template: str
-    """Chat template instead of the model's own: a Jinja file, or a name such as chatml."""
-
-    max_ngram: int
-    """Longest tail the ngram drafter looks up."""
-
-    min_ngram: int
-    """Shortest tail the ngram drafter looks up."""
-
-    suffix_corpus: str
-    """Text file or folder that the suffix drafter reads before any request."""
-
-    suffix_tokens: int
-    """Tokens of the corpus that the suffix drafter remembers, and twice as many of requests."""
-
-    watchdog: str
-    """Scope that stops drafting while hardly a draft is accepted, and tries again later: a request,
-    the whole engine as well, or off. Controller goodput does so by itself."""
-
-    threads: int
-    """CPU threads; 0 takes the physical cores, or another number that was faster."""
 
     batched_verify: bool
     """Verify a whole draft in one target pass; off feeds it token by token."""
