@@ -36,7 +36,7 @@ from torch.nn import functional
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
-from outrider.kernels.bandwidth import BandwidthReader, ceilings
+from outrider.kernels.ceilings import BandwidthReader, ceilings
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel

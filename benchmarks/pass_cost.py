@@ -39,8 +39,7 @@ from torch import Tensor
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.protocols import StepRow
 from outrider.core.spec import RecurrentCapacity
-from outrider.kernels.arithmetic import arithmetic_ceilings
-from outrider.kernels.bandwidth import BandwidthReader
+from outrider.kernels.ceilings import BandwidthReader, arithmetic_ceilings
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.registry import choose
 from outrider.models.decoder import ModelCapacity

@@ -25,7 +25,7 @@ from outrider.core.errors import ConfigError, MachineError, did_you_mean
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.core.spec import HEAD_BYTES, QUANTISED_BYTES
 from outrider.core.tree import ROOT
-from outrider.kernels.bandwidth import ceilings
+from outrider.kernels.ceilings import ceilings
 from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.operators import Kernels

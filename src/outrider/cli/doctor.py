@@ -31,8 +31,7 @@ from outrider.core.fields import size
 from outrider.core.files import NotPrivateError, private_folder
 from outrider.core.settings import Resolved
 from outrider.estimate.calibration import CALIBRATIONS
-from outrider.kernels.arithmetic import ArithmeticCeiling, arithmetic_ceilings
-from outrider.kernels.bandwidth import Ceiling, ceilings
+from outrider.kernels.ceilings import ArithmeticCeiling, Ceiling, arithmetic_ceilings, ceilings
 from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.native.build import COMPILERS, built_kernels, trusted_folders
 from outrider.kernels.native.cpu import hardware_threads, memory_nodes, pinned_threads

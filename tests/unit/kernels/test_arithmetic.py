@@ -7,8 +7,8 @@ from itertools import count
 import pytest
 
 from outrider.core.errors import MachineError
-from outrider.kernels import arithmetic
-from outrider.kernels.arithmetic import ARITHMETIC, ArithmeticCeiling, arithmetic_ceilings
+from outrider.kernels import ceilings as arithmetic
+from outrider.kernels.ceilings import ARITHMETIC, ArithmeticCeiling, arithmetic_ceilings
 from outrider.kernels.native import build
 from outrider.kernels.native.build import Built
 

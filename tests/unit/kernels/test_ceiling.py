@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from outrider.core.errors import MachineError
-from outrider.kernels.bandwidth import BandwidthReader
+from outrider.kernels.ceilings import BandwidthReader
 from outrider.kernels.native import build
 from outrider.kernels.native.build import Built
 

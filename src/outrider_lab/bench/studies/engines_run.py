@@ -17,7 +17,7 @@ from outrider.api.llm import LLM
 from outrider.core.clock import HOST_CLOCK
 from outrider.core.config import EngineConfig
 from outrider.core.errors import MachineError, OutriderError
-from outrider.kernels.bandwidth import BandwidthReader
+from outrider.kernels.ceilings import BandwidthReader
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.measure.frame import mean_foreign_share
 from outrider.measure.machine import Monitor, facts_of, visit

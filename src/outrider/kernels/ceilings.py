@@ -1,9 +1,10 @@
-"""The speed of reading from each cache and from memory, by one thread and by all threads.
+"""Ceilings of this machine: how fast it reads memory, and how fast it multiplies in registers.
 
-A pass reads every weight once, so these speeds are the ceilings of decoding. Each thread reads its
-own share of the bytes (csrc/stream.cpp). So for a cache of each core, the size for all threads is
-that for one thread times their number; for a shared cache it is the same. Speeds are medians of
-turns that rotate; each turn first brings its bytes into the level that it measures.
+Memory limits a pass over few rows, which reads every weight once. Each thread reads its own share
+of the bytes (csrc/stream.cpp): for a cache of each core, the size for all threads is the size for
+one thread times their number. Speeds are medians of turns that rotate; each turn first brings its
+bytes into the level that it measures. Arithmetic limits a pass over many rows, which uses each
+weight often; only the instructions of products are timed (csrc/peak.cpp).
 """
 
 from __future__ import annotations
@@ -92,3 +93,42 @@ def level_sizes(caches: dict[int, int]) -> list[tuple[str, int]]:
     memory = min(max(2 * last, MIN_MEMORY_BYTES), MAX_MEMORY_BYTES)
     inner = [(f"L{level}", size // 2) for level, size in caches.items() if level > 1]
     return [*(found for found in inner if found[1] < memory), ("memory", memory)]
+
+
+# In the order of `Kind` in csrc/peak.cpp.
+ARITHMETIC = ("bfloat16", "bfloat16 dots", "int8", "int4")
+# The best turn counts: in others, a thread of PyTorch or of another program interfered.
+SPEED_TURNS = 12
+# So many that a turn takes some milliseconds.
+STEPS = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class ArithmeticCeiling:
+    """Billions of operations a second by `threads` threads; a multiplication with its addition is
+    two. `arithmetic` is "bfloat16" (products in float32), "bfloat16 dots" (dot products of pairs,
+    if the CPU has them), "int8" or "int4"."""
+
+    arithmetic: str
+    threads: int
+    gflops: float
+
+
+def arithmetic_ceilings(
+    threads: Sequence[int], *, clock: Callable[[], float] = perf_counter
+) -> tuple[ArithmeticCeiling, ...]:
+    """Measure all arithmetics with each of `threads`, in half a second. Raises MachineError."""
+    library = needed_library("arithmetic cannot be timed")
+    peak = function(library, "peak")
+    found: list[ArithmeticCeiling] = []
+    for kind, name in enumerate(ARITHMETIC):
+        for number in dict.fromkeys(threads):
+            address = team(library, number)
+            rates: list[float] = []
+            for _ in range(SPEED_TURNS):
+                before = clock()
+                num_operations = peak(address, kind, STEPS)
+                rates.append(num_operations / (clock() - before))
+            if any(rates):
+                found.append(ArithmeticCeiling(name, number, round(max(rates) / 1e9, 1)))
+    return tuple(found)
