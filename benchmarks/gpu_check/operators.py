@@ -24,8 +24,7 @@ from outrider.core.rng import RoundKeys
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.reference import pointwise
 from outrider.kernels.reference.attention import TorchAttention
-from outrider.kernels.reference.grouped import definition
-from outrider.kernels.reference.linear import TorchLinear, pack_plain
+from outrider.kernels.reference.linear import TorchLinear, definition, pack_plain
 from outrider.plugins.gpu.rounds.build import torch_distributions
 from outrider.plugins.gpu.rounds.memory import PageTables, chains_plan
 from outrider.plugins.gpu.rounds.sampling import Judged, RoundProbs

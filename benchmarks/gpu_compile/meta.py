@@ -22,8 +22,7 @@ from outrider.engine import drafting
 from outrider.kernels import registry
 from outrider.kernels.kinds import pick_device
 from outrider.kernels.operators import Kernels
-from outrider.kernels.reference.linear import GROUP
-from outrider.kernels.reference.quantise import Groups, quantise
+from outrider.kernels.reference.linear import GROUP, Groups, quantise
 from outrider.kernels.registry import AS_STORED
 from outrider.models.weights import HEAD, Weights
 from outrider.plugins.gpu.kernels import tiles, trial

@@ -21,7 +21,7 @@ from outrider.api.chat_template import ChatTemplate
 from outrider.api.prompts import ChatIds
 from outrider.server.access import DoorRules
 from outrider.server.app import all_routes, make_app
-from outrider.server.completions import CompletionBody
+from outrider.server.chat import CompletionBody
 from outrider.server.errors import ApiError
 from outrider.server.metrics import Metrics
 from outrider.server.port import ChatPrompt

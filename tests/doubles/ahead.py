@@ -21,7 +21,7 @@ from outrider.core.sampling import PLAIN, Sampling
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.growth import ChangeProbs, DraftSampler
 from outrider.drafters.model import ModelDrafter
-from outrider.engine.draft_rows import ahead_row
+from outrider.engine.request_drafters import ahead_row
 from outrider.engine.stages import Stages
 from outrider.plugins.lanes.ahead.choices import AheadChoices, capacity_needed
 from outrider.plugins.lanes.ahead.drafter import AheadDrafter

@@ -32,7 +32,7 @@ from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
-from outrider.engine.draft_rows import ahead_row
+from outrider.engine.request_drafters import ahead_row
 from outrider.plugins.lanes.ahead.drafter import AheadDrafter
 from outrider.plugins.lanes.ahead.forecast import Policy, Saguaro
 from outrider.testing import row

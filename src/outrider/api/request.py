@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
 
+from outrider.api.chat_messages import PromptEnd, Thinking
 from outrider.api.grammar import Grammar, Grammars
 from outrider.api.loading import LoadedPair
 from outrider.api.output import OutputStream
@@ -17,15 +18,65 @@ from outrider.api.prompts import PromptReader
 from outrider.api.result import IS_CAPPED, GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.api.structure import RequestOptions, StructureOptions, structure_in
-from outrider.api.thoughts import Thoughts
-from outrider.api.tokenizer import spellings
+from outrider.api.tokenizer import Tokenizer, spellings
 from outrider.api.turns import OfOneProcess
-from outrider.core.errors import ConfigError, OutriderError, foreign
+from outrider.core.errors import CheckpointError, ConfigError, OutriderError, foreign
 from outrider.core.fields import BYTES_PER_TOKEN
 from outrider.core.interrupts import breakable
 from outrider.core.logits import AllowedTokens, CallbackConstraint, LogitsProcessor, TokenConstraint
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
+from outrider.core.thoughts import ThoughtBudget, ThoughtTags
+
+
+class Thoughts:
+    """Thoughts of one model's texts; its tokens are those below `vocab_size`."""
+
+    def __init__(self, thinking: Thinking, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._thinking, self._tokenizer, self._vocab_size = thinking, tokenizer, vocab_size
+        begin, end = thinking.begin.encode(), thinking.end.encode()
+        self._tags = ThoughtTags(begin, (end,), thinking.anywhere)
+        self._pieces = dict[int, bytes]()
+
+    def of(
+        self, prompt: Sequence[int], limit: int | None, inner: TokenConstraint | None
+    ) -> ThoughtBudget:
+        """The budget of an answer to `prompt`. Raises CheckpointError for a `limit` if the
+        tokenizer cannot write the end of thoughts."""
+        known = self._thinking
+        end = PromptEnd.of(self._tokenizer, prompt)
+        return ThoughtBudget(
+            self._tags,
+            self._piece,
+            begun=end.is_open(known.begin, (known.end,), anywhere=known.anywhere),
+            limit=limit,
+            closing=() if limit is None else self._closing(),
+            inner=inner,
+        )
+
+    def _closing(self) -> Sequence[int]:
+        """The tokens that end thoughts, as they are after other text."""
+        encode = partial(self._tokenizer.encode, add_special=False)
+        before, ids = encode("a"), encode(f"a{self._thinking.closing}")
+        same = ids[: len(before)] == before
+        ids = ids[len(before) :] if same else encode(self._thinking.closing)
+        written = b"".join(map(self._piece, ids))
+        if max(ids, default=0) >= self._vocab_size or self._tags.ends[0] not in written:
+            raise CheckpointError(
+                f"thinking_budget: the tokenizer cannot write {self._thinking.end!r}, which ends "
+                "this model's thoughts.",
+                hint="leave thinking_budget out",
+            )
+        return ids
+
+    def _piece(self, token: int) -> bytes:
+        if token not in self._pieces:
+            found = self._tokenizer.token_bytes(token)
+            if found is None:
+                found = self._tokenizer.decode([token], skip_special=False).encode()
+            self._pieces[token] = found
+        return self._pieces[token]
+
 
 _TWO_BOS = (
     "the prompt begins with BOS twice: the tokenizer writes it before a text, so leave it out of "

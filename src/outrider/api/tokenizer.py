@@ -22,8 +22,7 @@ from tokenizers import Tokenizer as Backend
 
 from outrider.api.chat_messages import ChatOptions
 from outrider.api.chat_template import ChatTemplates, Rendered, token_text
-from outrider.api.tokenizer_guard import NO_GROWTH, Growth, check
-from outrider.api.tokenizer_patterns import Spelling, spelling_of, try_out
+from outrider.api.tokenizer_guard import NO_GROWTH, Growth, Spelling, check, spelling_of, try_out
 from outrider.core.errors import CheckpointError, ConfigError, out_of_memory
 from outrider.core.fields import num_bytes
 from outrider.core.files import FileKind, file_identity, parse_json, read_text

@@ -321,8 +321,7 @@ def _batches(options: ServeOptions, site: Site, most_lines: int) -> Batches | No
     if options.files is None:
         return None
     from outrider.server.app import routed, text_routes
-    from outrider.server.batch_work import Lines
-    from outrider.server.batches import Batches
+    from outrider.server.batches import Batches, Lines
     from outrider.server.files import Files
 
     files = Files(Path(options.files).expanduser(), site.limits.file_bytes)

@@ -29,10 +29,9 @@ from outrider.engine.requests import KneeOnceNeeded, RequestTable
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
-from outrider.sched.batch_limit import BatchLimit, Limit
+from outrider.sched.batch_limit import BatchLimit, Limit, PromptPace
 from outrider.sched.jobs import Limits, single_lane
 from outrider.sched.ledger import Ledger
-from outrider.sched.pace import PromptPace
 from outrider.verify.batched import exact_rules, rule_for
 
 # A draft model's memory is sized from a fixed cap, not from what the target happens to leave.

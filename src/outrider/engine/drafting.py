@@ -40,8 +40,7 @@ from outrider.core.protocols import (
     ShutsDown,
 )
 from outrider.core.sequence import LiveSequence
-from outrider.engine.draft_rows import ahead_row
-from outrider.engine.request_drafters import RequestDrafters
+from outrider.engine.request_drafters import RequestDrafters, ahead_row
 from outrider.estimate.acceptance import FadingMean
 
 _log = logging.getLogger(__name__)

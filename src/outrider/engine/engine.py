@@ -20,6 +20,7 @@ from outrider.core.sequence import LiveSequence
 from outrider.engine.lanes import Executor, LaneResult, LaneTask, LaneWork
 from outrider.engine.requests import SLOW_MASK, Failures, RequestTable
 from outrider.engine.round import Chunk
+from outrider.sched.batch_limit import PromptPace
 from outrider.sched.jobs import (
     Job,
     JobKind,
@@ -30,7 +31,6 @@ from outrider.sched.jobs import (
     Stage,
     job_observers,
 )
-from outrider.sched.pace import PromptPace
 
 _log = logging.getLogger(__name__)
 

@@ -44,10 +44,9 @@ from outrider.core.sampling import (
 )
 from outrider.core.sequence import LiveSequence
 from outrider.engine.compaction import Compaction
-from outrider.engine.draft_rows import draft_row, trimmed, with_forced
 from outrider.engine.drafting import Proposals, check_numbers, guarded_drafts
 from outrider.engine.prompt_logprobs import PromptScorer, node_traces
-from outrider.engine.request_drafters import RequestDrafters
+from outrider.engine.request_drafters import RequestDrafters, draft_row, trimmed, with_forced
 from outrider.engine.round import (
     Batch,
     Chunk,
@@ -220,7 +219,7 @@ class Stages:
 
     def propose(self, batch: Batch) -> Proposals:
         """Return each sequence's next draft within its budget. The drafter is not trusted
-        (engine/drafting.py). A grammar's own drafts go first (engine/draft_rows.py)."""
+        (engine/drafting.py). A grammar's own drafts go first (engine/request_drafters.py)."""
         started = perf_counter()
         row = partial(draft_row, state=self.target.state, needs=self.drafter.needs)
         rows = [row(seq, k) for seq in batch if (k := self.depth(seq)) > 0]

@@ -16,9 +16,14 @@ from torch import Tensor
 
 from outrider.core.sampling import Sampling
 from outrider.core.spec import DecoderConfig
-from outrider.kernels.native.forward import Forward, ForwardParts
+from outrider.kernels.native.forward import (
+    Forward,
+    ForwardParts,
+    MixtureSizes,
+    MixtureWeights,
+    NativeMixture,
+)
 from outrider.kernels.native.lookups import NativeLookups
-from outrider.kernels.native.mixture import MixtureSizes, MixtureWeights, NativeMixture
 from outrider.kernels.native.tuning import KernelTiming
 from outrider.kernels.plan import (
     AttentionKind,

@@ -23,9 +23,8 @@ from outrider.kernels.kinds import changed, decoder_ops
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import RULE, VECTORS, refused_kinds
 from outrider.kernels.native.delta import NativeDelta
-from outrider.kernels.native.forward import NativeForward
+from outrider.kernels.native.forward import NativeForward, NativeMixture
 from outrider.kernels.native.lookups import NativeLookups
-from outrider.kernels.native.mixture import NativeMixture
 from outrider.kernels.native.ops import (
     SUFFIXES,
     NativeGrouped,
@@ -40,10 +39,16 @@ from outrider.kernels.operators import OPS, Choice, Kernels
 from outrider.kernels.reference import pointwise
 from outrider.kernels.reference.attention import TorchAttention
 from outrider.kernels.reference.delta import torch_delta
-from outrider.kernels.reference.grouped import TorchGrouped, definition
-from outrider.kernels.reference.linear import TorchInt8, TorchLinear, pack_plain, pack_tiled
+from outrider.kernels.reference.linear import (
+    TorchGrouped,
+    TorchInt8,
+    TorchLinear,
+    definition,
+    pack_plain,
+    pack_tiled,
+)
 
-# A value of `quantise` in `choose`, besides none and the schemes of kernels/reference/grouped.py.
+# A value of `quantise` in `choose`, besides none and the schemes of kernels/reference/linear.py.
 AS_STORED = "stored"
 
 _Quantised = NativeInt8 | NativeInt4 | TorchInt8 | TorchGrouped

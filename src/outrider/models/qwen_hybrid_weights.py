@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import given
-from outrider.kernels.native.forward import HeadGate, LayerWeights
-from outrider.kernels.native.mixture import DenseWeights, MixtureWeights
+from outrider.kernels.native.forward import DenseWeights, HeadGate, LayerWeights, MixtureWeights
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.reference.delta import DeltaWeights

@@ -18,8 +18,7 @@ from starlette.types import ASGIApp
 from outrider.core.errors import OutriderError
 from outrider.server.access import FILES, Door, DoorRules
 from outrider.server.batches import Batches, batch_routes
-from outrider.server.chat import chat_routes
-from outrider.server.completions import completion_routes
+from outrider.server.chat import chat_routes, completion_routes
 from outrider.server.errors import ApiError, error_response
 from outrider.server.messages import message_routes
 from outrider.server.metrics import Metrics

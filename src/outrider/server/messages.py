@@ -16,7 +16,6 @@ from outrider.core.params import SamplingParams
 from outrider.server.answers import Answer, thought_details
 from outrider.server.errors import ANTHROPIC_PATHS, ApiError, error_body, refused
 from outrider.server.errors import ANTHROPIC_PATHS as PATH
-from outrider.server.evented import Event, EventedWriter
 from outrider.server.events import (
     End,
     Part,
@@ -28,7 +27,7 @@ from outrider.server.events import (
     ToolOpen,
     Usage,
 )
-from outrider.server.exchange import Asked, Exchange, api_route, params_of
+from outrider.server.exchange import Asked, Event, EventedWriter, Exchange, api_route, params_of
 from outrider.server.port import ChatPrompt
 from outrider.server.reply import Reply
 from outrider.server.responses import format_asked

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outrider.api.schema import followed, moved
+from outrider.api.structure import followed, moved
 from outrider.core.errors import ConfigError
 
 STRINGS = {"type": "string"}

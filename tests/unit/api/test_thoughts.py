@@ -18,7 +18,7 @@ from outrider.api.chat_messages import (
     switched,
 )
 from outrider.api.chat_template import ChatTemplate, ChatTemplates
-from outrider.api.thoughts import Thoughts
+from outrider.api.request import Thoughts
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CheckpointError
 from outrider.server.parsing.families import format_of_family

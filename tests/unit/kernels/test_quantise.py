@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.kernels.native.ops import NativeInt4
-from outrider.kernels.reference import quantise as module
-from outrider.kernels.reference.linear import GROUP
-from outrider.kernels.reference.quantise import Groups, quantise
+from outrider.kernels.reference import linear as module
+from outrider.kernels.reference.linear import GROUP, Groups, quantise
 from outrider.models.gguf.blocks import TYPES, decode
 from unit.kernels.implementations import randn
 

@@ -13,9 +13,7 @@ from torch import Tensor
 from outrider.kernels.native.ops import NativeInt4, NativeInt8
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
-from outrider.kernels.reference.grouped import SCHEMES, definition
-from outrider.kernels.reference.linear import GROUP, quantise_rows
-from outrider.kernels.reference.quantise import quantise
+from outrider.kernels.reference.linear import GROUP, SCHEMES, definition, quantise, quantise_rows
 from outrider.kernels.registry import choose
 from unit.kernels.implementations import CPU, kernels_named, randn, row_choices, software
 
@@ -233,7 +231,7 @@ def test_a_matrix_may_be_quantised_in_parts(scheme: str, monkeypatch: pytest.Mon
     weight_IO = randn(50, 200)
     whole = [side.pack(weight_IO.T).data for side in kernels]
     monkeypatch.setattr("outrider.kernels.reference.linear._WEIGHTS_AT_ONCE", 64)
-    monkeypatch.setattr("outrider.kernels.reference.quantise._AT_ONCE", 6)
+    monkeypatch.setattr("outrider.kernels.reference.linear._AT_ONCE", 6)
     for side, expected in zip(kernels, whole, strict=True):
         assert torch.equal(side.pack(weight_IO.T).data, expected)
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from outrider.core.env import cache_folder, compiler
-from outrider.kernels.native import build, forward, mixture
+from outrider.kernels.native import build, forward
 from outrider.kernels.native import build as levels
+from outrider.kernels.native import forward as mixture
 from outrider.kernels.native.lookups import LookupRoom, NgramSettings, SuffixSettings
 from outrider.kernels.native.ops import LinearStruct, PassStruct
 from outrider.kernels.native.rounds import MemoryStruct, RoundStruct, Row

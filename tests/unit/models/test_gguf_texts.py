@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from doubles.gguf_writer import Gguf
 from outrider.api.stream import Detokenizer
 from outrider.api.tokenizer import Tokenizer
-from outrider.api.tokenizer_patterns import byte_text
+from outrider.api.tokenizer_guard import byte_text
 from outrider.models.gguf.reader import read_header
 from outrider.models.gguf.splits import RULES
 from outrider.models.gguf.vocabulary import tokenizer_of

@@ -9,9 +9,8 @@ from statistics import mean
 
 import pytest
 
-from outrider.sched import pace as module
-from outrider.sched.jobs import Job, ReadyQueues, SingleLane, Stage, StageItem
-from outrider.sched.pace import (
+from outrider.sched import batch_limit as module
+from outrider.sched.batch_limit import (
     LEAST_CHUNK,
     LEAST_WITH_ROUNDS,
     LONG_ROUNDS,
@@ -20,6 +19,7 @@ from outrider.sched.pace import (
     SHARE_WITH_ROUNDS,
     PromptPace,
 )
+from outrider.sched.jobs import Job, ReadyQueues, SingleLane, Stage, StageItem
 
 CHUNK_SECONDS = 0.2
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import ask
-from outrider.server.chat import ChatBody
-from outrider.server.completions import CompletionBody
+from outrider.server.chat import ChatBody, CompletionBody
 
 VALUES = st.recursive(
     st.none()

@@ -9,7 +9,7 @@ import pytest
 
 from doubles.scripted_port import ScriptedPort
 from outrider.core.errors import ConfigError
-from outrider.server.completions import CompletionBody
+from outrider.server.chat import CompletionBody
 from outrider.server.errors import ApiError
 from outrider.server.exchange import params_of
 from outrider.server.port import EngineCard

@@ -23,12 +23,10 @@ from outrider.server import batches as batches_module
 from outrider.server.access import DoorRules
 from outrider.server.admission import BATCH, Admission
 from outrider.server.app import all_routes, make_app, routed, text_routes
-from outrider.server.batch_work import Lines
-from outrider.server.batches import Batches
+from outrider.server.batches import Batches, Lines
 from outrider.server.files import Files
 from outrider.server.metrics import Metrics
-from outrider.server.openapi import document
-from outrider.server.openapi_answers import FILE_ANSWERS
+from outrider.server.openapi import FILE_ANSWERS, document
 from outrider.server.site import Site
 
 MIB = 1 << 20
@@ -496,7 +494,7 @@ def test_the_share_of_a_key_holds_among_batches() -> None:
 
 def test_a_full_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        monkeypatch.setattr("outrider.server.batch_work._RETRY_SECONDS", 0.01)
+        monkeypatch.setattr("outrider.server.batches._RETRY_SECONDS", 0.01)
         port = ScriptedPort(most=0)
         async with Server(tmp_path, port) as server:
             batch = await server.begin(lines(chat("a")))

@@ -11,8 +11,7 @@ from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import ask, site_with
 from outrider.server.app import all_routes
 from outrider.server.metrics import Metrics
-from outrider.server.openapi import BODIES
-from outrider.server.openapi_answers import ANSWERS, JSON
+from outrider.server.openapi import ANSWERS, BODIES, JSON
 
 
 def document() -> dict[str, Any]:

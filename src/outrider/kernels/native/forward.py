@@ -15,13 +15,12 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass, fields
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Protocol
 
 from torch import Tensor
 
 from outrider.core.errors import ContractError, MachineError, given
-from outrider.kernels.native.mixture import MixtureWeights
 from outrider.kernels.native.ops import (
     SUFFIXES,
     LinearStruct,
@@ -33,6 +32,114 @@ from outrider.kernels.native.ops import (
     struct_fields,
 )
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan, PackedTable
+
+# Names of gates, in the order of `Gating` in csrc/linears.h.
+_GATINGS = ("silu", "gelu", "clamped")
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWeights:
+    """One feed-forward net with a gate."""
+
+    gate_up: PackedLinear
+    down: PackedLinear
+    gate_up_bias_2F: Tensor | None = None
+    down_bias_D: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureWeights:
+    """Weights of a mixture. `router` scores all experts, and the shared one, if any, in its last
+    output. `native`, if any, runs the mixture in one call."""
+
+    router: PackedLinear
+    experts: Sequence[DenseWeights]
+    shared: DenseWeights | None = None
+    router_bias_X: Tensor | None = None
+    native: NativeMixture | None = None
+
+    @property
+    def always_read(self) -> tuple[PackedLinear, ...]:
+        """The matrices that every token reads."""
+        shared = () if self.shared is None else (self.shared.gate_up, self.shared.down)
+        return (self.router, *shared)
+
+
+class MixtureSizes(Protocol):
+    """Sizes of a mixture; see `Experts` in models/layer_kinds.py."""
+
+    @property
+    def num_experts(self) -> int: ...
+    @property
+    def num_chosen(self) -> int: ...
+    @property
+    def ffn_size(self) -> int: ...
+    @property
+    def shared_ffn_size(self) -> int: ...
+    @property
+    def normalise(self) -> bool: ...
+    @property
+    def gate(self) -> Enum: ...
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def limit(self) -> float: ...
+
+
+class _Net(Structure):
+    _fields_ = struct_fields((LinearStruct, "gate_up down"))
+
+
+class _Mixture(Structure):
+    _fields_ = struct_fields(
+        (c_void_p, "team"),
+        (LinearStruct, "router"),
+        (c_void_p, "experts"),
+        (_Net, "shared"),
+        (c_float, "alpha limit"),
+        (c_int32, "hidden_size num_experts num_chosen ffn_size shared_ffn_size normalise gating"),
+        (c_int32, "num_scores"),
+    )
+
+
+class NativeMixture:
+    """Runs rows through the experts that their router chooses. Owns what native code reads."""
+
+    def __init__(
+        self, library: ctypes.CDLL, team: int, sizes: MixtureSizes, weights: MixtureWeights
+    ) -> None:
+        self._weights = weights
+        experts = (_Net * len(weights.experts))(*map(_net, weights.experts))
+        self._experts = experts
+        self._mixture = _Mixture(
+            team,
+            LinearStruct.of(weights.router, weights.router_bias_X),
+            ctypes.addressof(experts),
+            _Net() if weights.shared is None else _net(weights.shared),
+            sizes.alpha,
+            sizes.limit,
+            weights.router.num_in,
+            sizes.num_experts,
+            sizes.num_chosen,
+            sizes.ffn_size,
+            sizes.shared_ffn_size,
+            sizes.normalise,
+            _GATINGS.index(sizes.gate.value),
+            weights.router.num_out,
+        )
+        self.address = ctypes.addressof(self._mixture)
+        self._run = function(library, "mixture")
+
+    def __call__(self, x_ND: Tensor, out_ND: Tensor) -> None:
+        """Run the mixture. Tensors are contiguous float32 on the CPU."""
+        self._run(self.address, x_ND.data_ptr(), out_ND.data_ptr(), len(x_ND))
+
+
+def _net(net: DenseWeights) -> _Net:
+    return _Net(
+        LinearStruct.of(net.gate_up, net.gate_up_bias_2F),
+        LinearStruct.of(net.down, net.down_bias_D),
+    )
 
 
 @dataclass(frozen=True, slots=True)

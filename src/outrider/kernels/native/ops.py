@@ -34,8 +34,7 @@ from outrider.kernels.plan import (
     PackedTable,
     head_dim_of,
 )
-from outrider.kernels.reference.grouped import BITS, HEAD_BITS
-from outrider.kernels.reference.linear import GROUP, in_parts, num_groups
+from outrider.kernels.reference.linear import BITS, GROUP, HEAD_BITS, in_parts, num_groups
 
 # In the order of csrc/forward.cpp.
 SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from outrider.api.chat_messages import PromptEnd, has_place_for_tools
-from outrider.api.schema import resolved
+from outrider.api.structure import resolved
 from outrider.server.events import OutputParser, PlainParser
 from outrider.server.parsing.calls import Schemas
 from outrider.server.parsing.families import GENERIC, format_of_family

@@ -13,8 +13,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from outrider.api.schema import followed, has_reference, moved, resolved
-from outrider.api.structure import WHITE_SPACE, StructureOptions, choices_rule
+from outrider.api.structure import (
+    WHITE_SPACE,
+    StructureOptions,
+    choices_rule,
+    followed,
+    has_reference,
+    moved,
+    resolved,
+)
 from outrider.core.errors import ConfigError
 from outrider.server.parsing.calls import Call, ReadCalls, Schemas, call_of
 from outrider.server.parsing.delimiter import Delimiter, Match, literal, pattern

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.kernels.reference.grouped import SCHEMES
+from outrider.kernels.reference.linear import SCHEMES
 from outrider.plugins.gpu.kernels.tiles import ROWS, linear_shape, padded_inputs
 from unit.kernels.implementations import randn, relative_error
 from unit.kernels.triton.interpreted import head, linear, reference, triton_ops

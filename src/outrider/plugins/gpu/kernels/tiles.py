@@ -34,9 +34,7 @@ from triton import knobs
 from triton.runtime.driver import driver
 
 from outrider.kernels.plan import PackedLinear
-from outrider.kernels.reference.grouped import BITS, HEAD_BITS
-from outrider.kernels.reference.linear import GROUP, in_parts
-from outrider.kernels.reference.quantise import quantise
+from outrider.kernels.reference.linear import BITS, GROUP, HEAD_BITS, in_parts, quantise
 from outrider.plugins.gpu.kernels.scratch import PART
 
 
