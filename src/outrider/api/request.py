@@ -15,7 +15,7 @@ from outrider.api.grammar import Grammar, Grammars
 from outrider.api.loading import LoadedPair
 from outrider.api.output import OutputStream
 from outrider.api.prompts import PromptReader
-from outrider.api.result import IS_CAPPED, GenerationResult, TextEvent
+from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.api.structure import RequestOptions, StructureOptions, structure_in
 from outrider.api.tokenizer import Tokenizer, spellings
@@ -274,7 +274,7 @@ class RequestMaker(PromptReader):
 
     def _cap_note(self, limit: int, wanted: int) -> str:
         window, reason = self.plan.window, self.plan.window_reason
-        return f"at most {limit} of {wanted}{IS_CAPPED} of {window} ({reason})"
+        return f"at most {limit} of {wanted} tokens fit the window of {window} ({reason})"
 
 
 def _error_of(group: list[OutputStream] | OutriderError) -> BaseException | None:

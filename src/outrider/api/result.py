@@ -35,8 +35,8 @@ from outrider.metrics.summary import (
 
 # Most separate events of a reader that does not read them; more become one.
 MOST_EVENTS = 16
-# Parts of notes: the drafter failed, followed by the reason; max_tokens exceeds the window.
-DRAFTER_FAILED, IS_CAPPED = "speculation was turned off: ", " tokens fit the window"
+# The beginning of a note, followed by the reason.
+DRAFTER_FAILED = "speculation was turned off: "
 _OPTIONAL = ("seed", "stop", "error", "thought_tokens", "thoughts_cut")
 _TRACED = {item.name for item in fields(RoundTrace)}
 _NODE = [item.name for item in fields(NodeTrace)]

@@ -16,7 +16,7 @@ from typing import Any, Self, cast
 
 from msgspec import Struct
 
-from outrider.api.result import IS_CAPPED, GenerationResult, TextEvent, round_of
+from outrider.api.result import GenerationResult, TextEvent, round_of
 from outrider.api.stream import TokenDecoder
 from outrider.api.structure import StructureOptions
 from outrider.core.draft import TokenLogprobs
@@ -142,7 +142,7 @@ class Answer(AsyncIterator[Step]):
         reason = cast("EndReason", result.finish_reason or "stop")
         if self._ask.only_prompt:
             reason = "length"
-        notes = [note for note in result.notes if IS_CAPPED not in note]
+        notes = list(result.notes)
         if not all(call.whole for call in self._calls):
             notes.append("calls: the arguments of a call are not a complete JSON object")
         elif self._calls and reason == "stop":
@@ -176,9 +176,10 @@ def open_answers(site: Site, ask: Ask) -> list[Answer]:
     num_prompt = len(ask.prompt_ids)
     if num_prompt >= card.window:
         raise PromptTooLongError(num_prompt, card.window)
-    params = ask.params.seeded()
-    if params.n > 1:
-        params = replace(params, n=1)
+    params = replace(ask.params.seeded(), n=1)
+    if not params.is_open:
+        # Clients of HTTP may send a constant that is larger than what fits, and expect no note.
+        params = replace(params, max_tokens=min(params.max_tokens, card.window - num_prompt))
     found: list[Answer] = []
     site.traffic.admission.widen(ask.params.n)
     try:
