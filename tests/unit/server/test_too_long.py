@@ -88,3 +88,14 @@ def test_words_of_an_error() -> None:
     assert str(by_bytes).endswith("and the prompt has 8,193 bytes or more; it may have 8,192.")
     told = api_error(by_bytes, "/v1/messages/count_tokens").message
     assert told.startswith("prompt is too long: at least 257 tokens > 256 maximum. This model's")
+
+
+@pytest.mark.parametrize("max_tokens", [1, 250, 256, 100_000])
+@pytest.mark.parametrize("path", PARAMS)
+def test_a_limit_beyond_the_window_is_what_is_left_of_it(path: str, max_tokens: int) -> None:
+    name = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    port = ScriptedPort()
+    assert ask(port, path, body_of(path, "x") | {name: max_tokens}).status == 200
+    (request,) = port.requests
+    left = port.card.window - len(request.prompt_ids)
+    assert request.params.max_tokens == min(max_tokens, left)
