@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+import tomllib
 import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
@@ -155,3 +156,17 @@ def test_the_check_takes_a_true_wheel_and_refuses_what_is_none(tmp_path: Path, c
         check.check_metadata(wheel(tmp_path, __version__, listed=False))
     with pytest.raises(check.ReleaseError, match="'no version' is invalid for 'version'"):
         check.check_metadata(wheel(tmp_path, "no version"))
+
+
+def test_weights_that_only_tests_need_stay_out_of_wheels() -> None:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
+    excluded = tool["packages"]["find"]["exclude"]
+    weights = (path.relative_to(ROOT / "src") for path in (ROOT / "src").rglob("*.safetensors"))
+    folders = {path: ".".join(path.parent.parts) for path in weights}
+    shipped = [
+        ROOT / "src" / path
+        for path, name in folders.items()
+        if not any(fnmatch(name, one) for one in excluded)
+    ]
+    assert {path.parent.name for path in shipped} == {"target", "draft", "eagle", "mtp", "medusa"}
+    assert sum(path.stat().st_size for path in shipped) < 24_000_000
