@@ -1,12 +1,13 @@
 """Generated examples are the same on every machine and every run.
 
-`pytest --hypothesis-profile=deep` looks for new ones, ten times as long.
+`pytest --hypothesis-profile=deep` looks for new ones, thirty times as long.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import signal
 import tomllib
 from collections.abc import Hashable, Iterator
@@ -23,7 +24,7 @@ SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("deep", max_examples=1000, deadline=None, suppress_health_check=SLOW)
 settings.register_profile(
     "same",
-    max_examples=50,
+    max_examples=30,
     derandomize=True,
     deadline=None,
     database=None,
@@ -65,6 +66,18 @@ def warm_engines() -> Iterator[None]:
 
     with warm_engines():
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def same_variables() -> Iterator[None]:
+    """A file that leaves a variable changed fails: children of later tests would inherit it, and
+    begin anew where they could be forks of an interpreter that was started before."""
+    from doubles.warm_python import read_by_imports
+
+    before = read_by_imports(os.environ)  # noqa: TID251 - those of children
+    yield
+    changed = set(read_by_imports(os.environ).items()) ^ set(before.items())  # noqa: TID251
+    assert not changed
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from hypothesis import settings
 
 def examples(percent: int) -> settings:
     profile = settings()
-    return settings(profile, max_examples=max(1, profile.max_examples * percent // 100))
+    return settings(profile, max_examples=max(2, profile.max_examples * percent // 100))
 
 
 def covering(rows: Sequence[Sequence[tuple[str, Hashable]]], strength: int) -> set[int]:

@@ -89,7 +89,7 @@ class Starter:
         self, line: socket.socket, variables: Mapping[str, str], flags: Sequence[str] = ()
     ) -> None:
         self._line, self._lock, self._flags = line, Lock(), list(flags)
-        self._variables = _read_by_imports(variables)
+        self._variables = read_by_imports(variables)
 
     def start(self, asked: Mapping[str, Any]) -> int | None:
         """The new process's number; None for one that must begin anew."""
@@ -104,7 +104,7 @@ class Starter:
             flags != [sys.executable, *self._flags]
             or not words
             or (words[0][0] == "-" and words[words[0] == "-P"] not in ("-m", "-c"))
-            or _read_by_imports(variables) != self._variables
+            or read_by_imports(variables) != self._variables
             or any(os.isatty(file) for file in files.values())
         ):
             return None
@@ -161,7 +161,8 @@ def _files(asked: Mapping[str, Any]) -> dict[int, int]:
     return standard | {int(file): int(file) for file in asked["pass_fds"]}
 
 
-def _read_by_imports(variables: Mapping[str, str]) -> dict[str, str]:
+def read_by_imports(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a process must share with the interpreter that it is a fork of."""
     return {name: value for name, value in variables.items() if name.startswith(_READ)}
 
 

@@ -102,7 +102,9 @@ def test_ranks_on_cuda_need_devices() -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_are_measured() -> None:
+def test_two_processes_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It changes what its processes inherit; others must not.
+    monkeypatch.setenv("PYTHONPATH", "")
     report = measure(size=2, device="cpu", largest_bytes=1 << 14)
     assert [(p.exercise, p.num_bytes) for p in report.points] == [
         (exercise, num_bytes)
