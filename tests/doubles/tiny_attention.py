@@ -3,7 +3,8 @@
 It gathers, for every packed token, exactly the keys that the plan names, so a slot that the plan
 should not show (or a row that was not copied) changes the logits. Positions enter the input, so a
 wrong position does too. Logits are a view of a buffer that the next step fills with NaN, as the
-contract allows.
+contract allows. A step computes in NumPy, on the arena's own memory: its arrays are small, and a
+call of NumPy takes a fraction of one of PyTorch.
 
 Shapes:  N = packed tokens, T = keys, V = vocabulary, D = width.
 """
@@ -12,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.cache.paged_kv import PagedKV
@@ -21,6 +24,11 @@ from outrider.core.clock import host_ints
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.plan import PackedPlan
+
+Array = NDArray[np.float64]
+# An array of places, or of whether there is one.
+Places = NDArray[np.int32]
+Flags = NDArray[np.bool_]
 
 
 def live_slots(store: PagedKV) -> list[int]:
@@ -92,17 +100,22 @@ class TinyAttentionLM:
         plan = self.state.plan(rows)
         for row, slots in zip(rows, _by_row(plan, len(rows)), strict=True):
             self._staged.setdefault(row.seq_id, set()).update(slots)
-        hidden_ND = self._embed_VD[plan.tokens_N] + _position_code(plan.positions_N)
-        slots_NT, hidden_NT = _keys(plan)
-        for layer in range(NUM_LAYERS):
-            hidden_ND = hidden_ND + self._attend(layer, hidden_ND, plan, (slots_NT, hidden_NT))
+        embed_VD: Array = self._embed_VD.numpy()
+        hidden_ND = embed_VD[plan.tokens_N.numpy()] + _position_code(plan.positions_N.numpy())
+        keys = _keys(plan)
+        # The memory may be another model's.
+        for qkv_DE, (k_GSD, v_GSD) in zip(self._qkv_LDE.numpy(), self.state.layers, strict=True):
+            layer = qkv_DE, k_GSD[0].numpy(), v_GSD[0].numpy()
+            hidden_ND = hidden_ND + _attended(layer, hidden_ND, plan, keys)
         self._logits_MV.fill_(torch.nan)
-        self._logits_MV = (hidden_ND @ self._head_DV)[_wanted(rows)]
+        self._logits_MV = torch.from_numpy((hidden_ND @ self._head_DV.numpy())[_wanted(rows)])
         return StepOutput(self._logits_MV[:])
 
     def dense(self, tokens: Sequence[int]) -> Tensor:
         """Logits after every token of a text, without memory, plan or pages: the definition."""
-        hidden_ND = self._embed_VD[list(tokens)] + _position_code(torch.arange(len(tokens)))
+        hidden_ND = self._embed_VD[list(tokens)] + torch.from_numpy(
+            _position_code(np.arange(len(tokens)))
+        )
         future_NN = torch.ones(len(tokens), len(tokens)).triu(1).bool()
         for layer in range(NUM_LAYERS):
             q_ND, k_ND, v_ND = (hidden_ND @ self._qkv_LDE[layer]).chunk(3, dim=-1)
@@ -119,17 +132,22 @@ class TinyAttentionLM:
         """Overwrite every slot that holds no committed row; nothing may be staged."""
         poison_dead_space(self.state)
 
-    def _attend(
-        self, layer: int, hidden_ND: Tensor, plan: PackedPlan, keys: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        q_ND, k_ND, v_ND = (hidden_ND @ self._qkv_LDE[layer]).chunk(3, dim=-1)
-        k_GSD, v_GSD = self.state.layers[layer]
-        k_GSD[0, plan.slots_N] = k_ND
-        v_GSD[0, plan.slots_N] = v_ND
-        slots_NT, hidden_NT = keys
-        scores_NT = torch.einsum("nd,ntd->nt", q_ND, k_GSD[0][slots_NT])
-        shares_NT = scores_NT.masked_fill(hidden_NT, float("-inf")).softmax(-1)
-        return torch.tanh(torch.einsum("nt,ntd->nd", shares_NT, v_GSD[0][slots_NT]))
+
+def _attended(
+    layer: tuple[Array, Array, Array],
+    hidden_ND: Array,
+    plan: PackedPlan,
+    keys: tuple[Places, Flags],
+) -> Array:
+    qkv_DE, k_SD, v_SD = layer
+    q_ND, k_ND, v_ND = np.split(hidden_ND @ qkv_DE, 3, axis=-1)
+    own_N = plan.slots_N.numpy()
+    k_SD[own_N], v_SD[own_N] = k_ND, v_ND
+    slots_NT, hidden_NT = keys
+    scores_NT = np.where(hidden_NT, -np.inf, (k_SD[slots_NT] * q_ND[:, None]).sum(-1))
+    shares_NT = np.exp(scores_NT - scores_NT.max(-1, keepdims=True))
+    shares_NT /= shares_NT.sum(-1, keepdims=True)
+    return np.tanh((shares_NT[..., None] * v_SD[slots_NT]).sum(1))
 
 
 def _by_row(plan: PackedPlan, num_rows: int) -> list[list[int]]:
@@ -139,31 +157,36 @@ def _by_row(plan: PackedPlan, num_rows: int) -> list[list[int]]:
     return found
 
 
-def _keys(plan: PackedPlan) -> tuple[Tensor, Tensor]:
+def _keys(plan: PackedPlan) -> tuple[Places, Flags]:
     """Each token's key slots in logical order, and which entries are filling.
 
     Filling repeats the token's own slot, which was just written: no slot is read beyond the plan.
     """
-    columns_NT = torch.arange(int(plan.positions_N.max()) + 1).expand(plan.num_tokens, -1)
-    inside_NT = columns_NT < plan.visible_N[:, None]
-    paged_NT = torch.where(inside_NT, columns_NT, 0)
-    pages_NT = plan.pages_BP[plan.seq_N].gather(1, paged_NT // plan.page_size)
-    own_NT = plan.slots_N[:, None].expand_as(columns_NT)
-    slots_NT = torch.where(inside_NT, pages_NT * plan.page_size + paged_NT % plan.page_size, own_NT)
+    positions_N1: Places = plan.positions_N.numpy()[:, None]
+    visible_N1: Places = plan.visible_N.numpy()[:, None]
+    own_N1: Places = plan.slots_N.numpy()[:, None]
+    pages_BP: Places = plan.pages_BP.numpy()
+    columns_T = np.arange(positions_N1.max() + 1, dtype=np.int32)
+    inside_NT = columns_T < visible_N1
+    paged_NT = np.where(inside_NT, columns_T, 0)
+    pages_NT = pages_BP[plan.seq_N.numpy()[:, None], paged_NT // plan.page_size]
+    slots_NT = np.where(inside_NT, pages_NT * plan.page_size + paged_NT % plan.page_size, own_N1)
     if plan.extra_offsets_N1 is None or plan.extra_slots_E is None:
-        assert torch.equal(plan.visible_N, plan.positions_N + 1)
+        assert np.array_equal(visible_N1, positions_N1 + 1)
     else:
         offsets, extra = host_ints(plan.extra_offsets_N1), host_ints(plan.extra_slots_E)
         for node, visible in enumerate(host_ints(plan.visible_N)):
             more = extra[offsets[node] : offsets[node + 1]]
-            assert visible + len(more) == int(plan.positions_N[node]) + 1
-            slots_NT[node, visible : visible + len(more)] = torch.tensor(more, dtype=torch.int32)
-    return slots_NT, columns_NT > plan.positions_N[:, None]
+            assert visible + len(more) == int(positions_N1[node, 0]) + 1
+            slots_NT[node, visible : visible + len(more)] = more
+    return slots_NT, columns_T > positions_N1
 
 
-def _position_code(positions_N: Tensor) -> Tensor:
-    rates_D = torch.tensor([1.0, 0.37, 0.11, 0.03], dtype=torch.float64)
-    return torch.sin(positions_N.double()[:, None] * rates_D)
+_RATES_D = np.array([1.0, 0.37, 0.11, 0.03])
+
+
+def _position_code(positions_N: NDArray[np.integer]) -> Array:
+    return np.sin(positions_N[:, None] * _RATES_D)
 
 
 def _wanted(rows: Sequence[StepRow]) -> list[int]:

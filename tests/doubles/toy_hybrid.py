@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -21,13 +22,63 @@ from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.tree import ROOT
 
 
+class _State:
+    """A recurrent state, with the states and the logits that were computed from it before: a
+    thousand branches of an experiment read the same beginnings."""
+
+    __slots__ = ("following", "logits", "value_D")
+
+    def __init__(self, value_D: Tensor) -> None:
+        self.value_D = value_D
+        self.following: dict[int, _State] = {}
+        self.logits: dict[tuple[int, ...], Tensor] = {}
+
+
+class _Weights:
+    """The weights of one seed, for all models that have it."""
+
+    def __init__(self, vocab_size: int, seed: int) -> None:
+        rng = torch.Generator().manual_seed(seed)
+        self.embed_VD = torch.randn(vocab_size, WIDTH, generator=rng, dtype=torch.float64)
+        self.head_EV = torch.randn(2 * WIDTH, vocab_size, generator=rng, dtype=torch.float64)
+        self.decay_D = torch.rand(WIDTH, generator=rng, dtype=torch.float64)
+        self.start = _State(torch.zeros(WIDTH, dtype=torch.float64))
+        self._num_computed = 0
+
+    def after(self, state: _State, token: int) -> _State:
+        """The state once `token` was read."""
+        known = state.following.get(token)
+        if known is None:
+            value_D = torch.lerp(self.embed_VD[token], state.value_D, self.decay_D)
+            known = state.following.setdefault(token, _State(value_D))
+        return known
+
+    def logits(self, tokens: tuple[int, ...], state: _State) -> Tensor:
+        """Of attention of the last of `tokens` over all of them, and of `state`."""
+        known = state.logits.get(tokens)
+        if known is None:
+            rows_SD = self.embed_VD[list(tokens)]
+            seen_D = torch.softmax(rows_SD @ rows_SD[-1], dim=0) @ rows_SD
+            logits_V = torch.cat([seen_D, 3 * state.value_D]) @ self.head_EV
+            known = state.logits.setdefault(tokens, logits_V)
+            self._num_computed += 1
+            if self._num_computed % MOST_KNOWN == 0:
+                self.start = _State(self.start.value_D)
+        return known
+
+
+# Rows of logits that are remembered of one seed: some hundred bytes each.
+MOST_KNOWN = 50_000
+_weights = cache(_Weights)
+
+
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A token that was fed: its parent, its attention row and the recurrent state after it."""
+    """A token that was fed: its parent, and the recurrent state after it."""
 
     parent: int
-    row_D: Tensor
-    state_D: Tensor
+    token: int
+    state: _State
 
 
 @dataclass(slots=True)
@@ -110,32 +161,28 @@ class ToyHybrid:
     """`seed` makes the weights."""
 
     def __init__(self, *, vocab_size: int = 11, seed: int = 0, num_slots: int = 256) -> None:
-        rng = torch.Generator().manual_seed(seed)
         self.spec = toy_spec("toy-hybrid", vocab_size)
         self.state = HybridStore(num_slots)
-        self._embed_VD = torch.randn(vocab_size, WIDTH, generator=rng, dtype=torch.float64)
-        self._head_EV = torch.randn(2 * WIDTH, vocab_size, generator=rng, dtype=torch.float64)
-        self._decay_D = torch.rand(WIDTH, generator=rng, dtype=torch.float64)
+        self._weights = _weights(vocab_size, seed)
         self._logits_MV = torch.empty(0)
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         del needs
         self.state.require(rows)
-        logits = [self._row(row) for row in rows]
+        wanted = [logits_V for row in rows for logits_V in self._row(row)]
         self._logits_MV.fill_(torch.nan)
-        self._logits_MV = torch.cat([torch.empty(0, self.spec.vocab_size).double(), *logits])
+        nothing_0V = self._weights.head_EV[:0]
+        self._logits_MV = torch.stack(wanted) if wanted else nothing_0V.clone()
         return StepOutput(self._logits_MV[:])
 
-    def _row(self, row: StepRow) -> Tensor:
-        features: list[Tensor] = []
-        for token, parent in zip(row.tokens, row.parents, strict=True):
+    def _row(self, row: StepRow) -> list[Tensor]:
+        """The logits that the row asks for; all its nodes are staged."""
+        weights, found = self._weights, list[Tensor]()
+        for node, (token, parent) in enumerate(zip(row.tokens, row.parents, strict=True)):
             before = self.state.path(row.seq_id, parent)
-            x_D = self._embed_VD[token]
-            state_D = before[-1].state_D if before else torch.zeros_like(x_D)
-            state_D = torch.lerp(x_D, state_D, self._decay_D)
-            self.state.stage(row.seq_id, _Node(parent, x_D, state_D))
-            rows_SD = torch.stack([*(node.row_D for node in before), x_D])
-            seen_D = torch.softmax(rows_SD @ x_D, dim=0) @ rows_SD
-            features.append(torch.cat([seen_D, 3 * state_D]))
-        wanted = features[row.logits_from :]
-        return torch.stack(wanted) @ self._head_EV if wanted else self._head_EV[:0]
+            state = weights.after(before[-1].state if before else weights.start, token)
+            self.state.stage(row.seq_id, _Node(parent, token, state))
+            if node >= row.logits_from:
+                tokens = (*(one.token for one in before), token)
+                found.append(weights.logits(tokens, state))
+        return found
