@@ -11,10 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from doubles.command_line import Command, Finished
+from doubles.command_line import Command, Finished, remembered_parsers
 from outrider.cli.main import run
 from outrider.cli.session import TOLD_BY_NOTES
 from outrider.core.logs import COMPILERS
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsers() -> Iterator[None]:
+    """A process of a user's parses one command line."""
+    with remembered_parsers():
+        yield
 
 
 @pytest.fixture(autouse=True)
