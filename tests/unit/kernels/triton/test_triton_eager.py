@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from doubles.tiny_checkpoints import random_llama, variant
+from doubles.tiny_checkpoints import Variant, random_llama, variant
 from outrider.core.errors import NumericsError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.sampling import PLAIN
@@ -169,6 +169,14 @@ def test_a_distribution_that_is_not_numbers_is_an_error() -> None:
         eager().pick(torch.full((20,), torch.nan), 0.5)
 
 
+def small(name: str, **changes: int) -> Variant:
+    """One layer, of sizes for the interpreter."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 48, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    one = variant(name)
+    return replace(one, changes={**one.changes, **sizes, **heads, **changes})
+
+
 def logits_of(model: LlamaModel, tokens: list[int], seq_id: int) -> Tensor:
     return model.step([StepRow.chain(seq_id, tokens)], DraftNeeds()).logits_MV.clone()
 
@@ -177,14 +185,14 @@ def logits_of(model: LlamaModel, tokens: list[int], seq_id: int) -> Tensor:
 def test_a_model_gives_the_logits_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """With norms of heads; and a pass of three tokens is three passes, bit for bit."""
     space = Space(num_slots=64, page_size=8, max_rows=8, max_logits=8)
-    plain = random_llama(variant("qwen3"), capacity=space)
+    plain = random_llama(small("qwen3", head_dim=16), capacity=space)
     kernels = side()
 
     def chosen(**_: object) -> Kernels:
         return kernels
 
     monkeypatch.setattr(loading, "choose", chosen)
-    model = random_llama(variant("qwen3"), capacity=space)
+    model = random_llama(small("qwen3", head_dim=16), capacity=space)
     assert model.kernels.exact
     assert model.kernels.linear == kernels.linear
     for one in (plain, model):
@@ -206,7 +214,7 @@ def test_activations_in_the_dtype_of_weights_change_no_bit(monkeypatch: pytest.M
     space, found = Space(num_slots=64, page_size=8, max_rows=8, max_logits=8), list[Tensor]()
     for chosen, dtype in ((kernels, torch.bfloat16), (other, torch.float32)):
         monkeypatch.setattr(loading, "choose", lambda chosen=chosen, **_: chosen)  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType]
-        model = random_llama(variant("llama2"), dtype="bfloat16", capacity=space)
+        model = random_llama(small("llama2"), dtype="bfloat16", capacity=space)
         held = (model.scratch.normed, model.scratch.attended_NA, model.scratch.activated_NF)
         assert {one.dtype for one in held} == {dtype}
         model.state.open(1, ())
