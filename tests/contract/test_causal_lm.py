@@ -122,6 +122,7 @@ def test_a_fork_and_its_source_go_separate_ways(kind: Kind) -> None:
     close_to(source, whole(kind, (*TEXT, 2, 3, 1))[-1])
 
 
+@pytest.mark.covering(1)
 @every_kind
 @pytest.mark.parametrize("length", range(len(TEXT) + 1))
 def test_a_fork_of_a_beginning_forgets_the_rest(kind: Kind, length: int) -> None:

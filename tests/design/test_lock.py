@@ -10,6 +10,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ TORCH = re.findall(r"^# torch==(\S+)$", TEXT, re.MULTILINE)
 APART = re.compile(r"torch|nvidia-.*|cuda-.*")
 
 
+@cache
 def entries(text: str) -> dict[str, list[tuple[str, Marker | None]]]:
     """Of each package its versions, and where each counts."""
     found: dict[str, list[tuple[str, Marker | None]]] = {}

@@ -167,6 +167,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 
 # Every drafter and every length, not each with each: the text may depend on neither. Other
 # combinations are `deep`.
+@pytest.mark.sample(4)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("k", [1, 2, 5])

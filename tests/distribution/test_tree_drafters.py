@@ -106,6 +106,7 @@ def rig(drafter: Drafter, budget: Budget, rule: AcceptanceRule | None = None) ->
     return Rig(target, drafter, rule or BlockRule(), k=budget.depth, controller=controller, chunk=3)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("make", [medusa, block])
 @pytest.mark.parametrize("params", FILTERS[:3], ids=["temperature", "top-k", "top-p"])
 def test_chains(make: Callable[..., Drafter], params: SamplingParams) -> None:
@@ -143,6 +144,7 @@ def test_the_walk_is_not_empty() -> None:
     assert len(found) == VOCAB**LENGTH
 
 
+@pytest.mark.covering(1)
 @every_drafter
 @pytest.mark.parametrize("num_nodes", [0, 6, 20])
 @pytest.mark.parametrize("batch_size", [1, 3])

@@ -88,6 +88,7 @@ def target() -> CausalLM:
 
 
 # Batches by chunks are covered in test_invariance.py. Other combinations are `deep`.
+@pytest.mark.sample(2)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 @pytest.mark.parametrize("chunk", [2, 256])

@@ -51,7 +51,7 @@ def ahead_of(rig: AheadRig) -> AheadDrafter:
 
 
 # Any two of model, rule, temperature and length meet. Other combinations are `deep`.
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.covering(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 4, 8])
@@ -211,6 +211,7 @@ def test_requests_whose_logits_are_shaped_are_drafted_for_in_turns() -> None:
     assert text == text_in_turns(ToyHybrid, BlockRule(), again, 4)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fallback", ["ngram", "none", "auto"])
 def test_other_fallbacks_write_the_same_greedy_text(fallback: str) -> None:
     wanted = requests(0.0)

@@ -30,7 +30,7 @@ def models() -> tuple[Decoder, Decoder]:
     )
 
 
-def requests(temperature: float, batch: int, max_tokens: int = 24) -> list[Request]:
+def requests(temperature: float, batch: int, max_tokens: int = 16) -> list[Request]:
     tokenizer = Tokenizer.load(resolve(EMBEDDED_TARGET))
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=3)
     return [Request(tokenizer.encode(prompt), params) for prompt in PROMPTS[:batch]]
@@ -38,6 +38,7 @@ def requests(temperature: float, batch: int, max_tokens: int = 24) -> list[Reque
 
 # Temperatures by lengths are covered with small models in test_ahead.py. Other combinations are
 # `deep`.
+@pytest.mark.sample(2)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("k", [1, 4, 8])
@@ -63,7 +64,7 @@ def test_most_verdicts_of_greedy_text_are_foreseen() -> None:
     target, draft = models()
     argmax = target.kernels.argmax
     drafter = ahead_drafter(draft, Ways(fan_out=24, batch=3), argmax=argmax)
-    AheadRig(target, drafter, argmax=argmax).run(requests(0.0, 3, 80))
+    AheadRig(target, drafter, argmax=argmax).run(requests(0.0, 3, 60))
     stats = drafter.stats()
     assert stats.looks.share > 0.6
     assert stats.bonus.share > stats.looks.share

@@ -63,7 +63,7 @@ def batches(llm: LLM, tmp_path: Path) -> Batches:
 PROMPTS = [f"{head}{number}" for number in range(5) for head in ("def f", "class C", "x = ")]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("read_ahead", [1, 4, 100])
 def test_every_line_has_the_text_that_it_would_have_alone(

@@ -97,6 +97,7 @@ def nan_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.covering(1)
 @pytest.mark.weights
 @pytest.mark.parametrize("force_reference", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

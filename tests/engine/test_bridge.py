@@ -28,11 +28,11 @@ from outrider.models.loading import resolve
 from outrider.verify.batched import EXACT, rule_for
 from outrider_lab.bench.workload import load_prompts
 
-PARAMS = SamplingParams(max_tokens=32)
+PARAMS = SamplingParams(max_tokens=24)
 
 
 def prompts() -> list[str]:
-    return [*load_prompts("humaneval")[:3], *load_prompts("gsm8k")[:3]]
+    return [*load_prompts("humaneval")[:2], *load_prompts("gsm8k")[:2]]
 
 
 def run(drafter: str, draft: Path | None = None, *, batch_size: int = 8) -> list[GenerationResult]:

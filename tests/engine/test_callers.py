@@ -23,7 +23,7 @@ from outrider.core.errors import ConfigError, MachineError
 pytestmark = pytest.mark.weights
 
 PROMPTS = ("def f(x):", "for i in", "import os, sys", "while True:")
-PARAMS = SamplingParams(max_tokens=16)
+PARAMS = SamplingParams(max_tokens=10)
 SCHEDULES = ("single", "pd", "pdv", "ssd")
 NUM_THREADS, NUM_CALLS = 4, 4
 
@@ -96,6 +96,7 @@ def test_an_interrupt_while_a_finished_stream_is_let_go_comes_with_the_next_call
     assert generated(llm, PROMPTS[0]) == wanted
 
 
+@pytest.mark.sample(2)
 def test_threads_get_the_texts_of_one_thread_and_lose_no_page(llm: LLM) -> None:
     wanted = [generated(llm, prompt) for prompt in PROMPTS]
     free = llm.free_tokens
@@ -200,6 +201,7 @@ def test_a_callback_may_not_call_back(llm: LLM, call: str) -> None:
     assert llm.free_tokens == free
 
 
+@pytest.mark.sample(2)
 def test_a_callback_may_cancel_and_the_job_goes_on(llm: LLM) -> None:
     free, wanted = llm.free_tokens, generated(llm, PROMPTS[0])
     tickets: list[Any] = []
@@ -229,6 +231,7 @@ def test_a_finalizer_gets_no_turn_in_a_lane() -> None:
         assert not given
 
 
+@pytest.mark.sample(2)
 def test_two_threads_may_read_one_stream(llm: LLM) -> None:
     """Each event is told once, to one of them."""
     params = SamplingParams(max_tokens=64, ignore_eos=True)
@@ -246,6 +249,7 @@ def test_two_threads_may_read_one_stream(llm: LLM) -> None:
     assert sorted("".join(told)) == sorted(wanted)
 
 
+@pytest.mark.sample(2)
 def test_a_stream_may_be_closed_by_another_thread_than_its_reader(llm: LLM) -> None:
     free = llm.free_tokens
     stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=1000, ignore_eos=True))
@@ -313,7 +317,7 @@ def _use(call: Any, told: Any) -> None:
         told.put("not refused")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.wide
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

@@ -179,6 +179,7 @@ def small_rig(num_slots: int, name: str, chunk: int, reserve: float) -> Rig:
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", SCHEDULES)
 @examples(5)
 @given(

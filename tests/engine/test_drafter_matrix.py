@@ -43,7 +43,7 @@ def matrices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runner]:
     }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 @pytest.mark.parametrize("name", ["dense", "hybrid"])

@@ -35,7 +35,7 @@ HOME = Home(timeout=5.0, pace=RestartBackoff(first=60.0), command=command(LIAR))
 IN_MEMORY = replace(HOME, command=command(LIAR_IN_MEMORY))
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("lie", "reason"),
     [

@@ -30,7 +30,7 @@ LAYERED = replace(
     changes={"norm_output": True, "fc_norm": True},
 )
 KINDS = {"3": EAGLE3, "1": EAGLE1, "layered": LAYERED}
-PROMPTS = load_prompts("humaneval")[3:6]
+PROMPTS = load_prompts("humaneval")[3:5]
 GREEDY = SamplingParams(max_tokens=16)
 SAMPLED = SamplingParams(max_tokens=16, temperature=0.8, top_p=0.95, seed=5)
 TREE = EngineConfig(k=3, tree_nodes=9)
@@ -78,6 +78,7 @@ def test_greedy_tokens_equal_plain_decoding(
     ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.weights
 @pytest.mark.parametrize(

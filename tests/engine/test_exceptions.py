@@ -52,7 +52,7 @@ LANES = [
 ]
 PROMPTS = ("def f(x):", "for i in", "import os, sys", "x = [1, 2, 3]\n" * 8)
 CULPRIT = 1
-PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
+PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
 
 
 def config(schedule: str, concurrent: bool, fused: bool) -> EngineConfig:
@@ -132,6 +132,7 @@ def check_one_failed(
 
 # Every kind, place and arrangement of lanes; kinds by lanes meet within stages below, and faults of
 # an ordinary kind by lanes in test_faults.py. Other combinations are `deep`.
+@pytest.mark.sample(4)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.parametrize("kind", KINDS)
@@ -148,7 +149,7 @@ def test_what_a_mask_raises_ends_its_request(
     assert [ticket.result().token_ids for ticket in run(llm)] == wanted
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(8)
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("kind", [PanicError, SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("place", ["pass", "draft pass", "propose", "rule", "commit"])
@@ -171,6 +172,7 @@ def test_what_a_stage_raises_ends_one_request_or_its_drafts(
     assert faults.written(faults.run(llm)) == undisturbed
 
 
+@pytest.mark.sample(3)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["push", "finish"])
@@ -184,7 +186,7 @@ def test_what_a_tokenizer_raises_ends_its_request(
     check_one_failed(run(llm, change), wanted, kind)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["open", "propose", "close", "propose_after"])
@@ -211,6 +213,7 @@ def test_what_a_drafter_raises_ends_drafts_only(
     assert [ticket.result().token_ids for ticket in run(llm)] == wanted
 
 
+@pytest.mark.sample(2)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["budgets", "observe"])
@@ -238,6 +241,7 @@ def test_what_a_controller_raises_ends_speculation_only(
         llm.close()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("given", [None, [], [Budget(99)], ["3"], 3])
 def test_budgets_that_are_none_end_speculation_only(
     plain: list[tuple[int, ...]], given: Any
@@ -256,6 +260,7 @@ def test_budgets_that_are_none_end_speculation_only(
     assert any("the controller failed" in note for note in result.notes)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_an_observer_raises_ends_nothing(
     plain: list[tuple[int, ...]], kind: type[BaseException], caplog: pytest.LogCaptureFixture
@@ -272,6 +277,7 @@ def test_what_an_observer_raises_ends_nothing(
     assert "An observer of jobs failed" in caplog.text
 
 
+@pytest.mark.sample(3)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_and_a_batch_raise_it_once_and_go_on(llm: LLM, kind: type[BaseException]) -> None:
@@ -287,6 +293,7 @@ def test_a_stream_and_a_batch_raise_it_once_and_go_on(llm: LLM, kind: type[BaseE
         assert llm.free_tokens == free
 
 
+@pytest.mark.sample(2)
 def test_what_is_raised_where_ctrl_c_is_ignored_is_none(
     llm: LLM, wanted: list[tuple[int, ...]]
 ) -> None:
@@ -298,6 +305,7 @@ def test_what_is_raised_where_ctrl_c_is_ignored_is_none(
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", [PanicError, SystemExit])
 def test_what_a_tokenizer_raises_outside_of_jobs_is_told_as_an_error(
     llm: LLM, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
@@ -315,6 +323,7 @@ def test_what_a_tokenizer_raises_outside_of_jobs_is_told_as_an_error(
         assert llm.free_tokens == free
 
 
+@pytest.mark.sample(3)
 def test_a_mask_that_is_no_mask_ends_its_request(llm: LLM, wanted: list[tuple[int, ...]]) -> None:
     def words(_: Sequence[int]) -> Any:
         return "all"

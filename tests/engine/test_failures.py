@@ -89,7 +89,7 @@ def written(seqs: Sequence[LiveSequence]) -> list[list[int]]:
 
 
 # Any two of model, part and moment meet. Other combinations are `deep`.
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("part", ["target", "draft model", "drafter", "rule"])
 @pytest.mark.parametrize("kind", [ToyHybrid, TinyAttentionLM])

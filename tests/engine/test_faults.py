@@ -79,7 +79,7 @@ def wanted(llm: LLM) -> list[list[int]]:
     return written(seqs)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(("place", "before"), OF_TARGET)
 def test_a_fault_of_the_target_ends_one_request_or_none(
     llm: LLM, wanted: list[list[int]], place: str, before: bool
@@ -99,7 +99,7 @@ def test_a_fault_of_the_target_ends_one_request_or_none(
     assert not any(seq.no_drafts for seq in seqs)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(("place", "before"), [*OF_DRAFTER, *AHEAD])
 def test_a_fault_of_the_drafter_ends_no_request(
     llm: LLM, wanted: list[list[int]], place: str, before: bool
@@ -135,7 +135,7 @@ def no_distribution(_: DraftRow) -> Draft:
     return Draft.chain([0], torch.full((1, 8192), torch.nan))
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("broken", [too_many, foreign, no_distribution], ids=lambda f: f.__name__)
 def test_a_draft_that_breaks_its_contract_ends_the_drafts_of_its_request(
     llm: LLM,
@@ -166,6 +166,7 @@ def test_a_draft_that_breaks_its_contract_ends_the_drafts_of_its_request(
     assert told == [i == CULPRIT and broken is not no_distribution for i in range(len(PROMPTS))]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("place", ["propose", "propose_after"])
 @pytest.mark.parametrize("schedule", ["pdv", "ssd"])
 def test_a_drafter_that_hangs_costs_drafts_and_no_request(

@@ -73,6 +73,7 @@ def test_without_hits_drafting_ahead_is_drafting_in_turns() -> None:
     assert ahead.numbers.num_looks == ahead.numbers.num_rounds
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("p_hit", [0.0, 0.4, 1.0])
 def test_hits_are_forced_at_their_share(p_hit: float) -> None:
     numbers = bed().run(replace(SSD, batch=3, p_hit=p_hit)).numbers

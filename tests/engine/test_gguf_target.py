@@ -35,6 +35,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("drafter", ["none", "ngram", "quantised-self"])
 def test_the_text_is_that_of_the_folder(file: Path, drafter: str) -> None:
     config = EngineConfig(drafter=drafter, tokenizer=EMBEDDED)
@@ -74,7 +75,7 @@ MIXES = (
 )  # fmt: skip
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kinds", MIXES, ids="-".join)
 def test_drafts_change_nothing_on_blocks(tmp_path: Path, kinds: Sequence[str]) -> None:
     path = wide_llama(kinds).write(tmp_path / "a.gguf")

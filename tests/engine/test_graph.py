@@ -39,7 +39,7 @@ def check_same(rig: GraphRig, wanted: Sequence[Request]) -> None:
 
 
 # Any two of rule, length, filters and temperatures meet. Other combinations are `deep`.
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("sampler", ["token", "block"])
 @pytest.mark.parametrize("k", [0, 1, 2, 5])
 @pytest.mark.parametrize("temperatures", [(1.5,) * 3, (0, 0.9, 2.5)])
@@ -98,6 +98,7 @@ def test_a_short_text_does_not_pay_for_the_window(k: int, monkeypatch: pytest.Mo
     assert len({held for _, held in longest}) > 2
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", ["qwen3", "gpt2", "attention_bias"])
 def test_other_families(family: str) -> None:
     config = EngineConfig(k=3, batch_size=4, drafter="model")

@@ -118,8 +118,8 @@ def check_host(rigged: GraphRig, wanted: Sequence[Request]) -> HostRound:
     return made
 
 
-# Any two of drafter, requests and rule meet. Other combinations are `deep`.
-@pytest.mark.covering(2)
+# Every drafter, kind of request and rule comes. Other combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sampler", ["block", "token", "match"])
@@ -129,6 +129,7 @@ def test_text_is_that_of_the_stages(
     check_host(host_rig(name, heads, sampler=sampler), KINDS[kind])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", ["qwen3", "gpt2", "attention_bias"])
 def test_other_families(family: str) -> None:
     config = EngineConfig(drafter="model", k=3, tree_nodes=7, batch_size=4, controller="fixed")
@@ -136,6 +137,7 @@ def test_other_families(family: str) -> None:
     check_host(rigged, requests((0, 0.8, 0), filtered=True))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("salt", range(3))
 @pytest.mark.parametrize("sampler", ["block", "token"])
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -223,8 +225,8 @@ PENALTIES: Mapping[str, object] = {
 }
 
 
-# Any two meet. Other combinations are `deep`.
-@pytest.mark.covering(2)
+# Each value comes. Other combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", ["ngram", "suffix", "model", "mtp, trees"])
 @pytest.mark.parametrize("change", [*PENALTIES, "all"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

@@ -27,6 +27,7 @@ from outrider.plugins.gpu.rounds.host_round import HostRound
 from outrider.plugins.gpu.rounds.sampling import Filters, Rows, distributions
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("salt", range(2))
 @pytest.mark.parametrize("sampler", ["token", "match"])
 @pytest.mark.parametrize("batch_size", [2, 4])

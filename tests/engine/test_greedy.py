@@ -80,7 +80,7 @@ def test_any_run(
     check_greedy(rig, kind, prompts, num_tokens)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @every_kind
 @pytest.mark.parametrize("k", range(9))
 def test_every_depth(kind: Kind, k: int) -> None:
@@ -89,6 +89,7 @@ def test_every_depth(kind: Kind, k: int) -> None:
         check_greedy(rig, kind, [PROMPT, (4,), (0, 0, 0, 0)], 11)
 
 
+@pytest.mark.sample(4)
 @every_kind
 @pytest.mark.parametrize("k", range(1, 6))
 def test_every_place_of_an_error_in_a_draft(kind: Kind, k: int) -> None:

@@ -30,7 +30,7 @@ def run(schedule: str, *, at_once: bool) -> tuple[list[JobTrace], list[RoundTrac
     return jobs, [trace for result in results for trace in result.rounds]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("at_once", [False, True], ids=["inline", "threads"])
 @pytest.mark.parametrize("schedule", ["single", "pd", "pdv", "ssd"])
 def test_every_pass_has_its_rounds_and_every_round_its_pass(schedule: str, at_once: bool) -> None:
@@ -49,6 +49,7 @@ def test_every_pass_has_its_rounds_and_every_round_its_pass(schedule: str, at_on
     assert sum(event.get("cat") == "job" for event in events) == len(jobs)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("schedule", ["pd", "pdv", "ssd"])
 def test_lanes_in_turns_never_overlap(schedule: str) -> None:
     jobs, _ = run(schedule, at_once=False)

@@ -42,7 +42,7 @@ def matrix() -> Runner:
     return Runner(engines(), PROMPTS, max_tokens=9)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=named)
 def test_text_is_that_of_plain_decoding(matrix: Runner, row: Row) -> None:
@@ -83,9 +83,7 @@ def test_tight_memory_pre_empts_and_changes_nothing(matrix: Runner) -> None:
 def test_acceptance_depends_on_neither_schedule_nor_batch(matrix: Runner) -> None:
     rows = [
         arranged("single"),
-        arranged("single", batch_size=16),
         arranged("pdv", batch_size=16, executor="threads"),
-        arranged("ssd", batch_size=16, executor="threads"),
         arranged("ssd", batch_size=5, force_hits="0.5"),
     ]
     found = acceptance_by_draft(list(matrix.run(rows)))
@@ -131,7 +129,7 @@ def test_drafting_ahead_draws_the_very_text_of_one_lane(force_hits: float) -> No
     told = [
         [
             (result.token_ids, result.stats.num_accepted, result.stats.num_drafted)
-            for result in LLM(config=config).generate(PROMPTS[6:], params)
+            for result in LLM(config=config).generate(PROMPTS[11:], params)
         ]
         for config in (
             EngineConfig(k=4, batch_size=4),

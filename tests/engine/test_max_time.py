@@ -57,6 +57,7 @@ def test_one_that_waits_ends_without_a_token() -> None:
     assert (first.finish, first.num_emitted) == ("length", 30)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("num_steps", range(6))
 def test_one_that_runs_ends_between_rounds_in_every_stage(num_steps: int) -> None:
     """While its prompt is read, too: the chunk is two tokens."""
@@ -105,6 +106,7 @@ def test_time_that_is_not_up_changes_nothing() -> None:
     assert not engine.residents.overdue()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.weights
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_stream_ends_with_the_text_it_has(schedule: str) -> None:

@@ -15,6 +15,7 @@ FORTY_EIGHT = SamplingParams(max_tokens=48)
 FLOOR = 0.3
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("k", "quantise"), [(1, "none"), (4, "none"), (3, "int8")])
 def test_forty_eight_tokens_are_those_of_plain_decoding(k: int, quantise: str) -> None:
     prompts = load_prompts("humaneval")[:3]

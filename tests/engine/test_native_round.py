@@ -82,7 +82,7 @@ def test_tokens_and_verdicts_are_those_of_the_stages(sampler: str, drafter: str,
         {"temperature": 1.0, "top_k": 20, "min_p": 0.02},
     )
     params = [
-        SamplingParams(max_tokens=20 + 7 * i, seed=seed + 2**40 * i, **kind)  # pyright: ignore[reportArgumentType]
+        SamplingParams(max_tokens=12 + 4 * i, seed=seed + 2**40 * i, **kind)  # pyright: ignore[reportArgumentType]
         for seed in range(2)
         for i, kind in enumerate(kinds)
     ]
@@ -98,7 +98,7 @@ def test_tokens_and_verdicts_are_those_of_the_stages(sampler: str, drafter: str,
 def test_requests_with_rules_of_their_own_share_a_batch(drafter: str) -> None:
     rules = (None, *EXACT_SAMPLERS)
     params = [
-        SamplingParams(max_tokens=12 + 5 * i, seed=i, temperature=0.9, sampler=rule)
+        SamplingParams(max_tokens=9 + 2 * i, seed=i, temperature=0.9, sampler=rule)
         for i, rule in enumerate((*rules, *rules))
     ]
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(params))]
@@ -150,7 +150,7 @@ def test_penalties_and_log_probabilities_are_those_of_the_stages(
     """Beside requests without them, greedy, sampled and filtered."""
     ways = ({"temperature": 0.0}, {"temperature": 0.9}, {"temperature": 1.1, "top_p": 0.9})
     params = [
-        SamplingParams(max_tokens=14 + 5 * i, seed=i, **shaped, **way)  # pyright: ignore[reportArgumentType]
+        SamplingParams(max_tokens=8 + 2 * i, seed=i, **shaped, **way)  # pyright: ignore[reportArgumentType]
         for i, (way, shaped) in enumerate(product(ways, SHAPED))
     ]
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(params))]
@@ -165,7 +165,7 @@ def test_penalties_and_log_probabilities_are_those_of_the_stages(
 def test_requests_that_only_the_stages_serve_may_share_a_batch() -> None:
     """Bans and reported rounds send their batch through the stages; what the draft model holds is
     then the stages' to go on with, and the other way round."""
-    plain = SamplingParams(max_tokens=40, temperature=0.8, seed=5)
+    plain = SamplingParams(max_tokens=28, temperature=0.8, seed=5)
     params = [
         plain,
         replace(plain, max_tokens=9, bad_words=("the",)),
@@ -184,7 +184,7 @@ def test_requests_that_only_the_stages_serve_may_share_a_batch() -> None:
 @pytest.mark.parametrize("controller", ["band", "slo"])
 def test_controllers_and_long_prompts(controller: str) -> None:
     """Prompt chunks ride beside others' rounds; drafts differ in length."""
-    params = SamplingParams(max_tokens=48, temperature=0.7, seed=3)
+    params = SamplingParams(max_tokens=28, temperature=0.7, seed=3)
     fused, staged = (
         [
             one.token_ids
@@ -199,7 +199,7 @@ def test_controllers_and_long_prompts(controller: str) -> None:
 
 def test_text_may_end_anywhere_in_a_round() -> None:
     for stop in (("\n",), ("return", "for")):
-        params = SamplingParams(max_tokens=48, stop=stop)
+        params = SamplingParams(max_tokens=32, stop=stop)
         fused, staged = (
             _told(_llm(fused=on, k=8).generate(PROMPTS, params)) for on in (True, False)
         )

@@ -96,7 +96,7 @@ def _check_memory(llm: LLM) -> None:
             model.state.check()  # pyright: ignore
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
@@ -144,7 +144,7 @@ def test_a_broken_draft_model_is_told_of_and_leaves_no_trace() -> None:
 @pytest.mark.slow
 def test_a_draft_beyond_all_room_goes_by_stages() -> None:
     """A controller's good manners are not what memory depends on."""
-    params = [SamplingParams(max_tokens=90, temperature=0.6, seed=0)]
+    params = [SamplingParams(max_tokens=40, temperature=0.6, seed=0)]
     fused, staged = (
         _told(_llm(on, k=6, batch_size=16, depths=(70, 66)), PROMPTS[:1], params)
         for on in (True, False)
@@ -169,7 +169,7 @@ def test_numbers_may_end_at_any_place_of_a_round(sampler: str) -> None:
     is looked at."""
     llms = [_llm(on, k=3, batch_size=1, sampler=sampler) for on in (True, False)]
     start = len(llms[0].requests.ids(PROMPTS[3]))
-    for position in range(start, start + 4):
+    for position in range(start, start + 2):
         for at in range(4):
             params = SamplingParams(max_tokens=8, temperature=0.9 * (at % 2), seed=position)
             fused, staged = (_with_nan(llm, at < 2, position, params) for llm in llms)
@@ -214,7 +214,7 @@ def test_what_the_draft_model_reads_of_a_prompt_is_drafting(
 @pytest.mark.slow
 def test_two_engines_share_one_team() -> None:
     """In two threads at once, as each does alone."""
-    params = [replace(MIX[9], max_tokens=24), SamplingParams(max_tokens=24)]
+    params = [replace(MIX[9], max_tokens=12), SamplingParams(max_tokens=12)]
     makes = ({"k": 4}, {"k": 3, "sampler": "token"})
 
     def run(make: dict[str, Any]) -> list[object]:

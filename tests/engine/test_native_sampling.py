@@ -13,7 +13,7 @@ from outrider_lab.bench.workload import load_prompts
 pytestmark = pytest.mark.weights
 
 PROMPTS = load_prompts("humaneval")[:3]
-DRAWN = SamplingParams(max_tokens=24, temperature=0.8, seed=11)
+DRAWN = SamplingParams(max_tokens=16, temperature=0.8, seed=11)
 
 
 @cache
@@ -23,6 +23,7 @@ def texts(**settings: int | str) -> list[tuple[int, ...]]:
 
 
 # Both rules, every arrangement. Other combinations are `deep`.
+@pytest.mark.sample(2)
 @pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["block", "token"])
@@ -33,6 +34,7 @@ def test_company_changes_no_text(sampler: str, settings: dict[str, int]) -> None
     assert texts(sampler=sampler, **settings) == texts(sampler=sampler)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"k": 0}, {"k": 6}, {"drafter": "ngram"}], ids=str)
 def test_a_seed_s_text_is_the_same_with_any_draft(settings: dict[str, int | str]) -> None:

@@ -18,6 +18,7 @@ from outrider.kernels.native.trees import Grown, NativeTreeDrafts, PlannedTree
 pytestmark = [pytest.mark.weights, pytest.mark.usefixtures("native_library")]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def rounds_of(drafter: str, sampler: str, *, fused: bool) -> list[object]:
     )  # fmt: skip
     assert isinstance(round_of(llm._engine), NativeRound if fused else Stages)  # pyright: ignore[reportPrivateUsage]
     params = [
-        SamplingParams(max_tokens=16 + 5 * i, seed=i, **way)  # pyright: ignore[reportArgumentType]
+        SamplingParams(max_tokens=10 + 3 * i, seed=i, **way)  # pyright: ignore[reportArgumentType]
         for i, way in enumerate(WAYS)
     ]
     found: list[object] = []
@@ -94,7 +95,7 @@ def rounds_of(drafter: str, sampler: str, *, fused: bool) -> list[object]:
 
 
 # Each drafter and each rule meets the stages. Other combinations are `deep`.
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", DRAFTS)
@@ -103,7 +104,7 @@ def test_verdicts_on_given_drafts_are_those_of_the_stages(drafter: str, sampler:
     assert rounds_of(drafter, sampler, fused=True) == rounds_of(drafter, sampler, fused=False)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("drafter", DRAFTS)

@@ -125,7 +125,7 @@ def _rows(folder: Path) -> int:
         llm.close()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", ["rounds", "trees", "reference"])
 def test_no_id_beyond_the_tokenizers_end_is_drafted(pair: Pair, way: str) -> None:
     """The target writes some itself where it has them, and drafting goes on behind them."""

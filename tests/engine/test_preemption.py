@@ -30,6 +30,7 @@ def rig_over(num_slots: int, name: str, chunk: int, reserve: float) -> Rig:
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", SCHEDULES)
 @examples(15)
 @given(
@@ -44,6 +45,7 @@ def test_every_text_is_what_it_would_be(
     check_pre_emption(rig_over(num_slots, name, chunk, reserve), sizes)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_memory_for_two_of_three_requests_pre_empts(name: str) -> None:
     rig = rig_over(36, name, 8, 0.0)

@@ -56,7 +56,7 @@ def texts(model: str, config: dict[str, object]) -> list[tuple[int, ...]]:
         ]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("model", "config"),
     [

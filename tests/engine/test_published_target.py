@@ -22,7 +22,7 @@ def written(folder: Path, tokenizer: Path, drafter: str, dtype: str) -> tuple[in
     return result.token_ids
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_the_text_is_that_of_its_numbers(tmp_path: Path, form: Format) -> None:
     words = small_llama().write(tmp_path / "words.gguf")

@@ -16,8 +16,8 @@ from outrider.core.params import SamplingParams
 pytestmark = pytest.mark.weights
 
 PROMPT = "for i in range(10):\n    print(i)\nfor i in range(10):\n    print(i)\nfor i"
-GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
-SEEDED = SamplingParams(max_tokens=24, ignore_eos=True, temperature=1, seed=7)
+GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
+SEEDED = SamplingParams(max_tokens=16, ignore_eos=True, temperature=1, seed=7)
 # Everything that makes drafts or runs rounds in a way of its own.
 ENGINES: dict[str, dict[str, object]] = {
     "native": {"drafter": "model"},
@@ -59,7 +59,7 @@ def drafters_of(result: GenerationResult) -> set[str]:
     return {one.drafter for one in result.rounds if one.num_drafted}
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("engine", ENGINES, scope="module")
 def test_requests_without_drafts_have_none_beside_others_that_have(
     engine: str, opened: LLM
@@ -68,9 +68,9 @@ def test_requests_without_drafts_have_none_beside_others_that_have(
         [PROMPT] * 4,
         [
             GREEDY,
-            SamplingParams(max_tokens=24, ignore_eos=True, speculative=False),
-            SamplingParams(max_tokens=24, ignore_eos=True, k=1),
-            SamplingParams(max_tokens=24, ignore_eos=True, k=64),
+            SamplingParams(max_tokens=16, ignore_eos=True, speculative=False),
+            SamplingParams(max_tokens=16, ignore_eos=True, k=1),
+            SamplingParams(max_tokens=16, ignore_eos=True, k=64),
         ],
     )
     engine_k = 0 if engine == "none" else opened.k
@@ -79,17 +79,18 @@ def test_requests_without_drafts_have_none_beside_others_that_have(
     assert plain.stats.num_drafted == 0
     assert (plain.stats.drafter, plain.stats.k, plain.is_speculative) == ("none", 0, False)
     assert {one.drafter for one in plain.rounds if one.num_emitted} == {"none"}
-    assert len([one for one in plain.rounds if one.num_emitted]) == 24
+    assert len([one for one in plain.rounds if one.num_emitted]) == 16
     assert not plain.notes
     assert max(one.draft_depth for one in short.rounds) <= 1
     assert [one.stats.k for one in results] == [engine_k, 0, min(1, engine_k), engine_k]
     assert results[0].stats.drafter == opened.drafter
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ["native", "stages", "looked up"])
 def test_a_request_without_drafts_has_the_text_that_it_has_alone(engine: str) -> None:
     """Of one seed, under rules that draw plain text with numbers of their own."""
-    plain = SamplingParams(max_tokens=24, ignore_eos=True, temperature=1, seed=7, speculative=False)
+    plain = SamplingParams(max_tokens=16, ignore_eos=True, temperature=1, seed=7, speculative=False)
     with llm_of(engine) as llm, llm_of("none") as other:
         beside = together(llm, [SEEDED, plain, GREEDY])[1]
         assert beside.token_ids == together(other, [SEEDED])[0].token_ids
@@ -113,7 +114,7 @@ def test_true_refuses_a_request_that_nothing_would_be_drafted_for() -> None:
 
 def test_text_without_drafts_is_exact_under_a_lossy_rule() -> None:
     with llm_of("looked up", sampler="p_min") as llm:
-        lossy, plain = together(llm, [GREEDY, SamplingParams(max_tokens=24, speculative=False)])
+        lossy, plain = together(llm, [GREEDY, SamplingParams(max_tokens=16, speculative=False)])
     assert (lossy.exact, plain.exact) == (False, True)
 
 
@@ -122,7 +123,7 @@ TIMED = ("goodput",)
 RULES = ("block", "token", "match", "coupled")
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "engine",
     ["native", "stages", "tree", "heads", "own copy", "pdv", "ssd", "process"],
@@ -181,7 +182,7 @@ LOOK_UPS = ("ngram", "suffix", "recycling", "lookup", "prediction", "none")
 PARTS = {"portfolio": ("portfolio", "model"), "looked up": (), "none": (), "recycled": ()}
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name != "none"], scope="module")
 def test_requests_of_one_batch_have_drafters_of_their_own(engine: str, opened: LLM) -> None:
     names = [*LOOK_UPS, *PARTS.get(engine, (opened.drafter,))]
@@ -206,6 +207,7 @@ def test_a_drafter_that_a_request_chose_forgets_as_the_engines_own_does() -> Non
     assert [one.num_drafted for one in first.rounds] == [one.num_drafted for one in second.rounds]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("engine", "drafter"),
     [("looked up", "model"), ("native", "eagle"), ("heads", "model"), ("native", "eagle-lite")],
@@ -229,7 +231,7 @@ def test_an_engine_without_speculation_has_no_room_for_drafts() -> None:
         assert llm.drafters == ("none",)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("engine", ENGINES, scope="module")
 def test_a_prediction_is_followed_beside_any_drafter(engine: str, opened: LLM) -> None:
     opened.forget()
@@ -247,6 +249,7 @@ def test_a_prediction_is_followed_beside_any_drafter(engine: str, opened: LLM) -
     assert results[3].stats.num_drafted == 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ["native", "stages", "looked up", "ssd"])
 def test_a_prediction_leaves_the_text_of_a_seed_alone(engine: str) -> None:
     tied = replace(SEEDED, sampler="coupled")

@@ -51,7 +51,7 @@ llm = LLM(batch_size=4, arena_tokens=2048)
 wanted = [one.text for one in llm.generate(["def f(x):" * 8, "x = 1"], max_tokens=16)]
 free, found = llm.free_tokens, {}
 prompts = [f"def f{i}(x): return {i}" * 8 for i in range(6)]
-for megabytes in (0.1, 0.5, 1.5, 3, 8, 40):
+for megabytes in (0.1, 1.5, 8, 40):
     with left(megabytes):
         loading = ended(lambda: LLM(batch_size=4, arena_tokens=2048))
         running = ended(lambda: llm.generate(prompts, max_tokens=16))
@@ -68,7 +68,7 @@ def test_little_address_space_ends_no_process() -> None:
     child = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert child.returncode == 0, child.stderr[-2000:]
     found = json.loads(child.stdout)
-    assert len(found) == 6
+    assert len(found) == 4
     for megabytes, (loading, running, masked, same_text, same_room) in found.items():
         # What is planned is known before much is read.
         planned = " with the plan" if float(megabytes) >= 40 else ""

@@ -46,6 +46,7 @@ prompts = st.lists(
 )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("poisoned", [False, True])
 @examples(8)
@@ -169,6 +170,7 @@ def small_rig(num_slots: int, name: str, chunk: int, reserve: float) -> Rig:
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", SCHEDULES)
 @examples(6)
 @given(

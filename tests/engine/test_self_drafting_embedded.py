@@ -49,6 +49,7 @@ def sampled(drafter: str) -> list[list[int]]:
 
 # Every arrangement and every drafter, not each with each: tests/engine/test_drafter_matrix.py has
 # their pairs. Other combinations are `deep`.
+@pytest.mark.sample(6)
 @pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", OWN)
@@ -87,6 +88,7 @@ def test_on_the_reference_kernels(drafter: str) -> None:
     assert found.stats.num_accepted > 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", OWN)
@@ -106,6 +108,7 @@ def test_a_sampled_text_is_one_for_every_arrangement(
     assert texts(WARM, drafter=drafter, k=3, **config) == sampled(drafter)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["none", "model", "quantised-self"])

@@ -40,7 +40,7 @@ KINDS: Sequence[dict[str, Any]] = (
     {"temperature": 1.3, "top_p": 0.8},
     {"temperature": 1.0, "top_k": 20, "min_p": 0.02},
 )
-MIXED = [SamplingParams(max_tokens=16 + 5 * i, seed=i, **kind) for i, kind in enumerate(KINDS)]
+MIXED = [SamplingParams(max_tokens=10 + 4 * i, seed=i, **kind) for i, kind in enumerate(KINDS)]
 
 
 def llm_of(drafter: str, target: str | Path | None = None, **config: Any) -> LLM:
@@ -89,11 +89,12 @@ def by_the_token(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 # Rules by lengths are those of a model's rounds in tests/engine/test_native_round.py. Other
 # combinations are `deep`.
+@pytest.mark.sample(3)
 @pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", OWN)
 @pytest.mark.parametrize(
-    ("sampler", "k"), [("block", 1), ("block", 4), ("token", 8), ("match", 3), ("token", 2)]
+    ("sampler", "k"), [("block", 4), ("token", 8), ("match", 3), ("block", 1), ("token", 2)]
 )
 def test_rounds_in_one_call_are_those_of_the_stages(
     drafter: str, sampler: str, k: int, by_the_token: Callable[[], None]
@@ -111,6 +112,7 @@ def test_rounds_in_one_call_are_those_of_the_stages(
 
 # Trees of either drafter have their parity in tests/engine/test_drafter_matrix.py as well. Other
 # combinations are `deep`.
+@pytest.mark.sample(2)
 @pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", OWN)
@@ -151,7 +153,7 @@ def test_a_first_round_reads_no_prompt_with_the_copy(drafter: str) -> None:
 
 
 def test_text_may_end_anywhere_in_a_round(by_the_token: Callable[[], None]) -> None:
-    params = [SamplingParams(max_tokens=40, stop=stop) for stop in (("\n",), ("return", "for"))]
+    params = [SamplingParams(max_tokens=24, stop=stop) for stop in (("\n",), ("return", "for"))]
     params += [SamplingParams(max_tokens=count) for count in (1, 2, 7)]
     prompts = [PROMPTS[i % 3] for i in range(len(params))]
     llm = llm_of("quantised-self", k=8)
@@ -238,6 +240,7 @@ def test_requests_of_the_stages_share_batches_with_others() -> None:
     assert found == wanted
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kinds", [("Q8_0",), ("Q4_K", "Q6_K"), ("Q4_1",)], ids="-".join)
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_over_the_blocks_of_a_file(

@@ -18,6 +18,7 @@ from outrider.core.errors import MachineError, given
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import ModelCapacity
 from outrider.models.load_options import LoadOptions
+from outrider.plugins.parallel import sharded
 from outrider.plugins.parallel.sharded import ShardedLM, load_sharded
 
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.wide, pytest.mark.slow]
@@ -43,7 +44,10 @@ CALLS: dict[str, Callable[[ShardedLM], None]] = {
 
 
 @pytest.mark.parametrize("during", ["a pass", "a message"])
-def test_a_stopped_follower_is_given_up_within_seconds(during: str) -> None:
+def test_a_stopped_follower_is_given_up_within_seconds(
+    during: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharded, "SILENT_SECONDS", 2.0)
     model = load_sharded(stored("llama2", 0), OPTIONS, size=2)
     (process_id,) = model.process_ids
     os.kill(process_id, signal.SIGSTOP)
@@ -51,7 +55,7 @@ def test_a_stopped_follower_is_given_up_within_seconds(during: str) -> None:
     stopped = rf"rank 1 \(process {process_id}\) is stopped or hangs"
     with pytest.raises(MachineError, match=stopped) as caught:
         CALLS[during](model)
-    # It waits 8 s; a minute was the time of a pass before.
+    # A user's waits 8 s; a minute was the time of a pass before.
     assert time.monotonic() - began < 30
     assert caught.value.hint is not None
     assert all_gone([process_id])
@@ -85,7 +89,7 @@ from outrider.models.decoder import ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.plugins.parallel import sharded
 
-sharded.SILENT_SECONDS = 3.0
+sharded.SILENT_SECONDS = 2.0
 options = LoadOptions(capacity=ModelCapacity(num_slots=512, page_size=8), device="cpu")
 model = sharded.load_sharded(Path(sys.argv[1]), options, size=2)
 print("loaded", flush=True)
@@ -105,7 +109,7 @@ def test_a_leader_that_was_stopped_goes_on() -> None:
         assert leader.stdout is not None
         assert leader.stdout.readline() == "loaded\n"
         leader.send_signal(signal.SIGSTOP)
-        time.sleep(6)
+        time.sleep(4)
         leader.send_signal(signal.SIGCONT)
         leader.stdin.write("\n")
         leader.stdin.flush()

@@ -69,7 +69,7 @@ def plain() -> tuple[list[list[int]], list[tuple[int, ...]]]:
     return prompts, texts
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=pytest.mark.wide if "process" in way else ()) for way in WAYS]
 )
@@ -80,6 +80,7 @@ def test_every_token_comes_whatever_drafts(
     assert written(prompts, batch_size=3, **WAYS[way]) == expected
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", ["model", "a tree", "ngram", "little reserved", "layer-skip"])
 def test_an_arena_of_one_window_is_enough(
     plain: tuple[list[list[int]], list[tuple[int, ...]]], way: str

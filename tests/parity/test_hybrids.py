@@ -77,6 +77,7 @@ def _in_float64(peer: Any, text: tuple[int, ...]) -> Tensor:
         return peer.double()(input_ids=torch.tensor([text])).logits[0]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("reference", [False, True], ids=["chosen kernels", "reference"])

@@ -79,7 +79,7 @@ def test_logits_and_hidden_states_are_those_of_transformers(
 
 
 # The logits of each family are those of transformers, however rows are fed: tests above and below.
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @every_family
 def test_greedy_text_is_that_of_transformers(name: str, folder_of: Callable[[str], Path]) -> None:
     expected, lead = Oracle(folder_of(name)).greedy(TEXT[:9], 40)
@@ -96,6 +96,7 @@ def test_every_weight_is_counted(name: str, folder_of: Callable[[str], Path]) ->
     assert bool(reads) == bool(model.config.sparse_layers)
 
 
+@pytest.mark.covering(1)
 @every_family
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_rows_have_the_same_bits_however_they_are_fed(

@@ -9,7 +9,7 @@ from matrices.settings import PAIR, pair
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider_lab.bench.workload import WORKLOADS, load_prompts
 
-PROMPTS = [prompt for name in WORKLOADS for prompt in load_prompts(name)[3:5]]
+PROMPTS = [prompt for name in WORKLOADS for prompt in load_prompts(name)[3:4]]
 # Any two of a length of drafts and a batch meet under one drafter or another, and all of them in
 # tests/engine/test_drafter_matrix.py.
 CELLS = {

@@ -82,13 +82,14 @@ def test_thoughts_end_where_the_budget_does(template: Path) -> None:
         assert (untouched.thought_tokens, untouched.thoughts_cut) == (0, False)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_texts_are_those_of_plain_decoding(template: Path, way: str) -> None:
     with opened(template, **WAYS[way]) as llm:
         assert texts(llm) == plain(template, False)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("way", ["model", "tree", "ngram"])
 def test_a_seed_s_texts_are_those_of_plain_decoding(template: Path, way: str) -> None:

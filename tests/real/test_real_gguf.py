@@ -72,7 +72,7 @@ def test_weights_have_the_bits_of_the_folder(file: Path) -> None:
 
 
 def test_greedy_text_in_bfloat16_is_that_of_the_folder(file: Path) -> None:
-    params = SamplingParams(max_tokens=40)
+    params = SamplingParams(max_tokens=20)
     config = EngineConfig(drafter="ngram", dtype="bfloat16")
     ours = LLM(file, config=config).generate(PROMPTS, params)
     theirs = LLM(FOLDER, config=EngineConfig(drafter="none")).generate(PROMPTS, params)
@@ -81,7 +81,7 @@ def test_greedy_text_in_bfloat16_is_that_of_the_folder(file: Path) -> None:
 
 # What the other look-ups draft is verified in the same way.
 def test_drafts_change_nothing_on_blocks(file: Path) -> None:
-    params = SamplingParams(max_tokens=32, ignore_eos=True)
+    params = SamplingParams(max_tokens=16, ignore_eos=True)
 
     def written(drafter: str, **options: Any) -> list[tuple[int, ...]]:
         with LLM(file, drafter=drafter, **options) as llm:

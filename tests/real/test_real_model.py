@@ -30,7 +30,7 @@ PROMPTS = [
     "Once upon a time, there was a little girl who lived in a village. The little girl",
 ]
 TEXTS = ["x = 12345 + 67\n  don't", "Ümläute, 日本語 and 🙂!", "<|im_start|>user\nhi<|im_end|>\n"]
-GREEDY = SamplingParams(max_tokens=48)
+GREEDY = SamplingParams(max_tokens=24)
 
 
 def llm_of(drafter: str, **options: Any) -> LLM:

@@ -20,9 +20,9 @@ from outrider.server.pool import EnginePool, PooledRequest
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 PROMPTS = [f"def function_{number}(items):" for number in range(24)]
-GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 # Its rule draws as it comes, so that a text cannot go on: it is written anew.
-DRAWN = SamplingParams(max_tokens=24, ignore_eos=True, temperature=1.0, seed=5)
+DRAWN = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=5)
 
 
 @pytest.fixture(scope="module")

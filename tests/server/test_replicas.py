@@ -26,7 +26,7 @@ from outrider.server.replicas import ReplicasPort
 pytestmark = [pytest.mark.weights, pytest.mark.wide]
 T = TypeVar("T")
 CONFIG = EngineConfig(threads=1, k=3, sampler="coupled", batch_size=8, context=512)
-NUM_FAMILIES, NUM_IN_FAMILY = 8, 4
+NUM_FAMILIES, NUM_IN_FAMILY = 8, 3
 # Families whose beginnings are several blocks long; members differ in their last words.
 PROMPTS = tuple(
     f"# Module number {family}.\nimport os\nimport sys\n\n\nclass Parser{family}:\n"
@@ -34,7 +34,7 @@ PROMPTS = tuple(
     for member in range(NUM_IN_FAMILY)
     for family in range(NUM_FAMILIES)
 )
-PARAMS = SamplingParams(max_tokens=64, ignore_eos=True, temperature=0.8, seed=7)
+PARAMS = SamplingParams(max_tokens=32, ignore_eos=True, temperature=0.8, seed=7)
 
 
 def served(work: Callable[[ReplicasPort], Awaitable[T]], *engines: EngineConfig | Load) -> T:

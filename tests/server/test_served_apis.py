@@ -111,6 +111,7 @@ SPELLINGS = {
 DEMANDS = [(name, heat) for name in SPELLINGS for heat in (0.0, 1.5) if (name, heat) != ("glm", 0)]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("name", "temperature"), DEMANDS)
 def test_a_call_that_is_demanded_comes_with_and_without_drafts(
     llm: LLM, name: str, temperature: float

@@ -1,4 +1,4 @@
-"""Two engines behind one server, asked by 32 clients, while one of them is killed."""
+"""Two engines behind one server, asked by 24 clients, while one of them is killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from doubles.served import served
 from outrider import LLM, SamplingParams
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
-ASKS = asks(families=8, members=4, max_tokens=32)
+ASKS = asks(families=8, members=3, max_tokens=32)
 
 
 def expected() -> list[str]:

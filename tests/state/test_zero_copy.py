@@ -92,6 +92,7 @@ def test_no_round_touches_cached_keys_or_values_through_pytorch(drafter: str) ->
     assert watch.on_arena == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 def test_the_reference_takes_views_of_cached_keys_and_values(drafter: str) -> None:

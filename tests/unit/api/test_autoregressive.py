@@ -58,7 +58,7 @@ def written(
     return decoder.last_result
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.wide
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")

@@ -477,7 +477,7 @@ def test_texts_without_a_limit_run_at_once_and_stay_what_they_are(
     monkeypatch.setattr(jobs, "OPEN_TOKENS", 16)
     prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13], [14]]
     asked = SamplingParams(max_tokens=WHOLE, ignore_eos=True)
-    llm = LLM(config=replace(PLAIN, arena_tokens=256, batch_size=4))
+    llm = LLM(config=replace(PLAIN, arena_tokens=160, batch_size=4))
     together = llm.generate(prompts, asked)
     assert llm.counts.preempted > 0
     for prompt, result in zip(prompts, together, strict=True):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from doubles.warm_python import warm
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 
@@ -24,25 +22,40 @@ EXAMPLES = {
 }
 
 
-# Imports that warn fail here too: the interpreter that all begin as forks of has the flag.
-FLAGS = ("-W", "error")
+# One interpreter runs them one after another, each as a program of its own. Imports that warn fail.
+PROGRAM = """
+import contextlib, io, json, sys, traceback
+
+for name, code in json.load(sys.stdin).items():
+    out, error = io.StringIO(), ""
+    try:
+        with contextlib.redirect_stdout(out):
+            exec(compile(code, name, "exec"), {"__name__": "__main__"})
+    except BaseException:
+        error = traceback.format_exc()
+    print(json.dumps([name, out.getvalue(), error]), flush=True)
+"""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm_python() -> Iterator[None]:
-    with warm(*FLAGS):
-        yield
-
-
-@pytest.mark.parametrize("code", EXAMPLES.values(), ids=EXAMPLES.keys())
-def test_an_example_runs(tmp_path: Path, code: str) -> None:
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    """What each printed, and how it failed."""
     done = subprocess.run(
-        [sys.executable, *FLAGS, "-c", code],
+        [sys.executable, "-W", "error", "-c", PROGRAM],
+        input=json.dumps(EXAMPLES),
         capture_output=True,
         text=True,
         check=False,
-        cwd=tmp_path,
+        cwd=tmp_path_factory.mktemp("examples"),
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout or "print" not in code
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return {name: (out, error) for name, out, error in found}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs(ran: dict[str, tuple[str, str]], name: str) -> None:
+    out, error = ran[name]
+    assert not error, error
+    assert out or "print" not in EXAMPLES[name]

@@ -44,6 +44,7 @@ FEATURES = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.weights
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES.keys())

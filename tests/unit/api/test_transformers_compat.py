@@ -51,7 +51,7 @@ def model(folder: Path) -> Any:
 
 
 # transformers warns of its own default length.
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     "options",

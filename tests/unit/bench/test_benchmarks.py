@@ -42,7 +42,7 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.weights
 @pytest.mark.parametrize("name", SAYS)

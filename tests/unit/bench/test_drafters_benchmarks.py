@@ -29,6 +29,7 @@ def test_parity_is_run_with_every_drafter_that_finds_what_it_needs(
     assert "equal" in capsys.readouterr().err
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.weights
 @pytest.mark.parametrize("matrix", ["pair", "features", "engines"])

@@ -183,6 +183,7 @@ def extent(*, is_large: bool) -> Extent:
     )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("compares", [False, True])
 @pytest.mark.parametrize("is_large", [False, True])
 def test_every_drafter_is_counted_by_writing_or_by_replay(

@@ -182,7 +182,7 @@ WORDS = st.one_of(
 
 
 @pytest.mark.wide
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(st.lists(WORDS, max_size=6))
 def test_any_words_are_answered(words: list[str]) -> None:
     """`config` takes every flag and loads nothing, so it may be called with anything."""

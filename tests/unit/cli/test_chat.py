@@ -51,6 +51,7 @@ def test_commands_show_help_statistics_and_settings(outrider: Command) -> None:
     assert "3 tokens, " in shown.out
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
@@ -170,7 +171,7 @@ def test_models_and_drafters_change_within_a_conversation(outrider: Command) -> 
     assert told[5] == "outrider/embedded-draft"
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("line", "problem"),
     [

@@ -102,7 +102,7 @@ def test_the_message_after_an_interrupt_is_answered(tmp_path: Path) -> None:
     chat = ("-m", "outrider", "chat", "--max-tokens", "100")
     with terminal(tmp_path, *chat) as screen:
         screen.wait(b"you> ", after=0)
-        for number in range(10):
+        for number in range(5):
             kind = ("writing", "starting", "empty", "typing", "twice")[number % 5]
             before = len(screen.seen)
             if kind == "typing":
@@ -125,7 +125,7 @@ def test_a_python_prompt_goes_on_after_an_interrupt(tmp_path: Path) -> None:
         screen.type(b"from outrider import LLM; llm = LLM()\r")
         screen.type(b"print('a' + 'b', llm.chat('What is 3 plus 4?').result().finish_reason)\r")
         screen.wait(b"ab ", after=0)
-        for number in range(3):
+        for number in range(2):
             before = len(screen.seen)
             screen.type(b"def loop():\r while print('o' + 'n') is None: ")
             screen.type(b"llm.chat('Hello', max_tokens=9).result()\r\rloop()\r")

@@ -103,6 +103,7 @@ def test_what_was_measured_says_so(outrider: Command, monkeypatch: pytest.Monkey
     # The limit is for a process that did nothing else before.
     monkeypatch.setattr(advice, "BESIDE_WEIGHTS", 1 << 40)
     monkeypatch.setattr(verb, "COUNTED_TOKENS", 16)
+    monkeypatch.setattr(verb, "_TIMING_SECONDS", 0.4)
     monkeypatch.setattr(verb, "cache_folder", lambda: None)
     # Others are measured in the same way, and planned for in tests/unit/planner.
     monkeypatch.setattr(verb, "available", lambda: ("model", "ngram"))

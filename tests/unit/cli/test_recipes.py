@@ -43,7 +43,7 @@ def test_the_page_lists_all_recipes_and_no_others() -> None:
     assert sorted(listed) == [f"recipes/{path.name}" for path in RECIPES]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.weights
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAME_TEXT)

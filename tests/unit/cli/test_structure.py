@@ -53,6 +53,7 @@ def test_several_and_a_comparison_follow_it_too(outrider: Command) -> None:
     assert "identical text" in shown.out
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("words", "told"),
     [

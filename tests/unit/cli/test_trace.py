@@ -151,6 +151,7 @@ def test_a_figure_needs_matplotlib(outrider: Command, monkeypatch: pytest.Monkey
     assert "matplotlib is missing" in shown.err
 
 
+@pytest.mark.sample(2)
 @pytest.mark.weights
 @pytest.mark.slow
 @pytest.mark.parametrize(

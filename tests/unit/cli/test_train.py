@@ -42,11 +42,11 @@ def texts(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.weights
 def test_a_draft_is_trained_written_and_used(outrider: Command, texts: Path) -> None:
-    words = ("train", "draft", "made", str(texts), *DRAFT, "--steps", "6", "--json")
+    words = ("train", "draft", "made", str(texts), *DRAFT, "--steps", "3", "--json")
     shown = outrider(*words)
     assert shown.code == 0, shown.err
     record = json.loads(shown.out)
-    assert record["steps"] == 6
+    assert record["steps"] == 3
     assert 1 <= record["before"]["tokens_per_round"] < 1.3
     folder = Path("made")
     card = (folder / "README.md").read_text(encoding="utf-8")
@@ -54,12 +54,12 @@ def test_a_draft_is_trained_written_and_used(outrider: Command, texts: Path) -> 
         assert said in card
     provenance = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
     assert len(provenance["files"]) == 12
-    assert provenance["standing"]["step"] == 6
+    assert provenance["standing"]["step"] == 3
 
-    done = outrider("train", "draft", "made", str(texts), *DRAFT, "--steps", "6", "--json")
+    done = outrider("train", "draft", "made", str(texts), *DRAFT, "--steps", "3", "--json")
     assert json.loads(done.out)["loss"] == record["loss"]
     other = outrider(
-        "train", "draft", "made", str(texts), *SMALL, "--hidden", "128", "--steps", "6"
+        "train", "draft", "made", str(texts), *SMALL, "--hidden", "128", "--steps", "3"
     )
     assert other.code == 2
     assert "--fresh" in other.err

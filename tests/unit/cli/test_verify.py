@@ -138,6 +138,7 @@ def test_a_wrong_rule_is_not_certified(outrider: Command) -> None:
     assert "next: " in boxed(shown)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("part", TITLES)
 @pytest.mark.parametrize(
     ("holds", "mark", "verdict"),

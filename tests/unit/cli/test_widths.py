@@ -111,7 +111,7 @@ LINES = [
     "models inspect outrider/embedded",
     "config",
     "bench simulate",
-    "bench simulate --sweep k=1,2,4,8",
+    "bench simulate --sweep k=1,8",
     "bench prompts",
     "plan outrider/embedded --device h100 --alpha .8",
     "plan outrider/embedded --device h100 --alpha .8 --drafters model,ngram --batch 64",

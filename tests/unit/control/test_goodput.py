@@ -119,7 +119,7 @@ def fixed_rate(machine: ToyMachine, k: int) -> float:
     return NUM_TOKENS / seconds
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MACHINES)
 def test_it_keeps_up_with_the_best_fixed_length(name: str) -> None:

@@ -181,7 +181,7 @@ def test_a_bad_moment_does_not_end_drafting() -> None:
     assert play.round([chain(0.7, 0.5)])[0]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("cost", [flat, steep, stepped, sloped])
 @pytest.mark.parametrize("num_sequences", [1, 8])
 def test_it_is_never_slower_than_plain_decoding_nor_than_a_fixed_length(

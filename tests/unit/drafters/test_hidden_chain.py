@@ -69,6 +69,7 @@ def fresh_draft(count: int, limits: HeadLimits, one: DraftRow) -> Draft:
     return fresh.propose([one])[0]
 
 
+@pytest.mark.covering(1)
 @every_first
 @every_depth
 @both_ways

@@ -140,7 +140,7 @@ def asked(
     return replace(row(known, seq_id, text, params=params, rng=rng), budget=budget)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_tree_at_once_is_the_one_that_grows(name: str, how: str, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def oracle(case: Pass, kind: AttentionKind | None = None) -> Tensor:
 
 
 # Any two of implementation, dtype and heads meet, here and below; other products are `deep`.
-@pytest.mark.sample(9)
+@pytest.mark.sample(5)
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_a_row_does_not_depend_on_the_pass(name: str, dtype: torch.dtype, heads: Heads) -> None:
@@ -90,7 +90,7 @@ def test_only_named_slots_are_read(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(run(kernels, case.rows([row]).poisoned())[0], whole_NO[row])
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(5)
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_page_placement_changes_nothing(name: str, dtype: torch.dtype, heads: Heads) -> None:
@@ -183,7 +183,7 @@ class Gathered(TorchDispatchMode):
         return isinstance(x, Tensor) and x.untyped_storage().data_ptr() == self._arena
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("seed", [0, None])
 @pytest.mark.parametrize("alone", [True, False])
@@ -217,7 +217,7 @@ def kinds(heads: Heads) -> list[AttentionKind]:
     ]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("heads", HEADS[:4], ids=str)
 def test_windows_caps_and_sinks(name: str, dtype: torch.dtype, heads: Heads) -> None:

@@ -30,6 +30,7 @@ def texts(*lengths: int, dtype: torch.dtype) -> Pass:
     return make_pass([*short, *long], heads=HEADS, dtype=dtype)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_of_several_spans_does_not_depend_on_the_pass(

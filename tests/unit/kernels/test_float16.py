@@ -105,12 +105,12 @@ def texts(quantise: str, drafter: str, nodes: int = 0) -> list[tuple[int, ...]]:
     library("of this CPU")
     assert {choice.name.split()[0] for choice in llm.kernels.choices} == {"native"}
     assert llm.kernels.exact
-    results = llm.generate(PROMPTS, SamplingParams(max_tokens=40))
+    results = llm.generate(PROMPTS, SamplingParams(max_tokens=24))
     assert all(result.stats.num_target_passes <= 41 for result in results)
     return [result.token_ids for result in results]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.weights
 @pytest.mark.parametrize(("drafter", "nodes"), DRAFTERS)
@@ -118,6 +118,7 @@ def test_greedy_text_is_the_same_with_every_drafter(drafter: str, nodes: int) ->
     assert texts("none", drafter, nodes) == texts("none", "none")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.weights
 @pytest.mark.parametrize("quantise", ["int8", "int4"])

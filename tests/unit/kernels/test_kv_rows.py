@@ -104,11 +104,11 @@ def texts(
         force_reference=reference,
     )  # fmt: skip
     with LLM(model or "outrider/embedded", config=config) as llm:
-        results = llm.generate(PROMPTS, SamplingParams(max_tokens=8 if reference else 40))
+        results = llm.generate(PROMPTS, SamplingParams(max_tokens=8 if reference else 24))
         return [result.token_ids for result in results]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.weights
 @pytest.mark.parametrize(("drafter", "nodes"), DRAFTERS)

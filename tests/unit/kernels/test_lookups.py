@@ -98,7 +98,7 @@ def lines(vocab_size: int, num_tokens: int) -> Iterator[int]:
     yield from text[:num_tokens]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @every_drafter
 @pytest.mark.parametrize("vocab_size", [2, 30, 50_000])
 @pytest.mark.parametrize("num_nodes", [0, 16])

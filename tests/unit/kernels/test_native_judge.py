@@ -121,7 +121,7 @@ def _tree(near_WV: Tensor, params: SamplingParams, side: Sampling, rule: str) ->
     return nodes.draft()
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("how", FILTERS, ids=str)

@@ -254,6 +254,7 @@ def test_other_tensors_go_to_the_definitions(name: str) -> None:
     assert side.leftover(probs_V.float(), probs_V)[0].dtype is torch.float64
 
 
+@pytest.mark.covering(1)
 @every_side
 @pytest.mark.parametrize("rule", [TokenRule, BlockRule], ids=lambda rule: rule.name)
 def test_rules_keep_the_distribution_through_these_operators(
@@ -304,6 +305,7 @@ def filtered_distributions(side: Sampling, logits_NV: Tensor, how: Mapping[str, 
     return processed_probs(logits_NV, params, side)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("how", FILTERS, ids=str)

@@ -45,7 +45,7 @@ _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] 
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.wide
 @pytest.mark.parametrize("source", _STRUCTURES)
 def test_the_compiler_agrees_on_every_field(source: str, tmp_path: Path) -> None:

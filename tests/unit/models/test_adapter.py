@@ -54,7 +54,7 @@ def rounds(model: AdapterModel, count: int, each: Callable[[], None] = lambda: N
         each()
 
 
-@pytest.mark.parametrize(("family", "num_rounds"), [("gpt_neox", 50), ("gpt_bigcode", 6)])
+@pytest.mark.parametrize(("family", "num_rounds"), [("gpt_neox", 20), ("gpt_bigcode", 6)])
 def test_the_model_is_given_views_of_one_arena_that_never_moves(
     family: str, num_rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,7 +83,7 @@ def test_its_text_and_acceptance_are_the_small_model_s(
     name: str, temperature: float, inflated: Callable[[str], Path]
 ) -> None:
     config = EngineConfig(device="cpu", k=4, sampler="coupled")
-    params = SamplingParams(max_tokens=40, temperature=temperature, seed=2)
+    params = SamplingParams(max_tokens=24, temperature=temperature, seed=2)
     draft = "outrider/embedded-draft"
     small = LLM(draft=draft, config=config).generate(PROMPTS, params)
     big = LLM(inflated(name), draft=draft, config=config).generate(PROMPTS, params)

@@ -58,6 +58,7 @@ def stored(form: Format) -> dict[str, Tensor]:
     return {MATRIX + part: tensor for part, tensor in form.pack(matrix()).parts.items()}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_numbers_are_those_of_the_formula(tmp_path: Path, form: Format, dtype: torch.dtype) -> None:
@@ -115,7 +116,7 @@ def test_codes_are_to_be_had_without_their_numbers(tmp_path: Path) -> None:
 
 
 # The numbers of each format, matrix by matrix, are compared above.
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_a_model_is_that_of_its_numbers(tmp_path: Path, form: Format) -> None:
     """Bit by bit: both folders hold the same model."""
@@ -226,6 +227,7 @@ def test_groups_that_are_no_multiple_of_a_block_become_numbers() -> None:
     assert not odd.blocks()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", sorted(WITH_BLOCKS))
 def test_a_model_runs_on_its_codes(tmp_path: Path, name: str) -> None:
     """Near the numbers that they stand for, a row at a time or several, in the memory planned."""
@@ -261,7 +263,7 @@ PLANNED: dict[str, tuple[str, dict[str, bool]]] = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", PLANNED)
 def test_the_plan_is_what_a_model_takes(tmp_path: Path, name: str, dtype: str) -> None:

@@ -105,6 +105,7 @@ def test_logits_stay_near_those_of_the_checkpoint(
     assert float((own_NV.exp() * (own_NV - quantised_NV)).sum(1).mean()) < divergence
 
 
+@pytest.mark.covering(1)
 @pytest.mark.weights
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("chunk", [1, 7])

@@ -123,6 +123,7 @@ def test_heads_of_a_teacher_attend_alike() -> None:
     assert alike > 0.9
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("taught", [False, True])
 def test_a_short_run_learns_text_and_drafts(tmp_path: Path, taught: bool) -> None:

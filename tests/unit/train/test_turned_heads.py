@@ -146,6 +146,7 @@ def test_turns_choose_what_the_drafter_drafts(tmp_path: Path, name: str) -> None
     assert figures == {"tokens_per_round": 4.0}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["eagle, some ids", "eagle, all ids", "mtp, 1 blocks"])
 def test_a_short_run_learns_and_its_folder_drafts(tmp_path: Path, name: str) -> None:
