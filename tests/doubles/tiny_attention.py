@@ -108,12 +108,12 @@ class TinyAttentionLM:
             layer = qkv_DE, k_GSD[0].numpy(), v_GSD[0].numpy()
             hidden_ND = hidden_ND + _attended(layer, hidden_ND, plan, keys)
         self._logits_MV.fill_(torch.nan)
-        self._logits_MV = torch.from_numpy((hidden_ND @ self._head_DV.numpy())[_wanted(rows)])
+        self._logits_MV = torch.as_tensor((hidden_ND @ self._head_DV.numpy())[_wanted(rows)])
         return StepOutput(self._logits_MV[:])
 
     def dense(self, tokens: Sequence[int]) -> Tensor:
         """Logits after every token of a text, without memory, plan or pages: the definition."""
-        hidden_ND = self._embed_VD[list(tokens)] + torch.from_numpy(
+        hidden_ND = self._embed_VD[list(tokens)] + torch.as_tensor(
             _position_code(np.arange(len(tokens)))
         )
         future_NN = torch.ones(len(tokens), len(tokens)).triu(1).bool()

@@ -45,7 +45,9 @@ SHORT = {"environment", "bandwidth", "delta", "heads", "accept"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chosen", [SHORT | NOT_RUN, pytest.param(set(), marks=pytest.mark.deep)])
+@pytest.mark.parametrize(
+    "chosen", [SHORT | NOT_RUN, pytest.param(set[str](), marks=pytest.mark.deep)]
+)
 def test_every_section_runs_or_says_why_not(tmp_path: Path, chosen: set[str]) -> None:
     output = tmp_path / "found.json"
     only = ("--only", *sorted(chosen)) if chosen else ()
