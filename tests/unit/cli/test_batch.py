@@ -16,7 +16,7 @@ from outrider.cli.batch import duration
 
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.wide, pytest.mark.weights]
 
-NUM_LINES, NUM_KILLS = 240, 2
+NUM_LINES, NUM_KILLS = 600, 2
 
 
 def write(path: Path, records: Sequence[object]) -> None:
