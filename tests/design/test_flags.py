@@ -5,6 +5,7 @@ Each of its lines has a verb and the verb's flags.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,18 @@ def test_the_verbs_are_frozen() -> None:
     assert set(names(VERBS)) == {words[0] for words in FLAGS} | {"run"}
     parts = {(verb.name, part.name) for verb in VERBS for part in verb.parts}
     assert parts == {words for words in FLAGS if len(words) > 1}
+
+
+def test_every_verb_names_a_function_that_is_there() -> None:
+    """Its module is imported when the verb is called."""
+    every = [one for verb in VERBS for one in (verb, *verb.parts) if one.target]
+    assert len(every) > 30
+    for one in every:
+        module, _, function = one.target.partition(":")
+        found = find_spec(module)
+        assert found is not None, one.target
+        assert found.origin is not None
+        assert f"\ndef {function}(" in Path(found.origin).read_text("utf-8"), one.target
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ class GenerateOptions(StructureOption, OutputOption):
 
 @verb(
     "chat",
-    "chat:chat",
+    "conversation:chat",
     Argument("MODEL", "The same as --target.", setting="target"),
     Argument("PROMPT", "Answer only this message."),
     group="Write text",
