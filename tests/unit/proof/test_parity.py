@@ -69,10 +69,15 @@ def test_the_embedded_pair_writes_the_same_text() -> None:
     assert texts.problems == texts.warnings == ()
 
 
+@pytest.fixture
+def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.plugins.proof.parity.PROMPTS", PROMPTS[::4])
+
+
 @pytest.mark.wide
 @pytest.mark.weights
 @pytest.mark.slow
-@pytest.mark.usefixtures("half_the_prompts")
+@pytest.mark.usefixtures("few_prompts")
 def test_users_settings_are_what_is_compared() -> None:
     config = EngineConfig(threads=1, drafter="ngram", sampler="match", k=3, prefill_chunk=32)
     texts, _ = checks_of(embedded(config, temperature=0.5, repetition_penalty=1.3))
