@@ -14,9 +14,8 @@ import torch
 from common import TARGET, Report, fill, first_prompts, step_pass, study
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
 
 FORWARD_BAND = (3.0, 60.0)

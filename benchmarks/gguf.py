@@ -29,8 +29,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.protocols import StepRow
 from outrider.measure.frame import medians, paired_ratio
 from outrider.measure.store import write_json
-from outrider.models.decoder import ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.loading import load_model
 from outrider_lab.bench.workload import builtin_texts
 

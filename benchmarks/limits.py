@@ -38,9 +38,8 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
 from outrider.kernels.ceilings import BandwidthReader, ceilings
 from outrider.kernels.native.cpu import hardware_threads
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider_lab.models.gemm import GemmShape
 from outrider_lab.models.synthetic import write_random

@@ -42,10 +42,9 @@ from outrider.core.spec import RecurrentCapacity
 from outrider.kernels.ceilings import BandwidthReader, arithmetic_ceilings
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.registry import choose
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.hf_config import read_config
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.weights import Placement

@@ -40,8 +40,7 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.drafters.ngram import NgramDrafter
 from outrider.estimate.theory import expected_tokens
 from outrider.measure.frame import ratio_of_medians
-from outrider.models.decoder import Decoder, ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.loading import load_model, resolve
 from outrider_lab.bench.workload import load_prompts
 from outrider_lab.models.gemm import GemmShape

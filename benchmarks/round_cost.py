@@ -37,9 +37,8 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engine.engine import Engine
 from outrider.kernels.native.rounds import Decided, NativeRounds
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
 from outrider_lab.bench.workload import load_prompts
 

@@ -19,8 +19,7 @@ import torch
 from doubles.hf_checkpoints import random_hf
 from doubles.tiny_families import WRAPPERS, write_wrapper
 from outrider.core.errors import CheckpointError
-from outrider.models.decoder import ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.loading import load_model
 from outrider.plugins.transformers.model import AdapterModel
 from parity.feeding import feed

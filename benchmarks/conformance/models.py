@@ -15,8 +15,7 @@ from torch import Tensor
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import OutriderError
-from outrider.models.decoder import ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.loading import load_model
 from parity.feeding import feed, greedy
 

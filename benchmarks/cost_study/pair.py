@@ -31,8 +31,7 @@ from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import choose
-from outrider.models.decoder import Decoder, ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.share import check_split
 from outrider.models.weights import Placement
 from outrider_lab.models.gemm import (

@@ -21,11 +21,10 @@ from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.delta import StateShape
 from outrider.kernels.registry import choose
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.qwen_hybrid_config import QwenHybridConfig

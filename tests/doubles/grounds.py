@@ -23,8 +23,8 @@ from doubles.tiny_mtp import block_like, mtp_tensors, write_mtp
 from outrider.core.spec import ModelSpec
 from outrider.drafters.block import BlockConfig
 from outrider.drafters.medusa import MedusaConfig
-from outrider.models.draft_heads import find_heads
 from outrider.models.families import LlamaConfig
+from outrider.models.heads import find_heads
 from outrider.models.hf_config import read_config
 from outrider.models.weights import Weights
 from outrider_lab.bench.studies.drafters_lineup import available, known

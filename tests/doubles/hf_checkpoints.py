@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from outrider.models.decoder import ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.plugins.transformers.model import AdapterModel, load_adapter
 
 VOCAB = 96

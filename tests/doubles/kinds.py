@@ -16,8 +16,7 @@ from doubles.tiny_checkpoints import variant, write_checkpoint
 from doubles.tiny_hybrids import hybrid_kind
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.protocols import CausalLM
-from outrider.models.decoder import ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.loading import load_model
 from outrider.plugins.proof.scripted import Script, ScriptedLM
 

@@ -22,9 +22,8 @@ from doubles.kinds import Kind, stored
 from outrider.core.errors import MachineError
 from outrider.core.protocols import CausalLM
 from outrider.kernels.registry import is_native
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider.models.share import Comm, RankError
 from outrider.plugins.parallel.meeting import Meeting, join

@@ -19,9 +19,8 @@ from safetensors import torch as safetensors_torch
 from torch import Tensor
 
 from outrider.kernels.kinds import DTYPES
-from outrider.models.decoder import Decoder, ModelCapacity
+from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 
 COMMON: Mapping[str, Any] = {

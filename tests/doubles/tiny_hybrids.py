@@ -20,8 +20,7 @@ from torch import Tensor
 
 from doubles.tiny_checkpoints import save_tensors
 from outrider.core.spec import RecurrentCapacity
-from outrider.models.decoder import ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.loading import load_model
 from outrider.models.qwen_hybrid import QwenHybridModel
 

@@ -12,8 +12,7 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.params import SamplingParams
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
-from outrider.models.decoder import Decoder, ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.loading import load_model, resolve
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from outrider.verify.exact import BlockRule, TokenRule

@@ -16,8 +16,7 @@ from doubles.tiny_checkpoints import save_tensors, variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import ConfigError, NumericsError
 from outrider.core.rng import KeyedRng
-from outrider.models.decoder import ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.loading import load_model
 
 CONFIG = EngineConfig(k=3, batch_size=4)

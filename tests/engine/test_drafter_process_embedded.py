@@ -23,8 +23,7 @@ from outrider.core.protocols import AheadRow, DraftRow
 from outrider.core.rng import KeyedRng, Pick
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
-from outrider.models.decoder import Decoder, ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.loading import load_model, resolve
 from outrider.plugins.lanes.ahead.choices import AheadChoices
 from outrider.plugins.lanes.process.client import Home, ProcessDrafter

@@ -14,9 +14,8 @@ from doubles.tiny_checkpoints import random_tensors, variant
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, VocabularyError
 from outrider.kernels.plan import PackedTable
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
 from outrider_lab.models.gguf_export import GgufOptions, export
 

@@ -24,10 +24,9 @@ from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.stages import Stages
 from outrider.kernels.registry import choose
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider.plugins.gpu.rounds.build import captured_round
 from outrider.plugins.gpu.rounds.program import EagerLauncher, GraphCache, bucket_of

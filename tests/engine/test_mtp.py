@@ -22,10 +22,9 @@ from outrider.core.protocols import CausalLM, Drafter
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.mtp import mtp_drafter
 from outrider.engine.stepwise import StepwiseLM
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
 
 CAPACITY = ModelCapacity(num_slots=512, page_size=4, max_rows=64, max_logits=64, hidden_layers=(2,))

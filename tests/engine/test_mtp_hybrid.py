@@ -21,9 +21,8 @@ from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec, RecurrentCapacity
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.mtp import load_mtp, mtp_drafter, read_mtp_config
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import HeadsToLoad, hidden_layers_of
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
 from outrider.models.qwen_hybrid import QwenHybridModel
 

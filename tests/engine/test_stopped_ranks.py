@@ -16,8 +16,7 @@ from doubles.child_programs import all_gone
 from doubles.kinds import stored
 from outrider.core.errors import MachineError, given
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.decoder import ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.plugins.parallel import sharded
 from outrider.plugins.parallel.sharded import ShardedLM, load_sharded
 
@@ -86,7 +85,7 @@ import os, sys, time
 from pathlib import Path
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import LoadOptions
 from outrider.plugins.parallel import sharded
 
 sharded.SILENT_SECONDS = 2.0

@@ -29,9 +29,8 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider.models.share import RankError
 from outrider.plugins.parallel import comm as torch_comm
@@ -274,7 +273,7 @@ import os, sys, tempfile
 from pathlib import Path
 from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import LoadOptions
 from outrider.plugins.parallel.sharded import load_sharded
 tempfile.tempdir = sys.argv[3]
 options = LoadOptions(capacity=ModelCapacity(num_slots=64), device="cpu")

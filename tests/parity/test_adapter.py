@@ -24,8 +24,7 @@ from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, Drafter, DraftNeeds, StepRow
 from outrider.drafters.ngram import NgramDrafter
-from outrider.models.decoder import ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.loading import load_model
 from outrider.plugins.transformers.model import AdapterModel, load_adapter
 from parity.feeding import feed, greedy

@@ -26,9 +26,8 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.drafters.none import NoDrafter
 from outrider.engine.compaction import Compaction
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 
 KEEP = Keep(budget=20, window=6)

@@ -14,8 +14,7 @@ from safetensors.torch import (
 )
 
 from doubles.hf_checkpoints import hushed
-from outrider.models.decoder import ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.loading import load_model, resolve
 from outrider.pairs.catalog import EMBEDDED_HYBRID
 from parity.feeding import feed

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from doubles.tiny_checkpoints import VARIANTS, checksum, random_tensors, variant, write_checkpoint
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.decoder import Decoder, ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.loading import load_model, resolve
 from parity.feeding import feed, greedy
 

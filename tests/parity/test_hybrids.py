@@ -16,8 +16,7 @@ from doubles.hf_checkpoints import hushed
 from doubles.tiny_checkpoints import save_tensors
 from doubles.tiny_hybrids import hybrid_config, stored_hybrid, tiny_hybrid
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.decoder import ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.loading import load_model
 from outrider.models.qwen_hybrid import QwenHybridModel
 

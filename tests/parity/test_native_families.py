@@ -20,9 +20,8 @@ from doubles.published import mxfp4
 from doubles.tiny_checkpoints import save_tensors, variant, write_checkpoint
 from doubles.tiny_families import FAMILIES, WRAPPERS, write_family, write_wrapper
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.decoder import Decoder, ModelCapacity
+from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from parity.feeding import feed, greedy
 from parity.oracle import Oracle

@@ -27,10 +27,9 @@ from outrider.engine.compaction import history_note, keep_of
 from outrider.engine.drafter_builders import alone_for
 from outrider.kernels.kinds import pick_device
 from outrider.kernels.operators import Kernels
-from outrider.models.decoder import Decoder, ModelCapacity, SharedWeights
+from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity, SharedWeights
 from outrider.models.gguf.folder import tokenizer_notes
 from outrider.models.heads import HeadsToLoad
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, prepare_torch
 from outrider.verify.batched import rule_for
 

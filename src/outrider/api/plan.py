@@ -34,15 +34,17 @@ from outrider.engine.build import DRAFT_CONTEXT, resolve_window
 from outrider.engine.drafter_builders import most_staged, own_copy, room_of, states_of, whole_pages
 from outrider.kernels.kinds import pick_device
 from outrider.models.documents import read_document
-from outrider.models.draft_heads import find_heads, has_own_mtp, own_mtp_depth
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
-from outrider.models.gguf.ends import TURN_ENDS
 from outrider.models.gguf.folder import parts_of
+from outrider.models.gguf.vocabulary import TURN_ENDS
 from outrider.models.heads import (
     HeadsToLoad,
     draft_notes,
+    find_heads,
+    has_own_mtp,
     hidden_layers_of,
     kind_of,
+    own_mtp_depth,
     verifier_of,
     worth_of,
 )

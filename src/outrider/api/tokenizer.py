@@ -28,7 +28,7 @@ from outrider.core.fields import num_bytes
 from outrider.core.files import FileKind, file_identity, parse_json, read_text
 from outrider.core.interrupts import is_interrupt
 from outrider.models.documents import read_document
-from outrider.models.gguf.ends import TURN_ENDS, has_messages
+from outrider.models.gguf.vocabulary import TURN_ENDS, has_messages
 from outrider.models.json_object import is_in_gguf, is_there
 
 _FILES = (

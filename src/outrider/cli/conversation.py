@@ -465,7 +465,7 @@ def given_prompt(
 
 
 def is_instruct(llm: LLM, target: str) -> bool:
-    from outrider.models.gguf.ends import TURN_ENDS
+    from outrider.models.gguf.vocabulary import TURN_ENDS
 
     if not llm.tokenizer.has_chat_template:
         return False

@@ -34,7 +34,7 @@ from outrider.models.documents import read_document
 from outrider.models.families import LlamaConfig, parse_llama
 from outrider.models.heads import HeadsToLoad, HeadTarget, is_eagle3, layer_part
 from outrider.models.json_object import JsonObject
-from outrider.models.llama_layers import LayerOperators
+from outrider.models.llama import LayerOperators
 from outrider.models.rope import turns_of
 from outrider.models.weights import DERIVED, WeightReader, Weights
 

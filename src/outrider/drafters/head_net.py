@@ -29,9 +29,9 @@ from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.models.decoder import LayerKV, ModelCapacity, Passes, Scratch
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import HeadMemory
-from outrider.models.llama_layers import LayerOperators
+from outrider.models.llama import LayerOperators
+from outrider.models.qwen_hybrid import AttentionWeights, HybridLayer, HybridOperators
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.models.qwen_hybrid_weights import AttentionWeights, HybridLayer, HybridOperators
 from outrider.models.rope import Turns
 from outrider.models.weights import Placement
 

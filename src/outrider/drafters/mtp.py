@@ -61,10 +61,10 @@ from outrider.models.documents import read_document
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig, parse_llama
 from outrider.models.heads import HeadsToLoad
 from outrider.models.json_object import JsonObject
-from outrider.models.llama_layers import LayerOperators
+from outrider.models.llama import LayerOperators
 from outrider.models.llama_weights import read_layer
+from outrider.models.qwen_hybrid import HybridOperators, HybridReader, native_layer
 from outrider.models.qwen_hybrid_config import HYBRID_FAMILIES, QwenHybridConfig, parse_qwen_hybrid
-from outrider.models.qwen_hybrid_weights import HybridOperators, HybridReader, native_layer
 from outrider.models.rope import Turns, turns_of
 from outrider.models.weights import DERIVED, WeightReader, Weights
 

@@ -33,7 +33,7 @@ from outrider.kernels.registry import choose
 from outrider.models.families import LLAMA_FAMILIES
 from outrider.models.llama import CheaperParts, LlamaModel
 from outrider.models.llama_weights import read_layer
-from outrider.models.text_names import TextNames
+from outrider.models.weight_files import TextNames
 from outrider.models.weights import Placement, WeightReader, Weights
 
 

@@ -397,3 +397,18 @@ def _gathered(k_GSD: Tensor, v_GSD: Tensor, slots_GM: Tensor) -> Tensor:
     """The rows of each head, of shape [2, G, M, D]."""
     heads_G1 = torch.arange(k_GSD.shape[0], device=k_GSD.device)[:, None]
     return torch.stack([k_GSD[heads_G1, slots_GM], v_GSD[heads_G1, slots_GM]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """Options of a load. `auto` means the checkpoint's own dtype, and the first available device of
+    cuda, mps and cpu. `quantise` is none, int8 or int4 and applies to the matrices of linears;
+    other weights keep their dtype. `kv_dtype`, of keys and values, is auto (as `dtype`) or int8."""
+
+    capacity: ModelCapacity
+    dtype: str = "auto"
+    device: str = "auto"
+    force_reference: bool = False
+    threads: int = 0
+    quantise: str = "none"
+    kv_dtype: str = "auto"

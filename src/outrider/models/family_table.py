@@ -1,4 +1,4 @@
-"""The families that llama_layers.py computes, with a row for each: the meaning of its config.json.
+"""The families that llama.py computes, with a row for each: the meaning of its config.json.
 
 A row has the defaults of absent keys, the keys that are never read, and how the layers differ
 (layer_kinds.py). Defaults are those of transformers. No tensors.
@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from outrider.models.json_object import JsonObject
-from outrider.models.layer_kinds import LayerKind, LayerTraits, Norms
-from outrider.models.layer_readers import (
+from outrider.models.layer_kinds import (
+    LayerKind,
+    LayerTraits,
     Mixture,
+    Norms,
     Ropes,
     Traits,
     Windows,
@@ -51,7 +53,7 @@ class Family:
     """Properties of a family: `defaults` of absent keys, `fixed` values of keys that it never
     reads, and its kinds of layers. `activations` are the names of its gate under `activation_key`;
     the first is the default. `norm_key` names the epsilon of its norms. `reach` returns the number
-    of tokens up to which llama_layers.py computes the family's own logits, and the reason."""
+    of tokens up to which llama.py computes the family's own logits, and the reason."""
 
     defaults: Mapping[str, object] = field(default_factory=dict[str, object])
     fixed: Mapping[str, object] = field(default_factory=dict[str, object])

@@ -1,16 +1,19 @@
-"""Kinds of decoder layers: their norms, windows, rotary positions and experts. No tensors.
+"""Kinds of decoder layers, their norms, windows, ropes and experts, and readers of a family's own.
 
-A row of family_table.py combines these for a family; llama_layers.py computes all of them.
+A row of family_table.py combines these for a family; llama.py computes all of them. Defaults of
+absent keys of a `config.json` are those of transformers. No tensors.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from outrider.core.errors import CheckpointError
-from outrider.models.json_object import CONTRADICTION, JsonObject
-from outrider.models.rope_config import Rope
+from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
+from outrider.models.rope_config import Rope, RopeRules, parse_rope
 
 
 class Norms(Enum):
@@ -125,3 +128,292 @@ def check_experts(where: str, experts: Experts) -> None:
             f"{experts.num_experts}.",
             hint=CONTRADICTION,
         )
+
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+Windows = Callable[[JsonObject, int], Sequence[int]]
+
+
+def whole(raw: JsonObject, num_layers: int) -> Sequence[int]:
+    del raw
+    return [0] * num_layers
+
+
+def _window(raw: JsonObject) -> int:
+    return raw.integer("sliding_window") if raw.has("sliding_window") else 0
+
+
+def in_all_layers(raw: JsonObject, num_layers: int) -> Sequence[int]:
+    return [_window(raw)] * num_layers
+
+
+def by_switch(raw: JsonObject, num_layers: int) -> Sequence[int]:
+    slides = raw.flag("use_sliding_window", default=False)
+    return in_all_layers(raw, num_layers) if slides else whole(raw, num_layers)
+
+
+def by_kinds(raw: JsonObject, num_layers: int, slides: Callable[[int], bool]) -> Sequence[int]:
+    """Windows of layers: those that slide by `layer_types` or, if it is absent, by `slides`."""
+    kinds = raw.texts("layer_types")
+    if unknown := sorted(set(kinds) - {_FULL, _SLIDING}):
+        raise CheckpointError(
+            f"{raw.where}: layer_types has {unknown[0]!r}, which is not supported.",
+            hint=OTHER_CHECKPOINT,
+        )
+    if kinds and len(kinds) != num_layers:
+        raise CheckpointError(
+            f"{raw.where}: layer_types has {len(kinds)} entries for {num_layers} layers.",
+            hint=CONTRADICTION,
+        )
+    sliding = [kind == _SLIDING for kind in kinds] or [slides(i) for i in range(num_layers)]
+    if not any(sliding):
+        return whole(raw, num_layers)
+    window = raw.integer("sliding_window") if kinds else _window(raw)
+    return [window if slide else 0 for slide in sliding]
+
+
+def qwen_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
+    """Windows of Qwen's layers; without `layer_types`, those from `max_window_layers` on slide."""
+    first = raw.integer("max_window_layers", least=0)
+    switched = raw.flag("use_sliding_window", default=False)
+    return by_kinds(raw, num_layers, lambda index: switched and index >= first)
+
+
+def qwen2_moe_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
+    """Windows of Qwen2-MoE: without `layer_types`, every other one up to `max_window_layers`."""
+    end = raw.integer("max_window_layers", least=0)
+    switched = raw.flag("use_sliding_window", default=False)
+    return by_kinds(raw, num_layers, lambda index: switched and index < end and index % 2 == 0)
+
+
+def all_but_every(default: int) -> Windows:
+    """A reader of windows: every `default`-th layer sees the whole text, the others slide.
+    `sliding_window_pattern` may have another number, or a letter for each layer: L slides."""
+
+    def windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
+        key = "sliding_window_pattern"
+        if isinstance(raw.values.get(key), str):
+            letters = raw.text(key)
+            return by_kinds(raw, num_layers, lambda i: letters[i % len(letters) :][:1] == "L")
+        every = raw.integer(key, default, least=0)
+        return by_kinds(raw, num_layers, lambda i: every > 0 and (i + 1) % every > 0)
+
+    return windows
+
+
+def smollm3_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
+    switched = raw.flag("use_sliding_window", default=False)
+    turns = _turning(raw, num_layers)
+    return by_kinds(raw, num_layers, lambda index: switched and not turns[index])
+
+
+def _turning(raw: JsonObject, num_layers: int) -> Sequence[bool]:
+    """True for each layer whose heads rotate with positions; SmolLM3's list has a 1 for it."""
+    listed = raw.integers("no_rope_layers")
+    if listed and len(listed) != num_layers:
+        raise CheckpointError(
+            f"{raw.where}: no_rope_layers has {len(listed)} entries for {num_layers} layers.",
+            hint=CONTRADICTION,
+        )
+    every = raw.integer("no_rope_layer_interval", 4)
+    return [bool(one) for one in listed] or [(i + 1) % every > 0 for i in range(num_layers)]
+
+
+Ropes = Callable[[JsonObject, RopeRules, Sequence[int]], Sequence[Rope | None]]
+
+
+def one_rope(raw: JsonObject, rules: RopeRules, windows: Sequence[int]) -> Sequence[Rope | None]:
+    return [parse_rope(raw, rules)] * len(windows)
+
+
+def where_listed(
+    raw: JsonObject, rules: RopeRules, windows: Sequence[int]
+) -> Sequence[Rope | None]:
+    rope = parse_rope(raw, rules)
+    return [rope if turns else None for turns in _turning(raw, len(windows))]
+
+
+def where_sliding(
+    raw: JsonObject, rules: RopeRules, windows: Sequence[int]
+) -> Sequence[Rope | None]:
+    """Rotary positions for sliding layers only; layers that see the whole text have none."""
+    rope = parse_rope(raw, rules)
+    return [rope if window else None for window in windows]
+
+
+def exaone_ropes(
+    raw: JsonObject, rules: RopeRules, windows: Sequence[int]
+) -> Sequence[Rope | None]:
+    """Rotary positions as in `where_sliding` if the model has a window, else for all layers."""
+    return (where_sliding if raw.has("sliding_window") else one_rope)(raw, rules, windows)
+
+
+def by_kind(local_key: str, local_theta: float) -> Ropes:
+    """A reader of rotary positions: sliding layers have their own, either those under their name or
+    plain ones with the base `local_key`. A scaling stretches only the layers that see the whole
+    text."""
+
+    def ropes(raw: JsonObject, rules: RopeRules, windows: Sequence[int]) -> Sequence[Rope | None]:
+        found = _named_by_kind(raw, rules, windows)
+        if found is None:
+            local = Rope(theta=raw.number(local_key, local_theta))
+            found = [local if window else parse_rope(raw, rules) for window in windows]
+        return found
+
+    return ropes
+
+
+def named_or_one(
+    raw: JsonObject, rules: RopeRules, windows: Sequence[int]
+) -> Sequence[Rope | None]:
+    """Rotary positions of each kind of layers under its name, or one for all layers."""
+    return _named_by_kind(raw, rules, windows) or one_rope(raw, rules, windows)
+
+
+def gpt_oss_rope(
+    raw: JsonObject, rules: RopeRules, windows: Sequence[int]
+) -> Sequence[Rope | None]:
+    """Rotary positions of gpt-oss, which are stretched even if the file has no scaling."""
+    if not any(raw.has(key) for key in _ROPE_KEYS):
+        yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False}
+        stretched = {**yarn, "original_max_position_embeddings": 4096}
+        raw = JsonObject(raw.where, {**raw.values, "rope_parameters": stretched})
+    return named_or_one(raw, rules, windows)
+
+
+def _named_by_kind(
+    raw: JsonObject, rules: RopeRules, windows: Sequence[int]
+) -> Sequence[Rope | None] | None:
+    part = raw.child("rope_parameters")
+    if part is None or not (part.has(_FULL) or part.has(_SLIDING)):
+        return None
+    whole, local = (_of_kind(raw, part, kind, rules) for kind in (_FULL, _SLIDING))
+    return [local if window else whole for window in windows]
+
+
+_ROPE_KEYS = ("rope_parameters", "rope_scaling")
+
+
+def _of_kind(raw: JsonObject, parts: JsonObject, kind: str, rules: RopeRules) -> Rope:
+    plain = {key: value for key, value in raw.values.items() if key not in _ROPE_KEYS}
+    if kind == _SLIDING and "rope_local_base_freq" in plain:
+        plain["rope_theta"] = plain["rope_local_base_freq"]
+    child = parts.child(kind)
+    return parse_rope(
+        JsonObject(raw.where, {**plain, "rope_parameters": {} if child is None else child.values}),
+        rules,
+    )
+
+
+Traits = Callable[[JsonObject], LayerTraits]
+
+
+def plain_traits(raw: JsonObject) -> LayerTraits:
+    del raw
+    return PLAIN_LAYERS
+
+
+def always(traits: LayerTraits) -> Traits:
+    return lambda _: traits
+
+
+def gemma_traits(raw: JsonObject) -> LayerTraits:
+    if raw.flag("use_bidirectional_attention", default=False):
+        raise CheckpointError(
+            f"{raw.where}: use_bidirectional_attention is not supported: such a model writes no "
+            "text.",
+            hint=OTHER_CHECKPOINT,
+        )
+    return LayerTraits(
+        norms=Norms.AROUND,
+        from_one=True,
+        gate=Gate.GELU,
+        attention_scale=raw.number("query_pre_attn_scalar", 256) ** -0.5,
+        attention_cap=_cap(raw, "attn_logit_softcapping"),
+        embedding_scale=math.sqrt(raw.integer("hidden_size")),
+        logit_cap=_cap(raw, "final_logit_softcapping"),
+    )
+
+
+def gemma1_traits(raw: JsonObject) -> LayerTraits:
+    return LayerTraits(
+        from_one=True, gate=Gate.GELU, embedding_scale=math.sqrt(raw.integer("hidden_size"))
+    )
+
+
+def _cap(raw: JsonObject, key: str) -> float:
+    return raw.number(key) if raw.has(key) else 0.0
+
+
+def cohere_traits(raw: JsonObject) -> LayerTraits:
+    return LayerTraits(
+        norms=Norms.PARALLEL,
+        centred=True,
+        interleaved=True,
+        logit_scale=raw.number("logit_scale", 0.0625),
+    )
+
+
+def granite_traits(raw: JsonObject) -> LayerTraits:
+    return LayerTraits(
+        attention_scale=raw.number("attention_multiplier", 1.0),
+        embedding_scale=raw.number("embedding_multiplier", 1.0),
+        residual_scale=raw.number("residual_multiplier", 1.0),
+        logit_scale=1.0 / raw.number("logits_scaling", 1.0),
+    )
+
+
+Mixture = Callable[[JsonObject], Experts | None]
+
+
+def dense(raw: JsonObject) -> Experts | None:
+    del raw
+    return None
+
+
+def qwen_experts(raw: JsonObject) -> Experts | None:
+    if not _count(raw, least=0):
+        return None
+    return Experts(
+        num_experts=_count(raw),
+        num_chosen=raw.integer("num_experts_per_tok"),
+        ffn_size=raw.integer("moe_intermediate_size"),
+        shared_ffn_size=raw.integer("shared_expert_intermediate_size", 0, least=0),
+        normalise=raw.flag("norm_topk_prob", default=False),
+    )
+
+
+def _count(raw: JsonObject, *, least: int = 1) -> int:
+    """Number of experts, under its newer key or its older one."""
+    key = "num_local_experts" if raw.has("num_local_experts") else "num_experts"
+    return raw.integer(key, least=least)
+
+
+def mixtral_experts(raw: JsonObject) -> Experts:
+    return Experts(
+        num_experts=_count(raw),
+        num_chosen=raw.integer("num_experts_per_tok"),
+        ffn_size=raw.integer("intermediate_size"),
+        names=ExpertNames.MIXTRAL,
+    )
+
+
+def gpt_oss_experts(raw: JsonObject) -> Experts:
+    return replace(
+        mixtral_experts(raw),
+        biased=True,
+        gate=Gate.CLAMPED,
+        alpha=raw.number("swiglu_alpha", 1.702),
+        limit=raw.number("swiglu_limit", 7.0),
+        names=ExpertNames.GPT_OSS,
+    )
+
+
+def ministral3_reach(raw: JsonObject) -> tuple[int, str] | None:
+    """The number of tokens up to which queries are not scaled, and the reason: Ministral 3 scales
+    queries by position, in steps of its original window."""
+    rope = raw.child("rope_parameters")
+    if rope is None or not rope.has("llama_4_scaling_beta"):
+        return None
+    original = rope.integer("original_max_position_embeddings")
+    return original, "queries that grow with the position are not supported"

@@ -30,15 +30,13 @@ from outrider.kernels.kinds import (
     tried,
 )
 from outrider.kernels.registry import AS_STORED, choose
-from outrider.models.decoder import Decoder
+from outrider.models.decoder import Decoder, LoadOptions
 from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig
 from outrider.models.gguf.folder import gguf_in, header_of, is_gguf, parts_of
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.hf_config import FAMILIES, read_model_type, read_native_config
 from outrider.models.hub_cache import cached_models
-from outrider.models.llama import LlamaModel
-from outrider.models.llama_layers import ALONE
-from outrider.models.load_options import LoadOptions
+from outrider.models.llama import ALONE, LlamaModel
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.share import Comm, check_split

@@ -26,13 +26,13 @@ from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import BlockRows, PackedLinear, PackedTable
 from outrider.models.gguf.folder import GgufTensors
-from outrider.models.published.codes import Codes
 from outrider.models.published.scheme import scheme_in
-from outrider.models.published.tensors import Quantised
-from outrider.models.text_names import EMBEDDINGS, TextNames
+from outrider.models.published.tensors import Codes, Quantised
 from outrider.models.weight_files import (
+    EMBEDDINGS,
     StoredWeights,
     TensorFile,
+    TextNames,
     damaged,
     open_safetensors,
     weight_files,

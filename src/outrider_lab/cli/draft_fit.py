@@ -28,9 +28,16 @@ from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import position_counts
 from outrider.models.documents import read_document
-from outrider.models.draft_heads import Remark, rope_in_words, size_remarks, weight_remarks
 from outrider.models.families import LlamaConfig
-from outrider.models.heads import DraftKind, draft_notes, kind_of
+from outrider.models.heads import (
+    DraftKind,
+    Remark,
+    draft_notes,
+    kind_of,
+    rope_in_words,
+    size_remarks,
+    weight_remarks,
+)
 from outrider.models.hf_config import read_config
 from outrider_lab.bench.workload import builtin_texts
 

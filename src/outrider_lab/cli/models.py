@@ -21,7 +21,7 @@ def inflate(call: Call[InflateOptions]) -> int:
     say what it holds."""
     name, folder = needed(call, "SHAPE"), Path(needed(call, "FOLDER", position=1))
 
-    from outrider.models.draft_heads import find_heads
+    from outrider.models.heads import find_heads
     from outrider_lab.models.inflate import shape_called
     from outrider_lab.models.inflate_files import (
         INFLATABLE,

@@ -18,8 +18,8 @@ from outrider.cli.models import LocalModel, local_models, read_spec, small_files
 from outrider.core.drafter_kinds import KINDS, PLUGINS
 from outrider.core.errors import CheckpointError
 from outrider.models.documents import read_document
-from outrider.models.draft_heads import find_heads, has_own_mtp, name_of, own_mtp_depth
 from outrider.models.families import DECODER_FAMILIES
+from outrider.models.heads import find_heads, has_own_mtp, name_of, own_mtp_depth
 from outrider.pairs.catalog import draft_of, list_pairs
 from outrider_lab.bench.studies.drafters_lineup import available
 from outrider_lab.cli.draft_fit import SMALL_FILES

@@ -28,9 +28,15 @@ from outrider.kernels.native.forward import Forward
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import choose
-from outrider.models.decoder import LayerKV, ModelCapacity, PassDecoder, Passes, Scratch
+from outrider.models.decoder import (
+    LayerKV,
+    LoadOptions,
+    ModelCapacity,
+    PassDecoder,
+    Passes,
+    Scratch,
+)
 from outrider.models.families import LlamaConfig
-from outrider.models.load_options import LoadOptions
 from outrider.models.rope import turns_of
 from outrider.models.weights import Placement
 

@@ -1,7 +1,7 @@
 """The Llama family as torch.nn modules, to be trained or to teach; tensors are named as on the hub.
 
 A layer is  x += out(attention(rope(qkv(norm(x)))))  and then  x += down(silu(gate(y)) * up(y))  for
-y = norm(x): the arithmetic of models/llama_layers.py for its plain families, whose decoder reads
+y = norm(x): the arithmetic of models/llama.py for its plain families, whose decoder reads
 what is exported from here. Whole windows are read at once, causally, and there is no KV.
 
 Shapes:  B = windows, T = tokens, D = hidden size, V = vocabulary, G = heads, H = head size,
@@ -24,7 +24,7 @@ from outrider.core.spec import DecoderConfig
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
 from outrider.models.hf_config import read_native_config
 from outrider.models.rope import rope_tables
-from outrider.models.text_names import TextNames
+from outrider.models.weight_files import TextNames
 from outrider.models.weights import HEAD, Weights
 from outrider_lab.train.losses import distillation, faded_mean, top_distributions
 

@@ -19,9 +19,8 @@ from outrider.core.rng import KeyedRng
 from outrider.drafters.growth import DraftSampler, TextPart
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import FusedDraft, FusedDrafts, fused_model_drafts
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider.plugins.lanes.ahead.choices import AheadChoices, capacity_needed
 from outrider.plugins.lanes.ahead.drafter import AheadDrafter

@@ -42,10 +42,9 @@ from outrider.drafters.native import (
     HeadPass,
     fused_head_drafts,
 )
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider.testing import check_same
 

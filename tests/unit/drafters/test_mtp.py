@@ -174,7 +174,7 @@ def behind_the_layers(folder: Path, depth: int) -> tuple[Path, MtpConfig, Tensor
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_block_may_lie_in_the_targets_own_files(tmp_path: Path, depth: int) -> None:
-    from outrider.models.load_options import LoadOptions
+    from outrider.models.decoder import LoadOptions
     from outrider.models.loading import load_model
 
     folder, config, blocks = behind_the_layers(tmp_path, depth)

@@ -38,9 +38,8 @@ from outrider.drafters.tree_drafts import settled_shape
 from outrider.kernels.native.rounds import CacheSpan, Draws
 from outrider.kernels.native.trees import PlannedTree
 from outrider.kernels.plan import PackedPlan
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider.plugins.proof.certificate import SAMPLED
 from outrider.testing import GREEDY

@@ -24,9 +24,8 @@ from outrider.kernels.native.ops import NativeInt8, NativeOps
 from outrider.kernels.native.tuning import TunedKernel
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.linear import TorchInt8
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from unit.kernels.implementations import (
     library_of,

@@ -19,8 +19,7 @@ from doubles.tiny_checkpoints import save_tensors
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.tree import ROOT
-from outrider.models.decoder import ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.plugins.transformers.attention import ArenaCache, RowByRow, RowLinear
 from outrider.plugins.transformers.config import read_adapter_config
 from outrider.plugins.transformers.model import AdapterModel, load_adapter

@@ -12,7 +12,7 @@ import torch
 from doubles.eagle_heads import EagleFolder, save_tensors
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.errors import CheckpointError
-from outrider.models.draft_heads import (
+from outrider.models.heads import (
     find_heads,
     has_own_mtp,
     own_mtp_depth,

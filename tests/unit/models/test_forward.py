@@ -14,9 +14,8 @@ from doubles.gguf_writer import wide_llama
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.tree import ROOT
-from outrider.models.decoder import Decoder, ModelCapacity
+from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 
 PLAIN = DraftNeeds()

@@ -13,8 +13,7 @@ from torch import Tensor
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels.plan import PackedLinear
-from outrider.models.decoder import ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider_lab.models.gemm import (
     GEMM_SHAPES,
     GemmModel,

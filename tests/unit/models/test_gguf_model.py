@@ -16,14 +16,13 @@ from doubles.tiny_checkpoints import random_tensors, variant, write_checkpoint
 from outrider import LLM
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CheckpointError
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.families import LlamaConfig
 from outrider.models.gguf.blocks import TYPES, decode
 from outrider.models.gguf.folder import tokenizer_notes
 from outrider.models.gguf.splits import RULES
 from outrider.models.hf_config import read_native_config
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider.models.rope import frequencies
 from outrider.models.weights import Weights

@@ -22,12 +22,10 @@ from outrider.core.protocols import StepRow
 from outrider.drafters.eagle import load_eagle
 from outrider.drafters.heads import HeadNet, NormedTarget, normed_target
 from outrider.drafters.mtp import MtpConfig, load_mtp, read_mtp_config
-from outrider.models.decoder import ModelCapacity
-from outrider.models.draft_heads import find_heads
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.families import LlamaConfig
-from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of
+from outrider.models.heads import HeadsToLoad, find_heads, hidden_layers_of, kind_of
 from outrider.models.hf_config import read_native_config
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
 from outrider_lab.models import inflate
 from outrider_lab.models.inflate import ModelShape

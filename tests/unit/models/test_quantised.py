@@ -18,9 +18,8 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.plan import PackedTable
 from outrider.kernels.registry import choose
-from outrider.models.decoder import Decoder, ModelCapacity
+from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
 from outrider_lab.bench.workload import WORKLOADS, load_prompts
 from parity.feeding import feed

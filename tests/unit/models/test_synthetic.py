@@ -19,9 +19,8 @@ from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.estimate.theory import MissCurve
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider.plugins.proof.scripted import Script, ScriptedLM
 from outrider_lab.models.gemm import gemm_shape

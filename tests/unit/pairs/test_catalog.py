@@ -8,7 +8,7 @@ import pytest
 
 from outrider.core.errors import ConfigError
 from outrider.kernels.kinds import DTYPES
-from outrider.models.draft_heads import find_heads, has_own_mtp
+from outrider.models.heads import find_heads, has_own_mtp
 from outrider.models.hf_config import read_config
 from outrider.models.loading import resolve
 from outrider.models.qwen_hybrid_config import QwenHybridConfig

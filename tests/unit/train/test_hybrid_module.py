@@ -17,10 +17,9 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
 from outrider.drafters.mtp import mtp_drafter
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import HeadsToLoad
 from outrider.models.hf_config import read_native_config
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.qwen_hybrid_config import QwenHybridConfig

@@ -23,9 +23,8 @@ from outrider.core.protocols import Drafter, DraftNeeds, StepRow
 from outrider.drafters.block import BlockContext, load_block, read_block_config
 from outrider.drafters.medusa import MedusaConfig, load_medusa, read_medusa_config
 from outrider.drafters.parallel_heads import BlockDrafter, MedusaDrafter, ParallelHeadSampler
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider_lab.train.block import BlockRecipe, block_sizes, check_window
 from outrider_lab.train.folder import fill

@@ -26,10 +26,9 @@ from outrider.drafters.eagle import EagleConfig, load_eagle
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 from outrider.drafters.mtp import mtp_drafter
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider_lab.train.eagle import EagleRecipe, fused_layers
 from outrider_lab.train.folder import fill

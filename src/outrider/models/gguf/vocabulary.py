@@ -8,7 +8,7 @@ a merge, in the order of falling scores. Unused tokens are left out of tokenizer
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -17,10 +17,63 @@ import numpy as np
 
 from outrider.core.errors import CheckpointError, nearest
 from outrider.core.files import FileKind
-from outrider.models.gguf.ends import BETWEEN_FILES, ends_among, has_messages
 from outrider.models.gguf.reader import Header, Texts
 from outrider.models.gguf.splits import RULES, Rule
 from outrider.models.json_object import JsonObject
+
+# Tokens that end a text or a turn are recognised by their text, as in llama.cpp, whatever their
+# kind: metadata often name only one of several ends (Qwen's files name <|im_end|> but not
+# <|endoftext|>), and fine-tunes have ends that their maker did not mark as control tokens.
+TURN_ENDS = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|eom_id|>",
+    "<|return|>",
+    "<turn|>",
+    "<end_of_utterance>",
+)
+_OTHER_ENDS = (
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "<|tool_response>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    # DeepSeek's, with full-width bars.
+    "<\uff5cend▁of▁sentence\uff5c>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<eos>",
+    "[e~[",
+)
+# Tokens between files of code, by the metadata key that may name one; of its texts, the first that
+# the vocabulary has is used.
+BETWEEN_FILES = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+_MESSAGES = ({"<|return|>", "<|call|>"}, {"<|call|>", "<|flush|>"}, {"<|calls|>", "<|flush|>"})
+
+
+def ends_among(vocabulary: Collection[str]) -> list[str]:
+    """The ends that a vocabulary has, except `</s>`, which may be HTML."""
+    between = (
+        next((text for text in texts if text in vocabulary), "") for texts in BETWEEN_FILES.values()
+    )
+    return [text for text in (*TURN_ENDS, *_OTHER_ENDS, *between) if text in vocabulary]
+
+
+def has_messages(vocabulary: Collection[str]) -> bool:
+    """True if `<|end|>` only closes a message within a turn, before the answer (harmony)."""
+    if "<|end|>" not in vocabulary:
+        return False
+    return any(all(text in vocabulary for text in texts) for texts in _MESSAGES)
+
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 _PREFIX = "tokenizer.ggml."
@@ -65,7 +118,7 @@ class Vocabulary:
     @cached_property
     def kinds(self) -> list[int]:
         """The kind of each token; normal if the file has no kinds. A token whose text ends a text
-        or a turn (ends.py) is a control token, whatever the file says."""
+        or a turn is a control token, whatever the file says."""
         kinds = self._stored_kinds.copy()
         for text in ends_among(self.ids):
             kinds[self.ids[text]] = _CONTROL

@@ -29,9 +29,8 @@ from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.core.spec import RecurrentCapacity
 from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.plan import floats
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.hf_config import read_config
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve, spec_of_config
 
 _NEEDS = DraftNeeds()

@@ -33,9 +33,8 @@ from outrider.core.errors import ContractError, given
 from outrider.core.spec import RecurrentCapacity
 from outrider.kernels.kinds import pick_device
 from outrider.kernels.native.rounds import RoundModel
-from outrider.models.decoder import ModelCapacity
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider.models.share import Comm, RankError
 from outrider.plugins.parallel.meeting import Meeting, join

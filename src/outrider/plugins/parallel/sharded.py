@@ -28,8 +28,8 @@ from outrider.kernels.native.cpu import num_physical_cores
 from outrider.kernels.native.forward import Forward
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedPlan
+from outrider.models.decoder import LoadOptions
 from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, refuse_split
 from outrider.models.share import Comm, RankError
 from outrider.plugins.parallel import messages

@@ -23,8 +23,7 @@ from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.core.sequence import LiveSequence
 from outrider.engine.stages import read_pass
 from outrider.kernels.reference.pointwise import argmax
-from outrider.models.decoder import ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.loading import load_model, resolve
 from outrider.plugins.proof.check import Check, Part
 from outrider.plugins.proof.parity import (

@@ -30,10 +30,9 @@ from outrider.core.tree import ROOT
 from outrider.kernels.kinds import pick_device, pick_dtype, tried
 from outrider.kernels.operators import Kernels
 from outrider.kernels.registry import choose
-from outrider.models.decoder import ModelCapacity, wanted_tokens
+from outrider.models.decoder import LoadOptions, ModelCapacity, wanted_tokens
 from outrider.models.documents import read_document
 from outrider.models.json_object import OTHER_CHECKPOINT
-from outrider.models.load_options import LoadOptions
 from outrider.models.weights import Weights
 from outrider.plugins.transformers.attention import (
     ArenaCache,

@@ -31,8 +31,7 @@ from outrider.core.errors import (
 )
 from outrider.core.params import SamplingParams
 from outrider.measure.machine import facts_of, weights_digest
-from outrider.models.draft_heads import find_heads, has_own_mtp, name_of
-from outrider.models.heads import HeadKind, kind_of
+from outrider.models.heads import HeadKind, find_heads, has_own_mtp, kind_of, name_of
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of
 

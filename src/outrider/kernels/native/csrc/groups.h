@@ -100,7 +100,7 @@ template <>
 constexpr Format FORMAT<23> = {TABLE4, SUPER, 1, false, true, TABLE_ZERO, NON_LINEAR};  // IQ4_XS
 template <>
 constexpr Format FORMAT<39> = {TABLE4, BRAIN, 1, false, false, TABLE_ZERO, E2M1};  // MXFP4
-// Of published checkpoints (models/published/codes.py), by numbers beyond GGUF's.
+// Of published checkpoints (models/published/tensors.py), by numbers beyond GGUF's.
 template <>
 constexpr Format FORMAT<128> = {U4, HALF, 1, false, false, -1, nullptr};
 template <>

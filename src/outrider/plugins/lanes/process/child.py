@@ -26,8 +26,7 @@ from outrider.drafters.common_ids import CommonIds
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import fused_model_drafts
-from outrider.models.decoder import ModelCapacity
-from outrider.models.load_options import LoadOptions
+from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.loading import load_model, prepare_torch
 from outrider.plugins.lanes.ahead.choices import capacity_needed
 from outrider.plugins.lanes.ahead.drafter import ahead
