@@ -21,8 +21,15 @@ from outrider.cli.output import Meter, answer, say, screen_table
 from outrider.cli.verb_options import PullOptions
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.fields import size
-from outrider.models.hub import HubModel, check_space, fetch, local_copy, look
-from outrider.models.hub_client import HubName, HubUnreachableError
+from outrider.models.hub import (
+    HubModel,
+    HubName,
+    HubUnreachableError,
+    check_space,
+    fetch,
+    local_copy,
+    look,
+)
 from outrider.models.loading import ALIASES, HEAD_ALIASES, HUB_ID
 from outrider.pairs.catalog import (
     ESTIMATE_TOKENS,
