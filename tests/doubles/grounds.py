@@ -101,7 +101,7 @@ def _sizes(spec: ModelSpec) -> LlamaConfig:
 
 def _disturb(path: Path) -> None:
     rng = torch.Generator().manual_seed(1)
-    with Weights(path.parent) as weights:
+    with Weights.at(path.parent) as weights:
         tensors = {
             name: tensor * (1 + _NOISE * torch.randn(tensor.shape, generator=rng))
             for name, tensor in weights.each()

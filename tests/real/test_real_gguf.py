@@ -63,7 +63,7 @@ def test_documents_are_those_of_the_folder(file: Path) -> None:
 
 
 def test_weights_have_the_bits_of_the_folder(file: Path) -> None:
-    with Weights(file) as ours, Weights(FOLDER) as theirs:
+    with Weights.at(file) as ours, Weights.at(FOLDER) as theirs:
         wanted = dict(theirs.each())
         assert set(ours.names) == wanted.keys()
         for name, tensor in ours.each():

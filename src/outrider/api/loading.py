@@ -28,7 +28,6 @@ from outrider.engine.drafter_builders import alone_for
 from outrider.kernels.kinds import pick_device
 from outrider.kernels.operators import Kernels
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity, SharedWeights
-from outrider.models.gguf.folder import tokenizer_notes
 from outrider.models.heads import HeadsToLoad
 from outrider.models.loading import load_model, prepare_torch
 from outrider.verify.batched import rule_for
@@ -299,10 +298,9 @@ def _notes(plan: LoadPlan, target: Decoder, heads: HeadsToLoad | None) -> tuple[
     config = plan.settings
     # Part of the drafts that the recurrent memory cannot hold.
     cut = history_note(config, target) if plan.resolved.drafter.drafts else None
-    words = plan.tokenizer.folder
     return (
         *target.config.notes,
-        *(tokenizer_notes(words) if words is not None and words.is_file() else ()),
+        *plan.tokenizer.notes,
         *plan.notes,
         *_fallbacks(target, config),
         *idle_settings(plan.resolved),

@@ -25,8 +25,7 @@ from outrider.models.families import LlamaConfig
 from outrider.models.heads import HeadsToLoad
 from outrider.models.hf_config import read_config
 from outrider.models.loading import spec_of_config
-from outrider.models.weight_files import StoredWeights
-from outrider.models.weights import stored_in
+from outrider.models.weights import StoredWeights, stored_in
 
 # Bytes that Python holds for a page, and for tokens in it once a text is remembered.
 _PAGE_BYTES = 256
@@ -273,7 +272,7 @@ def _weights_bytes(model: _Model) -> int:
     table = spec.vocab_size * spec.hidden_size * spec.bytes_per_weight
     if spec.stored_bytes and spec.quantise == "none":
         # GGUF files have the table in blocks, which the head shares; folders have it in floats.
-        copied = not model.stored.is_gguf and not model.stored.has_head
+        copied = not model.stored.checkpoint.is_gguf and not model.stored.has_head
         return spec.stored_bytes + copied * table
     is_head = spec.quantise == "int4" and model.shares_table and not model.stored.has_head
     return _matrices_bytes(model) + (0 if is_head else table)
@@ -304,7 +303,7 @@ def _loading_bytes(model: _Model) -> int:
     widest = max(spec.vocab_size, attended, 2 * spec.ffn_size)
     weights = min(widest * spec.hidden_size, spec.num_parameters)
     most = 2 * weights * max(4 if model.in_float32 else 0, spec.bytes_per_weight)
-    if model.stored.is_gguf and not spec.stored_bytes:
+    if model.stored.checkpoint.is_gguf and not spec.stored_bytes:
         # Blocks become float32 first.
         most += 4 * weights
     if spec.quantise == "int4":

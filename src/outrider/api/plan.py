@@ -33,9 +33,8 @@ from outrider.drafters.self_draft import SelfDraftSpec
 from outrider.engine.build import DRAFT_CONTEXT, resolve_window
 from outrider.engine.drafter_builders import most_staged, own_copy, room_of, states_of, whole_pages
 from outrider.kernels.kinds import pick_device
-from outrider.models.documents import read_document
+from outrider.models.checkpoint import CONFIG, Checkpoint, open_checkpoint
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
-from outrider.models.gguf.folder import parts_of
 from outrider.models.gguf.vocabulary import TURN_ENDS
 from outrider.models.heads import (
     HeadsToLoad,
@@ -48,19 +47,18 @@ from outrider.models.heads import (
     verifier_of,
     worth_of,
 )
-from outrider.models.hf_config import FAMILIES, read_config, read_model_type
-from outrider.models.hub_cache import cached_models
+from outrider.models.hf_config import FAMILIES, model_type_of, read_config
 from outrider.models.loading import resolve as find_model
 from outrider.models.loading import spec_of_config
 from outrider.models.published.scheme import Scheme, scheme_in
 from outrider.models.qwen_hybrid_config import HYBRID_FAMILIES
+from outrider.models.stores import cached_models
 from outrider.models.weights import stored_in
 from outrider.pairs.catalog import draft_of
 from outrider.sched.jobs import OPEN_TOKENS
 
 # A draft model that is not this much smaller costs more than it gains.
 MOST_OF_TARGET = 0.5
-_CONFIG = "config.json"
 _MTP = "mtp"
 # Families whose decoders share their tables with heads.
 _WITH_HEADS = (*LLAMA_FAMILIES, *HYBRID_FAMILIES)
@@ -117,7 +115,7 @@ def _announces_mtp(target: Path) -> bool:
 def _has_own_mtp(target: Path) -> bool:
     """True if it has an MTP block; a hybrid may have one that its config.json does not announce."""
     with suppress(OutriderError):
-        may = _announces_mtp(target) or read_model_type(target) in HYBRID_FAMILIES
+        may = _announces_mtp(target) or model_type_of(open_checkpoint(target)) in HYBRID_FAMILIES
         return may and has_own_mtp(target)
     return False
 
@@ -125,7 +123,8 @@ def _has_own_mtp(target: Path) -> bool:
 def reads_heads(target: Path) -> bool:
     """True if the model in `target` can share its tables with heads, as our own decoders can."""
     with suppress(OutriderError):
-        return not target.is_file() and read_model_type(target) in _WITH_HEADS
+        checkpoint = open_checkpoint(target)
+        return not checkpoint.is_gguf and model_type_of(checkpoint) in _WITH_HEADS
     return False
 
 
@@ -161,22 +160,22 @@ def num_weight_bytes(folder: Path) -> int:
     """Bytes of the model in `folder`, or in a GGUF file, that a pass reads. Published matrices that
     no kernel multiplies in their stored form become 16-bit numbers. Raises CheckpointError if one
     of several GGUF files is missing."""
-    files = parts_of(folder) if folder.is_file() else folder.glob("*.safetensors")
-    num_bytes = sum(path.stat().st_size for path in files)
-    scheme = None if folder.is_file() else _scheme_of(folder)
+    checkpoint = open_checkpoint(folder)
+    num_bytes = checkpoint.num_bytes
+    scheme = _scheme_of(checkpoint)
     if scheme is None or scheme.has_blocks:
         return num_bytes
     return num_bytes * 16 // min(scheme.bits)
 
 
-def _scheme_of(folder: Path) -> Scheme | None:
+def _scheme_of(checkpoint: Checkpoint) -> Scheme | None:
     with suppress(OutriderError):
-        return scheme_in(folder)
+        return scheme_in(checkpoint)
     return None
 
 
 def _vocab_size(folder: Path) -> int:
-    return read_document(folder / _CONFIG).integer("vocab_size", 0, least=0)
+    return open_checkpoint(folder).document(CONFIG).integer("vocab_size", 0, least=0)
 
 
 def _runs(folder: Path) -> bool:
@@ -199,7 +198,7 @@ def _cached() -> list[Path]:
 def _models_in(folders: Iterable[Path]) -> list[Path]:
     with suppress(OSError):
         some = islice(folders, _MOST_FOLDERS)
-        return sorted(folder for folder in some if (folder / _CONFIG).is_file())
+        return sorted(folder for folder in some if (folder / CONFIG).is_file())
     return []
 
 

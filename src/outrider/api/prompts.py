@@ -181,10 +181,9 @@ class PromptReader:
         return ChatIds(self.checked(ids), (*notes, *rendered.notes))
 
     def _begun(self, ids: list[int]) -> list[int]:
-        """`ids` of a chat with exactly one BOS if a GGUF file requests it, as in llama.cpp. With a
-        folder the template decides, as in transformers."""
-        folder, bos = self.tokenizer.folder, self.tokenizer.bos_id
-        asks = folder is not None and folder.is_file() and self.tokenizer.encode("")[:1] == [bos]
+        """`ids` of a chat with exactly one BOS if the checkpoint requests it."""
+        bos = self.tokenizer.bos_id
+        asks = self.tokenizer.begins_chats and self.tokenizer.encode("")[:1] == [bos]
         if bos is None or not asks:
             return ids
         return [bos, *dropwhile(bos.__eq__, ids)]

@@ -18,6 +18,7 @@ from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.native.cpu import last_cache_bytes, num_physical_cores
 from outrider.kernels.registry import is_native
+from outrider.models.checkpoint import open_checkpoint
 from outrider.models.families import LlamaConfig
 from outrider.models.published.scheme import scheme_in
 
@@ -38,7 +39,8 @@ def why_no_copy(folder: Path, target: DecoderConfig, config: EngineConfig) -> st
         return "is made for targets of the Llama family alone, with settings left at auto"
     if target.sparse_layers:
         return "is not made of mixtures of experts"
-    if folder.is_file() or scheme_in(folder) is not None:
+    checkpoint = open_checkpoint(folder)
+    if checkpoint.is_gguf or scheme_in(checkpoint) is not None:
         return "would gain little, since the weights are quantised already"
     dtype = DTYPES.get(target.dtype if config.dtype == AUTO else config.dtype, torch.float32)
     spec = target.spec("target", bytes_per_weight=dtype.itemsize, bytes_per_kv=dtype.itemsize)

@@ -27,17 +27,11 @@ from outrider.core.errors import CheckpointError, ConfigError, out_of_memory
 from outrider.core.fields import num_bytes
 from outrider.core.files import FileKind, file_identity, parse_json, read_text
 from outrider.core.interrupts import is_interrupt
-from outrider.models.documents import read_document
+from outrider.models.checkpoint import CONFIG, GENERATION, Checkpoint, open_checkpoint
 from outrider.models.gguf.vocabulary import TURN_ENDS, has_messages
-from outrider.models.json_object import is_in_gguf, is_there
 
-_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "config.json",
-)
+_WORDS, _SETTINGS, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+_DOCUMENTS = (_WORDS, _SETTINGS, _TEMPLATE, GENERATION, CONFIG)
 # Most bytes of a text after its chain: sixteen times its bytes, and for a short one this many.
 MAX_GROWTH, MAX_GROWN_BYTES = 16, 16 << 20
 _PIECE_CHARS = 1024
@@ -73,9 +67,9 @@ class Tokenizer:
         stop_ids: Sequence[int],
         growth: Growth = NO_GROWTH,
         *,
-        folder: Path | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
-        self.folder = folder
+        self.checkpoint = checkpoint
         self._backend = backend
         self._growth = growth
         self._config = config
@@ -87,13 +81,28 @@ class Tokenizer:
         )
 
     @classmethod
-    def load(cls, folder: Path) -> Tokenizer:
-        """Load a folder's tokenizer; the same object again while its files are unchanged.
+    def load(cls, path: Path) -> Tokenizer:
+        """Load the tokenizer of a folder or GGUF file; the same object again while its files are
+        unchanged. Raises CheckpointError for a missing or damaged file."""
+        checkpoint = open_checkpoint(path.resolve())
+        files = [checkpoint.file(name) or checkpoint.path for name in _DOCUMENTS]
+        return _load(checkpoint, tuple(map(file_identity, files)))
 
-        Raises CheckpointError for a missing or damaged file.
-        """
-        files = (folder,) if folder.is_file() else tuple(folder / name for name in _FILES)
-        return _load(folder.resolve(), tuple(map(file_identity, files)))
+    @property
+    def path(self) -> Path | None:
+        """The folder or GGUF file that it was loaded from."""
+        return None if self.checkpoint is None else self.checkpoint.path
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes on parts of the checkpoint's tokenizer that are left out."""
+        return () if self.checkpoint is None else self.checkpoint.tokenizer_notes
+
+    @property
+    def begins_chats(self) -> bool:
+        """True if a chat begins with BOS where a text does, as in llama.cpp; the template of a
+        folder decides alone, as in transformers."""
+        return self.checkpoint is not None and self.checkpoint.is_gguf
 
     def with_template(self, source: str) -> Tokenizer:
         """The same tokenizer with another chat template. Ends of turns that the template writes end
@@ -104,7 +113,7 @@ class Tokenizer:
         found = [self._backend.token_to_id(text) for text in ends]
         stop_ids = (*self.stop_ids, *(token_id for token_id in found if token_id is not None))
         config = {**self._config, "chat_template": source}
-        return Tokenizer(self._backend, config, stop_ids, self._growth, folder=self.folder)
+        return Tokenizer(self._backend, config, stop_ids, self._growth, checkpoint=self.checkpoint)
 
     def is_of_the_text_of(self, other: Tokenizer) -> bool:
         """True if both were read from one tokenizer.json, and so do not differ at all."""
@@ -286,22 +295,24 @@ _loaded: dict[bytes, tuple[Backend, Growth]] = {}
 
 
 @lru_cache(maxsize=_MAX_LOADED)
-def _load(folder: Path, identity: tuple[object, ...]) -> Tokenizer:
+def _load(checkpoint: Checkpoint, identity: tuple[object, ...]) -> Tokenizer:
     """Load a tokenizer. `identity` is part of the key only: an edited file is read again."""
     del identity
-    backend, growth = _load_backend(folder / "tokenizer.json")
-    config = _read_json(folder / "tokenizer_config.json")
-    template = folder / "chat_template.jinja"
-    if template.exists():
-        config = {**config, "chat_template": _read_text(template, FileKind.TEMPLATE)}
-    return Tokenizer(backend, config, _stop_ids(folder, backend, config), growth, folder=folder)
+    backend, growth = _load_backend(checkpoint)
+    config = _read_json(checkpoint, _SETTINGS)
+    if checkpoint.has(_TEMPLATE):
+        template = _read_text(checkpoint.path / _TEMPLATE, FileKind.TEMPLATE)
+        config = {**config, "chat_template": template}
+    stop_ids = _stop_ids(checkpoint, backend, config)
+    return Tokenizer(backend, config, stop_ids, growth, checkpoint=checkpoint)
 
 
-def _load_backend(path: Path) -> tuple[Backend, Growth]:
-    if not is_there(path):
+def _load_backend(checkpoint: Checkpoint) -> tuple[Backend, Growth]:
+    path, file = checkpoint.path / _WORDS, checkpoint.file(_WORDS)
+    if not checkpoint.has(_WORDS):
         raise CheckpointError(f"{path}: no such file.", hint=_FILE_HINT)
     try:
-        stored = read_document(path).values if is_in_gguf(path) else None
+        stored = checkpoint.document(_WORDS).values if file is None else None
         text = _read_text(path, FileKind.TOKENIZER) if stored is None else json.dumps(stored)
         digest = hashlib.sha256(text.encode()).digest()
         if (same := _loaded.get(digest)) is not None:
@@ -345,12 +356,13 @@ def _read_text(path: Path, kind: FileKind) -> str:
         ) from None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in `path`; empty if there is no such file."""
-    if not is_there(path):
+def _read_json(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    """The object in the document `name`; empty if there is none."""
+    if not checkpoint.has(name):
         return {}
-    if is_in_gguf(path):
-        return dict(read_document(path).values)
+    path = checkpoint.file(name)
+    if path is None:
+        return dict(checkpoint.document(name).values)
     try:
         data = parse_json(_read_text(path, FileKind.of(path)))
     except ValueError as error:
@@ -360,10 +372,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", data)
 
 
-def _stop_ids(folder: Path, backend: Backend, config: Mapping[str, Any]) -> tuple[int, ...]:
+def _stop_ids(
+    checkpoint: Checkpoint, backend: Backend, config: Mapping[str, Any]
+) -> tuple[int, ...]:
     """Ids that end texts: generation_config's, else config's, else tokenizer_config's."""
-    for name in ("generation_config.json", "config.json"):
-        entry: object = _read_json(folder / name).get("eos_token_id")
+    for name in (GENERATION, CONFIG):
+        entry: object = _read_json(checkpoint, name).get("eos_token_id")
         entries = cast("list[object]", entry) if isinstance(entry, list) else [entry]
         found = tuple(item for item in entries if isinstance(item, int) and item >= 0)
         if found:

@@ -23,12 +23,11 @@ from outrider.core.errors import CheckpointError
 from outrider.core.fields import size
 from outrider.core.spec import ModelSpec
 from outrider.kernels.kinds import DTYPES
-from outrider.models.documents import read_document
-from outrider.models.gguf.folder import gguf_in
-from outrider.models.gguf.stores import stored_models
+from outrider.models.checkpoint import CONFIG, open_checkpoint
+from outrider.models.gguf.reader import gguf_in
 from outrider.models.hf_config import read_config
-from outrider.models.hub_cache import cached_models
 from outrider.models.loading import ALIASES, HEAD_ALIASES, made_models, resolve
+from outrider.models.stores import cached_models, stored_models
 from outrider.models.weights import stored_in
 
 LOADER_PROMPT = "The quick brown fox"
@@ -168,7 +167,7 @@ def _inspect(name: str, found: Path, where: str = "") -> LocalModel:
     refusal: str | None = None if num_bytes else "no safetensors weights"
     family = "?"
     try:
-        family = read_document(folder / "config.json").text("model_type")
+        family = open_checkpoint(folder).document(CONFIG).text("model_type")
         read_config(folder)
     except CheckpointError as error:
         refusal = str(error)
@@ -182,7 +181,7 @@ def read_spec(name: str, dtype: str = "auto", *, on_cpu: bool = True) -> ModelSp
     kind = DTYPES.get(config.dtype if dtype == "auto" else dtype, torch.float32)
     spec = config.spec(name, bytes_per_weight=kind.itemsize, bytes_per_kv=kind.itemsize)
     # On CPUs, native kernels compute with the blocks of a GGUF file as they are.
-    if dtype != "auto" or not folder.is_file() or not on_cpu:
+    if dtype != "auto" or not open_checkpoint(folder).is_gguf or not on_cpu:
         return spec
     return replace(spec, stored_bytes=stored_in(folder).held_bytes)
 

@@ -31,7 +31,7 @@ from outrider.core.spec import ModelSpec
 from outrider.drafters.heads import NormedTarget, check_finite, own_kernels, placement_of
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
-from outrider.models.documents import read_document
+from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.weights import WeightReader, Weights
 
 MODEL_TYPE = "outrider_block"
@@ -63,7 +63,7 @@ class BlockConfig:
 
 def read_block_config(folder: Path, target: ModelSpec) -> BlockConfig:
     """Read a folder's config. Raises CheckpointError for a wrong file or another target's."""
-    values = read_document(folder / "config.json")
+    values = open_checkpoint(folder).document(CONFIG)
     for key, size in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         if values.integer(key) != size:
             raise CheckpointError(
@@ -222,7 +222,7 @@ class BlockNet:
 def load_block(folder: Path, config: BlockConfig, target: NormedTarget) -> BlockNet:
     """Load a net. Raises CheckpointError for tensors that are missing, misshapen or not numbers."""
     kernels, hidden = own_kernels(target), target.spec.hidden_size
-    with Weights(folder) as weights:
+    with Weights.at(folder) as weights:
         reader = WeightReader(weights, kernels, placement_of(target))
         num_read = (len(config.hidden_layers) + 1) * hidden
         parts = _Parts(

@@ -30,7 +30,7 @@ from outrider.drafters.heads import NormedTarget, own_kernels, placement_of
 from outrider.kernels.kinds import for_kinds
 from outrider.kernels.native.forward import Attends, Entrance, LayerWeights
 from outrider.kernels.plan import AttentionKind, PackedLinear
-from outrider.models.documents import read_document
+from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.families import LlamaConfig, parse_llama
 from outrider.models.heads import HeadsToLoad, HeadTarget, is_eagle3, layer_part
 from outrider.models.json_object import JsonObject
@@ -90,7 +90,7 @@ class EagleConfig:
 def read_eagle_config(folder: Path, target: ModelSpec) -> EagleConfig:
     """Read a folder's config. Raises CheckpointError for a file that is wrong or belongs to another
     target, and VocabularyError if its ids mean other text."""
-    raw = read_document(folder / "config.json")
+    raw = open_checkpoint(folder).document(CONFIG)
     described = _as_llama(raw)
     layer = parse_llama(described)
     fused = is_eagle3(raw)
@@ -182,7 +182,7 @@ def load_eagle(heads: HeadsToLoad, target: NormedTarget) -> EntranceNet:
     place, kernels = placement_of(target), own_kernels(target)
     if any(config.windows):
         kernels = for_kinds(kernels)
-    with Weights(heads.folder) as weights:
+    with Weights.at(heads.folder) as weights:
         _check_numbers(weights)
         block = _read_block(WeightReader(weights, kernels, place), weights, config, heads, target)
         weights.check_all_taken(ignored=_DERIVED)
@@ -303,8 +303,8 @@ def _head(
     ids_W = _drafted_ids(weights, size, target) if "d2t" in weights else None
     if ids_W is None and size < target.spec.vocab_size:
         raise CheckpointError(
-            f"{weights.folder}: these heads draft {size} of the target's {target.spec.vocab_size} "
-            "ids, and the tensor d2t, which says which, is missing.",
+            f"{weights.checkpoint.path}: these heads draft {size} of the target's "
+            f"{target.spec.vocab_size} ids, and the tensor d2t, which says which, is missing.",
             hint="is the download complete?",
         )
     return head, ids_W
@@ -314,13 +314,13 @@ def _drafted_ids(weights: Weights, size: int, target: HeadTarget) -> Tensor:
     ids_W = weights.take_integers("d2t", size) + torch.arange(size)
     if int(ids_W.min()) < 0 or int(ids_W.max()) >= target.spec.vocab_size:
         raise VocabularyError(
-            f"{weights.folder}: d2t names ids outside the target's vocabulary of "
+            f"{weights.checkpoint.path}: d2t names ids outside the target's vocabulary of "
             f"{target.spec.vocab_size}.",
             hint="choose heads that were trained for this very target",
         )
     if len(set(host_ints(ids_W))) < size:
         raise VocabularyError(
-            f"{weights.folder}: d2t names an id of the target twice.",
+            f"{weights.checkpoint.path}: d2t names an id of the target twice.",
             hint="compare the file with the original and download it again",
         )
     return ids_W.to(target.tables.embeddings.device)
@@ -341,7 +341,7 @@ def _check_numbers(weights: Weights) -> None:
     for name, tensor in weights.each():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise CheckpointError(
-                f"{weights.folder}: the tensor {name} holds numbers that are none (NaN or "
+                f"{weights.checkpoint.path}: the tensor {name} holds numbers that are none (NaN or "
                 "infinity).",
                 hint="take an earlier checkpoint, or train it anew with a lower learning rate",
             )

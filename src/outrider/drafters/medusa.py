@@ -30,7 +30,7 @@ from outrider.core.spec import ModelSpec
 from outrider.core.tree import Chances
 from outrider.drafters.heads import NormedTarget, check_finite, own_kernels, placement_of
 from outrider.kernels.plan import PackedLinear
-from outrider.models.documents import read_document
+from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.json_object import JsonObject
 from outrider.models.weights import WeightReader, Weights
 
@@ -57,7 +57,7 @@ class MedusaConfig:
 
 def read_medusa_config(folder: Path, target: ModelSpec) -> MedusaConfig:
     """Read a folder's config. Raises CheckpointError for a wrong file or another target's."""
-    values = read_document(folder / "config.json")
+    values = open_checkpoint(folder).document(CONFIG)
     for key, size in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         if values.has(key) and values.integer(key) != size:
             raise CheckpointError(
@@ -166,7 +166,7 @@ class MedusaNet:
 
 def load_medusa(folder: Path, config: MedusaConfig, target: NormedTarget) -> MedusaNet:
     """Load heads. Raises CheckpointError for tensors that are missing, misshapen or no numbers."""
-    with Weights(folder) as weights:
+    with Weights.at(folder) as weights:
         reader = WeightReader(weights, own_kernels(target), placement_of(target))
         prefix = next((p for p in _PREFIXES if f"{p}0.0.linear.weight" in weights), "")
         num_heads = max(config.num_heads, _num_stored(weights.names, prefix))

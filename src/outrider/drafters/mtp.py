@@ -56,8 +56,8 @@ from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 from outrider.drafters.native import fused_head_drafts
 from outrider.kernels.native.forward import Entrance
 from outrider.kernels.plan import PackedLinear
+from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.decoder import ModelCapacity
-from outrider.models.documents import read_document
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig, parse_llama
 from outrider.models.heads import HeadsToLoad
 from outrider.models.json_object import JsonObject
@@ -105,7 +105,7 @@ class MtpConfig:
 def read_mtp_config(folder: Path, target: ModelSpec) -> MtpConfig:
     """Read a folder's config. Raises CheckpointError for a file that is wrong, that has no MTP
     block, or whose block is another target's."""
-    raw = read_document(folder / "config.json")
+    raw = open_checkpoint(folder).document(CONFIG)
     family = raw.text("model_type")
     if family == MODEL_TYPE:
         config = _own(raw)
@@ -207,7 +207,7 @@ def read_blocks(
     """Read the blocks. Raises CheckpointError for tensors that are missing or of another shape."""
     num_positions = capacity.num_positions(config.block.max_tokens)
     turns = turns_of(config.block, num_positions, target.tables.embeddings.device)
-    with Weights(folder) as weights:
+    with Weights.at(folder) as weights:
         reader = WeightReader(weights, own_kernels(target), placement_of(target))
         if isinstance(config.block, QwenHybridConfig):
             parts = _gated_parts(folder, reader, config.block, turns, capacity)

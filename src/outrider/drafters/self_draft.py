@@ -218,7 +218,7 @@ class SelfDraftSpec:
                 for depth, layer in enumerate(own)
             ]
             return CheaperParts(kernels, held.head(kernels), layers, depths)
-        with Weights(self.folder) as weights:
+        with Weights.at(self.folder) as weights:
             reader = WeightReader(weights, kernels, placement, text=TextNames.of(weights))
             return CheaperParts(
                 kernels=kernels,

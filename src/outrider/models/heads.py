@@ -31,14 +31,21 @@ from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import KEY, StatedWorth
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedPlan
+from outrider.models.checkpoint import (
+    CONFIG,
+    INDEX,
+    PICKLES,
+    WEIGHTS,
+    Checkpoint,
+    config_document,
+    open_checkpoint,
+)
 from outrider.models.decoder import ModelCapacity
-from outrider.models.documents import read_document
 from outrider.models.hf_config import read_config
-from outrider.models.json_object import MAX_LAYERS, JsonObject, is_there, no_config
+from outrider.models.json_object import MAX_LAYERS, JsonObject
 from outrider.models.llama_weights import Tables
 from outrider.models.loading import HEAD_ALIASES, resolve
 from outrider.models.rope_config import Rope, parse_rope
-from outrider.models.weight_files import INDEX, PICKLES, WEIGHTS
 from outrider.models.weights import Weights
 
 # The name of the drafter that reads the heads; a folder of no heads holds MODEL.
@@ -105,19 +112,22 @@ class HeadsToLoad:
     def num_layers(self) -> int:
         """Number of layers that have keys and values of their own."""
         key = self.format.layers_key
-        return layer_part(_config(self.folder)).integer(key, 1, most=MAX_LAYERS) if key else 1
+        return self._layer_part().integer(key, 1, most=MAX_LAYERS) if key else 1
 
     def notes(self, window: int) -> tuple[str, ...]:
         """A note if the heads were trained on texts shorter than `window`; they draft on."""
         key = self.format.window_key
         if not key:
             return ()
-        trained = layer_part(_config(self.folder)).integer(key, window)
+        trained = self._layer_part().integer(key, window)
         if trained >= window:
             return ()
         return (
             f"the heads were trained on {trained} tokens; later drafts may be accepted less often",
         )
+
+    def _layer_part(self) -> JsonObject:
+        return layer_part(_config(open_checkpoint(self.folder)))
 
 
 @runtime_checkable
@@ -161,21 +171,23 @@ class HeadMemory(CacheStore, Protocol):
 def kind_of(folder: Path) -> DraftKind:
     """The kind of heads in a folder that --draft names, or MODEL; a GGUF file is a model. Raises
     CheckpointError for a folder without `config.json` or with heads in an unsupported format."""
-    if folder.is_file():
+    checkpoint = open_checkpoint(folder)
+    if checkpoint.is_gguf:
         return MODEL
-    config = _config(folder)
+    config = _config(checkpoint)
     _refuse_unread(config)
     named = _named_kind(config)
     if not any(folder.glob("*.safetensors")):
         _refuse_pickles(folder, heads=named is not None)
-    if named is None and ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file()):
-        return _stored_kind(folder)
+    if named is None and (checkpoint.has(WEIGHTS) or checkpoint.has(INDEX)):
+        return _stored_kind(checkpoint)
     return named or MODEL
 
 
 def draft_notes(folder: Path) -> tuple[str, ...]:
     """A caution on a draft model that was made for another method of drafting."""
-    if folder.is_file() or not _config(folder).has("pard_token"):
+    config = _config_if_any(folder)
+    if config is None or not config.has("pard_token"):
         return ()
     return (
         "the draft is a PARD model, made to draft all tokens in one pass; here it drafts one a "
@@ -185,9 +197,8 @@ def draft_notes(folder: Path) -> tuple[str, ...]:
 
 def worth_of(folder: Path, drafter: str) -> StatedWorth | None:
     """The gain and cost of `drafter` that a folder's config states; None if it states none."""
-    if folder.is_file() or not is_there(folder / "config.json"):
-        return None
-    stated = _config(folder).values.get(KEY)
+    config = _config_if_any(folder)
+    stated = None if config is None else config.values.get(KEY)
     if not isinstance(stated, dict):
         return None
     values = cast("dict[str, object]", stated)
@@ -197,10 +208,8 @@ def worth_of(folder: Path, drafter: str) -> StatedWorth | None:
 def verifier_of(folder: Path) -> str | None:
     """The target that heads of the speculators library name; None for any other folder. Raises
     CheckpointError for heads that name none, or whose kind is not supported."""
-    if folder.is_file() or not is_there(folder / "config.json"):
-        return None
-    config = _config(folder)
-    if not config.has(_SPECULATORS):
+    config = _config_if_any(folder)
+    if config is None or not config.has(_SPECULATORS):
         return None
     _refuse_unread(config)
     part = config.child("speculators_config")
@@ -224,7 +233,7 @@ def hidden_layers_of(folder: Path, kind: HeadKind, num_layers: int) -> tuple[int
 
     Raises CheckpointError if the target has no such layers.
     """
-    config = _config(folder)
+    config = _config(open_checkpoint(folder))
     named = _named_layers(config)
     if named is None:
         named = _usual_layers(config, kind, num_layers)
@@ -270,11 +279,14 @@ def _counted_from_0(published: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(layer + 1 for layer in published) if published[:1] == (1,) else published
 
 
-def _config(folder: Path) -> JsonObject:
-    path = folder / "config.json"
-    if not is_there(path):
-        raise no_config(folder, "is it a folder of a model or of draft heads?")
-    return read_document(path)
+def _config(checkpoint: Checkpoint) -> JsonObject:
+    return config_document(checkpoint, "is it a folder of a model or of draft heads?")
+
+
+def _config_if_any(path: Path) -> JsonObject | None:
+    """The config of a folder that may hold heads; None for a GGUF file or without a config."""
+    checkpoint = open_checkpoint(path)
+    return None if checkpoint.is_gguf or not checkpoint.has(CONFIG) else _config(checkpoint)
 
 
 def _refuse_unread(config: JsonObject) -> None:
@@ -304,8 +316,8 @@ def _named_kind(config: JsonObject) -> HeadKind | None:
     return None
 
 
-def _stored_kind(folder: Path) -> DraftKind:
-    with Weights(folder) as weights:
+def _stored_kind(checkpoint: Checkpoint) -> DraftKind:
+    with Weights(checkpoint) as weights:
         if _EMBEDDING in weights:
             return MODEL
         for kind, form in _FORMATS.items():
@@ -333,9 +345,6 @@ def _conversion(pickle: str) -> str:
         f"t = torch.load('{pickle}', map_location='cpu', weights_only=True); "
         f"save_file({{k: v.clone() for k, v in t.items()}}, '{WEIGHTS}')\""
     )
-
-
-_CONFIG = "config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,19 +391,19 @@ def size_remarks(target: Path, folder: Path) -> list[Remark]:
     if kind == "model":
         raise CheckpointError(f"{folder} holds a model, not heads.")
     spec = read_config(target).spec("target", bytes_per_weight=2, bytes_per_kv=2)
-    config = read_document(folder / _CONFIG)
+    config = open_checkpoint(folder).document(CONFIG)
     return [
         *_sizes(config, spec),
         *_layers(folder, kind, spec),
         *_windows(config, spec),
-        *_ropes(config, read_document(target / _CONFIG)),
+        *_ropes(config, open_checkpoint(target).document(CONFIG)),
     ]
 
 
 def weight_remarks(folder: Path) -> list[Remark]:
     """A remark on tensors that hold NaN or infinities; it names the first three. Reads all weights.
     Raises CheckpointError for a folder without safetensors."""
-    with Weights(folder) as weights:
+    with Weights.at(folder) as weights:
         bad = [name for name, tensor in weights.each() if not _all_numbers(tensor)]
     if not bad:
         return []
@@ -409,7 +418,7 @@ def has_own_mtp(target: Path) -> bool:
     their own or as one more layer. Raises CheckpointError for a folder without safetensors."""
     layers = _text_config(target).integer("num_hidden_layers", 0, least=0)
     own = ("mtp.", "model.mtp.", f"model.layers.{layers}.")
-    with Weights(target) as weights:
+    with Weights.at(target) as weights:
         return any(name.startswith(own) for name in weights.names)
 
 
@@ -421,14 +430,14 @@ def own_mtp_depth(target: Path) -> int:
 
 
 def _text_config(folder: Path) -> JsonObject:
-    config = read_document(folder / _CONFIG)
+    config = open_checkpoint(folder).document(CONFIG)
     return config.child("text_config") or config
 
 
 def _neighbours(target: Path) -> list[Path]:
     def folders(parent: Path) -> list[Path]:
         try:
-            return sorted(path for path in parent.iterdir() if (path / _CONFIG).is_file())
+            return sorted(path for path in parent.iterdir() if (path / CONFIG).is_file())
         except OSError:
             return []
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from outrider.core.errors import CheckpointError, ConfigError, nearest
 from outrider.core.params import ADVISED, params_for_one
 from outrider.core.spec import DecoderConfig
-from outrider.models.documents import read_document
+from outrider.models.checkpoint import GENERATION, Checkpoint, config_document, open_checkpoint
 from outrider.models.families import (
     DECODER_FAMILIES,
     GPT2Config,
@@ -22,7 +22,7 @@ from outrider.models.families import (
     parse_gpt2,
     parse_llama,
 )
-from outrider.models.json_object import JsonObject, is_there, no_config
+from outrider.models.json_object import JsonObject
 from outrider.models.qwen_hybrid_config import HYBRID_FAMILIES, QwenHybridConfig, parse_qwen_hybrid
 
 NativeConfig = LlamaConfig | GPT2Config | QwenHybridConfig
@@ -39,45 +39,43 @@ _ENCODERS = frozenset((
 ))  # fmt: skip
 
 
-def read_config(folder: Path) -> DecoderConfig:
-    """Read `config.json` and, if there is one, `generation_config.json`.
+def read_config(path: Path) -> DecoderConfig:
+    """Read `config.json` and, if there is one, `generation_config.json` of a folder or GGUF file.
 
-    A family without a decoder of ours is read by transformers, if it is installed.
+    A family without a decoder of ours is read by transformers, if it is installed. Raises
+    CheckpointError, naming file and key, for a bad or unknown value.
     """
-    family = read_model_type(folder)
+    checkpoint = open_checkpoint(path)
+    family = model_type_of(checkpoint)
     if family in FAMILIES:
-        return read_native_config(folder)
-    if family in _ENCODERS and not _read_json(folder).flag("is_decoder", default=False):
+        return native_config_of(checkpoint)
+    if family in _ENCODERS and not _config(checkpoint).flag("is_decoder", default=False):
         raise CheckpointError(
-            f"{folder}: a model of type {family} is an encoder: it reads a text and writes none.",
+            f"{path}: a model of type {family} is an encoder: it reads a text and writes none.",
             hint="choose a model that writes, such as `outrider pull HuggingFaceTB/"
             "SmolLM2-135M-Instruct`",
         )
     # Imported here: only such a family needs torch, and transformers, to be read.
     from outrider.plugins.transformers.config import read_adapter_config
 
-    return read_adapter_config(folder)
+    return read_adapter_config(checkpoint)
 
 
-def read_native_config(folder: Path) -> NativeConfig:
+def read_native_config(path: Path) -> NativeConfig:
     """Read the config of a family that a decoder of ours runs, as `read_config` does."""
-    generation = folder / "generation_config.json"
-    config = parse_config(
-        _read_json(folder), read_document(generation) if is_there(generation) else None
-    )
-    if not folder.is_file():
-        return config
-    # Imported here: it reads tensors too, and this module none.
-    from outrider.models.gguf.folder import notes_on
-
-    return replace(config, notes=(*config.notes, *notes_on(folder)))
+    return native_config_of(open_checkpoint(path))
 
 
-def read_sampling(folder: Path) -> dict[str, float]:
+def read_model_type(path: Path) -> str:
+    """The `model_type` of a folder or GGUF file. Raises CheckpointError if its config has none."""
+    return model_type_of(open_checkpoint(path))
+
+
+def read_sampling(path: Path) -> dict[str, float]:
     """The sampling that a checkpoint recommends, as fields of SamplingParams. Empty if it names
     none, or greedy decoding. Values that SamplingParams would refuse are left out."""
-    path = folder / "generation_config.json"
-    values: Mapping[str, object] = read_document(path).values if is_there(path) else {}
+    generation = _generation(open_checkpoint(path))
+    values: Mapping[str, object] = {} if generation is None else generation.values
     if values.get("do_sample") is False:
         return {}
     found = dict[str, float]()
@@ -93,9 +91,15 @@ def read_sampling(folder: Path) -> dict[str, float]:
     return found
 
 
-def read_model_type(folder: Path) -> str:
-    """The `model_type` of a folder. Raises CheckpointError if its config has none."""
-    return _read_json(folder).text("model_type")
+def native_config_of(checkpoint: Checkpoint) -> NativeConfig:
+    """The config of a checkpoint that a decoder of ours runs. Raises CheckpointError."""
+    config = parse_config(_config(checkpoint), _generation(checkpoint))
+    return replace(config, notes=(*config.notes, *checkpoint.notes))
+
+
+def model_type_of(checkpoint: Checkpoint) -> str:
+    """The `model_type` of a checkpoint. Raises CheckpointError if its config has none."""
+    return _config(checkpoint).text("model_type")
 
 
 def parse_config(raw: JsonObject, generation: JsonObject | None = None) -> NativeConfig:
@@ -114,7 +118,9 @@ def parse_config(raw: JsonObject, generation: JsonObject | None = None) -> Nativ
     return _PARSERS[family](raw, generation)
 
 
-def _read_json(folder: Path) -> JsonObject:
-    if not is_there(folder / "config.json"):
-        raise no_config(folder, "is it a Hugging Face model folder?")
-    return read_document(folder / "config.json")
+def _config(checkpoint: Checkpoint) -> JsonObject:
+    return config_document(checkpoint, "is it a Hugging Face model folder?")
+
+
+def _generation(checkpoint: Checkpoint) -> JsonObject | None:
+    return checkpoint.document(GENERATION) if checkpoint.has(GENERATION) else None

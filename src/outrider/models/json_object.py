@@ -16,11 +16,6 @@ from outrider.core.files import FileKind, read_json
 
 MAX_INTEGER = 2**31 - 1
 MAX_NUMBER = 1e30
-# Files of a folder that a GGUF file stands for.
-GGUF_DOCUMENTS = (
-    *("config.json", "tokenizer.json", "tokenizer_config.json"),
-    "generation_config.json",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +27,7 @@ class JsonObject:
 
     @classmethod
     def read(cls, path: Path) -> JsonObject:
-        """Read `path`. Raises CheckpointError unless it is a readable file with one JSON object.
-        A path that may lead into a GGUF file is read by `documents.read_document`."""
+        """Read `path`. Raises CheckpointError unless it is a readable file with one JSON object."""
         try:
             loaded = read_json(path, FileKind.of(path))
         except OSError as error:
@@ -141,28 +135,6 @@ class JsonObject:
         if not 0 < value < MAX_NUMBER:
             raise CheckpointError(f"{self.where}: {key} must be above 0, got {value!r:.40}.")
         return float(value)
-
-
-def is_there(path: Path) -> bool:
-    """True if a folder, or the GGUF file that stands for one, has the document `path`."""
-    return path.name in GGUF_DOCUMENTS if is_in_gguf(path) else path.exists()
-
-
-def no_config(folder: Path, hint: str) -> CheckpointError:
-    """The error for a folder without config.json; it names an adapter (LoRA) as such."""
-    adapter = folder / "adapter_config.json"
-    if not adapter.is_file():
-        return CheckpointError(f"{folder} has no config.json.", hint=hint)
-    base = JsonObject.read(adapter).text("base_model_name_or_path", "its base model")
-    return CheckpointError(
-        f"{folder} holds an adapter (LoRA) of {base}, and no model.",
-        hint="merge it with its library, peft: AutoPeftModelForCausalLM.from_pretrained("
-        "folder).merge_and_unload().save_pretrained(new_folder)",
-    )
-
-
-def is_in_gguf(path: Path) -> bool:
-    return path.parent.is_file()
 
 
 def _is_integer(value: object) -> TypeGuard[int]:

@@ -30,16 +30,17 @@ from outrider.kernels.kinds import (
     tried,
 )
 from outrider.kernels.registry import AS_STORED, choose
+from outrider.models.checkpoint import open_checkpoint
 from outrider.models.decoder import Decoder, LoadOptions
 from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig
-from outrider.models.gguf.folder import gguf_in, header_of, is_gguf, parts_of
+from outrider.models.gguf.reader import gguf_in, header_of, is_gguf, parts_of
 from outrider.models.gpt2 import GPT2Model
-from outrider.models.hf_config import FAMILIES, read_model_type, read_native_config
-from outrider.models.hub_cache import cached_models
+from outrider.models.hf_config import FAMILIES, model_type_of, native_config_of
 from outrider.models.llama import ALONE, LlamaModel
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.share import Comm, check_split
+from outrider.models.stores import cached_models
 from outrider.models.weights import Placement, Weights
 from outrider.pairs.catalog import FIRST_MODEL, is_called, models_called
 
@@ -107,7 +108,8 @@ def load_model(
     Raises CheckpointError for a bad folder, ConfigError or MachineError for options that the model
     or the machine does not support.
     """
-    family = read_model_type(folder)
+    checkpoint = open_checkpoint(folder)
+    family = model_type_of(checkpoint)
     if family not in FAMILIES:
         if options.quantise != "none":
             raise ConfigError(
@@ -124,9 +126,9 @@ def load_model(
         from outrider.plugins.transformers.model import load_adapter
 
         return load_adapter(folder, options, name=name)
-    config = read_native_config(folder).for_context(options.capacity.window)
+    config = native_config_of(checkpoint).for_context(options.capacity.window)
     device = pick_device(options.device)
-    with Weights(folder) as weights:
+    with Weights(checkpoint) as weights:
         stored = weights.stored
         stays = stored.stays(options.dtype, options.quantise)
         own = config.dtype or str(weights.stored_dtype(weights.embedding)).removeprefix("torch.")
@@ -182,8 +184,9 @@ def load_model(
 def refuse_split(folder: Path, options: LoadOptions, size: int) -> None:
     """Raise ConfigError unless `size` ranks can share the model of `folder`."""
     wish = f"tensor_parallel={size}"
-    family = read_model_type(folder)
-    config = read_native_config(folder) if family in LLAMA_FAMILIES else None
+    checkpoint = open_checkpoint(folder)
+    family = model_type_of(checkpoint)
+    config = native_config_of(checkpoint) if family in LLAMA_FAMILIES else None
     if not isinstance(config, LlamaConfig):
         raise ConfigError(
             f"{wish}: models of type {family} run in one process only.",

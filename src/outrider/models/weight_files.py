@@ -1,132 +1,108 @@
-"""The files of a checkpoint's weights: opens them, reports their sizes, names a text model's part.
+"""Files of a checkpoint's weights, and the names of a text model's tensors in them.
 
-Formats that could run code are refused.
+A mapped tensor is pages of its file, so loading needs no second copy in memory. GGUF files are
+another such file (gguf/tensors.py).
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from outrider.core.errors import CheckpointError, OutriderError, out_of_memory
 from outrider.core.files import FileKind, open_regular
-from outrider.models.gguf.folder import missing_tensor, parts_of
-from outrider.models.json_object import JsonObject
+from outrider.kernels.plan import BlockRows
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-# Medusa heads are published under this name.
-MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Bytes of a safetensors file that say how long its header is.
 _HEADER_LENGTH = 8
 
 
-@dataclass(frozen=True, slots=True)
-class StoredWeights:
-    """Sizes of a folder's weight files: of all of them, and of the largest. They can hold at most
-    `most_values` weights. `has_head`: an output head is among them. `held_bytes` is the memory that
-    weights take if kernels run on the blocks of the files; 0 for files without such blocks."""
+class TensorFile(Protocol):
+    """An open file of tensors. Methods raise CheckpointError if it is damaged.
 
-    folder: Path
-    num_bytes: int
-    most_values: int
-    largest_file: int
-    has_head: bool
-    held_bytes: int = 0
+    `max_read` are bytes that may be read before pages, which count as this process's memory, are to
+    be released by `let_go`."""
 
     @property
-    def is_gguf(self) -> bool:
-        return self.folder.is_file()
+    def max_read(self) -> int: ...
+    @property
+    def num_values(self) -> int:
+        """Most numbers that the file can hold, one in a byte if it does not list them."""
+        ...
 
-    def stays(self, dtype: str, quantise: str) -> bool:
-        """True if matrices stay in their stored format, as the options request no other one."""
-        return self.held_bytes > 0 and dtype == "auto" and quantise == "none"
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all tensors in memory where kernels run on their blocks; 0 without blocks."""
+        ...
 
-    def check_claim(self, num_weights: int) -> None:
-        """Raise CheckpointError for a model of more weights than the files can hold, so that no
-        memory is allocated for weights that do not exist. A safetensors file can hold one weight a
-        byte, or more if it is quantised; a GGUF file as many as its table lists."""
-        if num_weights <= self.most_values:
-            return
-        if self.is_gguf:
-            missing = missing_tensor(self.folder)
-            settings = f"its settings imply {num_weights} weights, and it has {self.most_values}"
-            raise CheckpointError(
-                f"{self.folder}: {f'the tensor {missing} is missing' if missing else settings}.",
-                hint="the file was made wrong, or is not whole: download it again, or choose "
-                "another one",
-            )
-        raise CheckpointError(
-            f"{self.folder}: config.json implies {num_weights} weights, and the files have "
-            f"{self.num_bytes} bytes.",
-            hint="config.json and the weights belong to different models, or the download is "
-            "incomplete",
-        )
+    def keys(self) -> list[str]: ...
+    def get_tensor(self, name: str) -> Tensor: ...
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype of the tensor that `get_tensor` returns."""
+        ...
+
+    def blocks(self, name: str) -> Sequence[BlockRows]:
+        """The stored rows of a matrix, or of each matrix of a stack. Empty for a tensor that is not
+        quantised or has another layout in checkpoints."""
+        ...
+
+    def let_go(self) -> None:
+        """Release the pages that were read; a later read takes them from the file again."""
+        ...
 
 
-class TensorFile(Protocol):
+class _Opened(Protocol):
     def keys(self) -> list[str]: ...
     def get_tensor(self, name: str, /) -> Tensor: ...
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The weight files of `folder`. Raises CheckpointError, naming the others, for none."""
-    if folder.is_file():
-        return list(parts_of(folder))
-    for name in (WEIGHTS, MEDUSA_WEIGHTS):
-        if (folder / name).exists():
-            return [folder / name]
-    if (folder / INDEX).exists():
-        return _shards(folder)
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
-    if pickles:
-        raise CheckpointError(
-            f"{folder} has its weights only as {pickles[0]}, a format that can run code when it "
-            "is read; Outrider reads only safetensors.",
-            hint="convert it where you trust it: transformers' "
-            "from_pretrained(folder) and then save_pretrained(new_folder)",
-        )
-    raise CheckpointError(
-        f"{folder} has neither {WEIGHTS} nor {INDEX}.",
-        hint="is the download complete? Pickle files (.bin) are never fetched from the hub",
-    )
+class SafetensorsFile:
+    """A mapped file of safetensors. Raises CheckpointError if it is damaged."""
 
+    max_read = 1 << 25
+    held_bytes = 0
 
-def _shards(folder: Path) -> list[Path]:
-    index = JsonObject.read(folder / INDEX)
-    weight_map = index.child("weight_map")
-    if not weight_map or not weight_map.values:
-        raise CheckpointError(f"{index.where}: weight_map is missing or empty.")
-    names = sorted({weight_map.text(name) for name in weight_map.values})
-    for name in names:
-        # A shard is in the folder of its index; a name with a separator could be any file.
-        if not name.endswith(".safetensors") or set(name) & set("/\\:\0"):
-            raise CheckpointError(
-                f"{weight_map.where} names {name!r}, which is not a safetensors file of this "
-                "folder."
-            )
-    return [folder / name for name in names]
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = self._open()
 
+    def _open(self) -> _Opened:
+        try:
+            check_header(self._path)
+            return cast("_Opened", safe_open(self._path, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise _damaged(self._path, error) from error
 
-def open_safetensors(path: Path) -> TensorFile:
-    """Open a file of safetensors. Raises CheckpointError if it is missing or damaged."""
-    if not path.exists():
-        raise CheckpointError(
-            f"{path} is missing, though {INDEX} names it.",
-            hint="download the missing shard",
-        )
-    try:
-        check_header(path)
-        return cast("TensorFile", safe_open(path, framework="pt"))
-    except (SafetensorError, OSError) as error:
-        raise damaged(path, error) from error
+    @property
+    def num_values(self) -> int:
+        return self._path.stat().st_size
+
+    def keys(self) -> list[str]:
+        return list(self._file.keys())
+
+    def get_tensor(self, name: str) -> Tensor:
+        try:
+            return self._file.get_tensor(name)
+        except SafetensorError as error:
+            raise _damaged(self._path, error) from error
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        return self.get_tensor(name).dtype
+
+    def blocks(self, name: str) -> Sequence[BlockRows]:
+        del name
+        return ()
+
+    def let_go(self) -> None:
+        """Map the file anew; the old mapping ends with the last tensor of it."""
+        self._file = self._open()
 
 
 def check_header(path: Path) -> None:
@@ -139,7 +115,7 @@ def check_header(path: Path) -> None:
         raise OSError(errno.EFBIG, f"it would have a header of {size} bytes, more than {most}")
 
 
-def damaged(path: Path, error: Exception) -> OutriderError:
+def _damaged(path: Path, error: Exception) -> OutriderError:
     """The error for a file that cannot be read."""
     reason = (error.strerror if isinstance(error, OSError) else None) or error
     return out_of_memory(error, f"mapping {path}") or CheckpointError(

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from outrider.core.collector import give_back
@@ -25,42 +24,61 @@ from outrider.core.errors import CheckpointError
 from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import BlockRows, PackedLinear, PackedTable
-from outrider.models.gguf.folder import GgufTensors
+from outrider.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.published.scheme import scheme_in
 from outrider.models.published.tensors import Codes, Quantised
-from outrider.models.weight_files import (
-    EMBEDDINGS,
-    StoredWeights,
-    TensorFile,
-    TextNames,
-    damaged,
-    open_safetensors,
-    weight_files,
-)
+from outrider.models.weight_files import EMBEDDINGS, TextNames
 
 HEAD = "lm_head.weight"
 # Old files store the rotary frequencies.
 DERIVED = ("rotary_emb.inv_freq",)
-# Bytes read of a file before its pages, which count as this process's memory, are released: a GGUF
-# mapping drops them, a safetensors file is mapped anew. Its old mapping ends with the last tensor.
-_MAX_READ = {True: 1 << 22, False: 1 << 25}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-class Weights:
-    """The open files of one folder; use it in a `with` block."""
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """Sizes of a checkpoint's weight files: of all of them, and of the largest. They can hold at
+    most `most_values` weights. `has_head`: an output head is among them. `held_bytes` is the memory
+    that weights take if kernels run on the blocks of the files; 0 for files without such blocks."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._readers = {path: self._open(path) for path in weight_files(folder)}
+    checkpoint: Checkpoint
+    num_bytes: int
+    most_values: int
+    largest_file: int
+    has_head: bool
+    held_bytes: int = 0
+
+    def stays(self, dtype: str, quantise: str) -> bool:
+        """True if matrices stay in their stored format, as the options request no other one."""
+        return self.held_bytes > 0 and dtype == "auto" and quantise == "none"
+
+    def check_claim(self, num_weights: int) -> None:
+        """Raise CheckpointError for a model of more weights than the files can hold, so that no
+        memory is allocated for weights that do not exist. A safetensors file can hold one weight a
+        byte, or more if it is quantised; a GGUF file as many as its table lists."""
+        if num_weights > self.most_values:
+            raise self.checkpoint.contradiction(num_weights, self.most_values)
+
+
+class Weights:
+    """The open files of one checkpoint; use it in a `with` block."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self._readers = {path: checkpoint.tensors(path) for path in checkpoint.files()}
         self._stored_in = {
             name: path for path, file in self._readers.items() for name in list(file.keys())
         }
-        self._quantised = Quantised(scheme_in(folder), self._stored_in, self._read)
+        self._quantised = Quantised(scheme_in(checkpoint), self._stored_in, self._read)
         self._file_of = self._quantised.files_of(self._stored_in)
         self._untaken = set(self._file_of)
         self._last: Path | None = None
         self._num_read = 0
+
+    @classmethod
+    def at(cls, path: Path) -> Weights:
+        """The weights in a folder or GGUF file."""
+        return cls(open_checkpoint(path))
 
     def __enter__(self) -> Weights:
         return self
@@ -74,17 +92,13 @@ class Weights:
     @property
     def stored(self) -> StoredWeights:
         sizes = [path.stat().st_size for path in self._readers]
-        most = sum(
-            file.num_values
-            if isinstance(file, GgufTensors)
-            else size * self._quantised.values_a_byte
-            for file, size in zip(self._readers.values(), sizes, strict=True)
-        )
-        held = sum(f.held_bytes for f in self._readers.values() if isinstance(f, GgufTensors))
+        readers = self._readers.values()
+        most = sum(file.num_values for file in readers) * self._quantised.values_a_byte
+        held = sum(file.held_bytes for file in readers)
         if self._quantised.has_blocks:
             width = self.stored_dtype(self.embedding).itemsize
             held = self._quantised.held_bytes(self._look, width)
-        return StoredWeights(self.folder, sum(sizes), most, max(sizes), HEAD in self, held)
+        return StoredWeights(self.checkpoint, sum(sizes), most, max(sizes), HEAD in self, held)
 
     def take(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """The tensor `name`: a view of its file, not to be written, or the decoded numbers of a
@@ -104,10 +118,10 @@ class Weights:
         """The `count` matrices of the tensor `name` in their stored format; None if it is not
         quantised or has another shape, for which `take` raises an error."""
         path = self._file_of.get(name)
-        file = None if path is None else self._readers[path]
-        found = file.blocks(name) if isinstance(file, GgufTensors) else self._coded_blocks(name)
-        sizes = [(one.num_out, one.num_in) for one in found]
-        if path is None or sizes != [(num_out, num_in)] * count:
+        if path is None:
+            return None
+        found = self._readers[path].blocks(name) or self._coded_blocks(name)
+        if [(one.num_out, one.num_in) for one in found] != [(num_out, num_in)] * count:
             return None
         self._let_go(path, sum(one.raw.nbytes for one in found))
         self._untaken.discard(name)
@@ -135,7 +149,7 @@ class Weights:
         path = self._file_of.get(name)
         if path is None:
             raise CheckpointError(
-                f"{self.folder}: the tensor {name}, of shape {list(shape)}, is missing.",
+                f"{self.checkpoint.path}: the tensor {name}, of shape {list(shape)}, is missing.",
                 hint=self._near(name),
             )
         found = self.codes(name) or self._read(name)
@@ -168,8 +182,7 @@ class Weights:
         path = self._file_of.get(name)
         if path is None or name in self._quantised:
             return torch.float32
-        file = self._readers[path]
-        return file.dtype_of(name) if isinstance(file, GgufTensors) else self._read(name).dtype
+        return self._readers[path].dtype_of(name)
 
     def check_all_taken(
         self, *, ignored: tuple[str, ...] = DERIVED, unread: tuple[str, ...] = ()
@@ -185,18 +198,14 @@ class Weights:
         )
         if left:
             raise CheckpointError(
-                f"{self.folder}: the tensor {left[0]} is not part of this model "
+                f"{self.checkpoint.path}: the tensor {left[0]} is not part of this model "
                 f"({len(left)} such tensors in all).",
                 hint="do config.json and the weights belong to one model?",
             )
 
     def _look(self, name: str) -> Tensor:
         """The mapped tensor, of which only a part is to be read."""
-        path = self._stored_in[name]
-        try:
-            return self._readers[path].get_tensor(name)
-        except SafetensorError as error:
-            raise damaged(path, error) from error
+        return self._readers[self._stored_in[name]].get_tensor(name)
 
     def _read(self, name: str) -> Tensor:
         tensor = self._look(name)
@@ -207,17 +216,12 @@ class Weights:
         """Release pages when much of a file has been read, or when another file's turn comes."""
         last, self._last = self._last or path, path
         self._num_read += num_bytes
-        if last == path and self._num_read <= _MAX_READ[self.folder.is_file()]:
+        file = self._readers[last]
+        if last == path and self._num_read <= file.max_read:
             return
-        file, self._num_read = self._readers[last], 0
-        if isinstance(file, GgufTensors):
-            file.let_go()
-        else:
-            self._readers[last] = self._open(last)
+        self._num_read = 0
+        file.let_go()
         give_back()
-
-    def _open(self, path: Path) -> TensorFile:
-        return GgufTensors(path, self.folder) if self.folder.is_file() else open_safetensors(path)
 
     def _near(self, name: str) -> str:
         close = difflib.get_close_matches(name, self._file_of, n=1)
@@ -225,9 +229,10 @@ class Weights:
         return f"{found}is the download complete?"
 
 
-def stored_in(folder: Path) -> StoredWeights:
-    """The sizes of a folder's weight files. Raises CheckpointError as `Weights` does."""
-    with Weights(folder) as weights:
+def stored_in(path: Path) -> StoredWeights:
+    """The sizes of the weight files of a folder or GGUF model. Raises CheckpointError as `Weights`
+    does."""
+    with Weights.at(path) as weights:
         return weights.stored
 
 

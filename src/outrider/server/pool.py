@@ -32,7 +32,7 @@ from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import cpu_identity
 from outrider.kernels.native.tuning import library_key
 from outrider.kernels.operators import Choice
-from outrider.models.weight_files import weight_files
+from outrider.models.checkpoint import open_checkpoint
 from outrider.server.frames import Load
 from outrider.server.placement import Placement, device_of, placements
 from outrider.server.port import ChatPrompt, EngineCard, EngineLostError, EngineRequest
@@ -303,10 +303,11 @@ def _hardware(device: torch.device) -> str:
 def model_digest(model: Path) -> str:
     """Return a digest of a folder or GGUF file: names, sizes and contents. Large weight files are
     not read whole: blocks spread over the file are enough to distinguish models."""
-    entries = () if model.is_file() else model.iterdir()
+    checkpoint = open_checkpoint(model)
+    entries = () if checkpoint.is_gguf else model.iterdir()
     small = (one for one in entries if one.suffix in _SMALL_FILES)
     digest = hashlib.sha256()
-    for file in sorted({*weight_files(model), *filter(Path.is_file, small)}):
+    for file in sorted({*checkpoint.files(), *filter(Path.is_file, small)}):
         size = file.stat().st_size
         digest.update(f"{file.name}\0{size}\0".encode())
         with file.open("rb") as opened:

@@ -295,7 +295,7 @@ def card_of(llm: LLM) -> EngineCard:
         bos=_token(files.get("bos_token")),
         eos=_token(files.get("eos_token")),
         numerics=numerics_of(llm),
-        tokenizer=str(tokenizer.folder),
+        tokenizer=str(tokenizer.path),
         notes=tuple(llm.notes),
         promise=promise_of(llm),
         sampling=read_sampling(llm.folder),

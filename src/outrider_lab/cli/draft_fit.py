@@ -27,7 +27,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import position_counts
-from outrider.models.documents import read_document
+from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import (
     DraftKind,
@@ -125,7 +125,7 @@ def _models(target: str, first: Path, draft: str, second: Path) -> Fit:
 
 def _heads(target: str, first: Path, draft: str, second: Path) -> Fit:
     num_tokens, num_ids = len(Tokenizer.load(first).vocabulary), _vocab_size(first)
-    config = read_document(second / "config.json")
+    config = open_checkpoint(second).document(CONFIG)
     drafted = config.integer("draft_vocab_size", config.integer("vocab_size", num_ids))
     return Fit(
         kind=kind_of(second),
@@ -169,7 +169,7 @@ def _weights(folder: Path) -> list[Remark]:
 
 
 def _vocab_size(folder: Path) -> int:
-    return read_document(folder / "config.json").integer("vocab_size")
+    return open_checkpoint(folder).document(CONFIG).integer("vocab_size")
 
 
 def _plain(token: str) -> str:

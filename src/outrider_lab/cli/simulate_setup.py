@@ -21,8 +21,8 @@ from outrider.core.files import FileKind, read_text
 from outrider.core.settings import Given, typed
 from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration, DrafterCosts
-from outrider.models.documents import read_document
 from outrider.models.families import DECODER_FAMILIES, GPT2Config, LlamaConfig, parse_llama
+from outrider.models.json_object import JsonObject
 from outrider.planner.roofline import calibrate, device_sheet
 from outrider.planner.rounds import believe
 from outrider_lab.cli.verb_options import SimulateOptions
@@ -75,7 +75,7 @@ def spec_named(name: str) -> ModelSpec:
 
 
 def _read(path: Path) -> ModelSpec:
-    raw = read_document(path)
+    raw = JsonObject.read(path)
     name = path.parent.name or path.stem
     if raw.text("model_type") in DECODER_FAMILIES:
         return parse_llama(raw).spec(name, bytes_per_weight=_BYTES, bytes_per_kv=_BYTES)

@@ -17,7 +17,7 @@ from outrider.api.plan import MOST_OF_TARGET, models_beside, num_weight_bytes, s
 from outrider.cli.models import LocalModel, local_models, read_spec, small_files
 from outrider.core.drafter_kinds import KINDS, PLUGINS
 from outrider.core.errors import CheckpointError
-from outrider.models.documents import read_document
+from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.families import DECODER_FAMILIES
 from outrider.models.heads import find_heads, has_own_mtp, name_of, own_mtp_depth
 from outrider.pairs.catalog import draft_of, list_pairs
@@ -160,7 +160,7 @@ _OF_LLAMAS = ("quantised-self", "layer-skip")
 
 
 def _without_files(target: str, folder: Path) -> Iterator[Suggestion]:
-    family = read_document(folder / "config.json").text("model_type", "")
+    family = open_checkpoint(folder).document(CONFIG).text("model_type", "")
     for drafter, reason in _WITHOUT_FILES.items():
         if KINDS[drafter].fewer_bits and _has_few_bits(target, folder):
             continue

@@ -82,7 +82,7 @@ def export(source: Path, path: Path, wish: GgufOptions) -> Generator[Exported]:
         stop_ids=config.stop_ids,
         pre_tokenizer=wish.pre_tokenizer,
     )
-    with replacing(path) as part, Weights(source) as weights:
+    with replacing(path) as part, Weights.at(source) as weights:
         tensors = tensors_of(config, weights)
         yield from _write(part, metadata, vocabulary, tensors, FORMATS[wish.form])
         weights.check_all_taken()

@@ -16,9 +16,9 @@ from typing import cast
 
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.files import FileKind, read_text
-from outrider.models.documents import read_document
+from outrider.models.checkpoint import open_checkpoint
 from outrider.models.gguf.splits import RULES, Rule
-from outrider.models.json_object import JsonObject, is_there
+from outrider.models.json_object import JsonObject
 from outrider_lab.models.gguf import Value
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
@@ -43,7 +43,7 @@ def read_vocabulary(
     Raises CheckpointError for a tokenizer that the format cannot express, ConfigError for an
     unknown `pre_tokenizer`.
     """
-    raw = read_document(folder / "tokenizer.json")
+    raw = open_checkpoint(folder).document("tokenizer.json")
     model = raw.child("model")
     if model is None:
         raise CheckpointError(f"{raw.where}: the key model is missing.")
@@ -196,8 +196,8 @@ def _special(
     folder: Path, raw: JsonObject, tokens: list[str], stop_ids: tuple[int, ...]
 ) -> dict[str, Value]:
     """Tokens that begin and end a text, and the chat template."""
-    path = folder / "tokenizer_config.json"
-    config = read_document(path) if is_there(path) else JsonObject(str(path), {})
+    name, checkpoint = "tokenizer_config.json", open_checkpoint(folder)
+    config = checkpoint.document(name) if checkpoint.has(name) else JsonObject(name, {})
     ids = {text: token_id for token_id, text in enumerate(tokens)}
     found: dict[str, Value] = {}
     begin, end = (ids.get(_token_text(config, key)) for key in ("bos_token", "eos_token"))

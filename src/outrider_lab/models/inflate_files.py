@@ -18,13 +18,12 @@ from torch import Tensor
 
 from outrider.core.errors import CheckpointError, MachineError
 from outrider.core.files import new_folder, writing
-from outrider.models.documents import read_document
+from outrider.models.checkpoint import CONFIG, INDEX, WEIGHTS, open_checkpoint
 from outrider.models.families import LlamaConfig, parse_llama
 from outrider.models.heads import HeadKind, hidden_layers_of, is_eagle3, kind_of
 from outrider.models.hf_config import read_native_config
 from outrider.models.json_object import JsonObject
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.models.weight_files import INDEX, WEIGHTS
 from outrider.models.weights import Weights
 from outrider_lab.models.inflate import Channels, Inflation, ModelShape, inflated_config
 
@@ -58,7 +57,7 @@ def write_inflated(
         raise CheckpointError(
             f"a {small.family} model cannot be inflated.", hint="inflate outrider/embedded"
         )
-    with Weights(source) as weights:
+    with Weights.at(source) as weights:
         inflation = Inflation(small, weights, shape, dtype)
         num_bytes = inflation.config.num_parameters * dtype.itemsize
         with new_folder(folder) as files:
@@ -125,7 +124,7 @@ def _num_zeros(tensor: Tensor) -> int:
 
 def _config(source: Path, config: LlamaConfig, dtype: torch.dtype) -> dict[str, object]:
     """The source's config.json with the sizes of the bigger shape."""
-    raw = read_document(source / "config.json").values
+    raw = open_checkpoint(source).document(CONFIG).values
     # Layers for multi-token prediction lie behind those that are inflated.
     kept = {key: value for key, value in raw.items() if key != "num_nextn_predict_layers"}
     return kept | sizes_json(config, dtype)
@@ -196,7 +195,7 @@ def write_inflated_heads(
             hint="train heads for the bigger model: `outrider train eagle`",
         )
     inflated_config(small, shape)
-    raw = read_document(source / "config.json")
+    raw = open_checkpoint(source).document(CONFIG)
     layer = _layer(raw, kind)
     if layer.hidden_size != small.hidden_size:
         raise CheckpointError(
@@ -206,7 +205,7 @@ def write_inflated_heads(
         )
     growth = _Growth(Channels(small.hidden_size, shape.hidden_size), dtype)
     with new_folder(folder) as files:
-        with Weights(source) as weights:
+        with Weights.at(source) as weights:
             tensors = {name: growth(name, tensor) for name, tensor in weights.each()}
         files.append(folder / WEIGHTS)
         save_tensors(tensors, files[-1])

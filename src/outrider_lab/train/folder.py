@@ -20,7 +20,7 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 
 from outrider.core.errors import ConfigError
 from outrider.core.files import Lock, remove, replacing, writing
-from outrider.models.weight_files import WEIGHTS
+from outrider.models.checkpoint import WEIGHTS
 from outrider_lab.train.checkpoint import Standing
 from outrider_lab.train.data import FileRecord
 from outrider_lab.train.loop import Export

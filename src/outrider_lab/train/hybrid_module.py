@@ -306,7 +306,7 @@ def read_hybrid(folder: Path, config: QwenHybridConfig, num_positions: int) -> H
     CheckpointError."""
     check_dense(folder, config)
     net = HybridDecoder(config, num_positions)
-    with Weights(folder) as weights:
+    with Weights.at(folder) as weights:
         take_all(net, weights)
         weights.check_all_taken(unread=UNREAD_PREFIXES)
     return net

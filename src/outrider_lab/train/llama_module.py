@@ -214,7 +214,7 @@ def initialise(net: nn.Module, generator: torch.Generator, *, num_layers: int) -
 def read_llama(folder: Path, num_positions: int) -> Llama:
     """The checkpoint in `folder` as a module, in float32 on the host. Raises CheckpointError."""
     config = read_llama_config(folder)
-    with Weights(folder) as weights:
+    with Weights.at(folder) as weights:
         if config.tie_word_embeddings and HEAD in weights:
             config = replace(config, tie_word_embeddings=False)
         net = Llama(config, num_positions)

@@ -203,7 +203,7 @@ class GatedMtpRecipe(TurnsRecipe[GatedMtp]):
     def build(self, generator: torch.Generator) -> GatedMtp:
         net = GatedMtp(self.block, self.longest)
         initialise(net, generator, num_layers=1)
-        with Weights(self.target.folder) as weights:
+        with Weights.at(self.target.folder) as weights:
             if "mtp.fc.weight" in weights:
                 take_all(net, weights)
         return net

@@ -17,7 +17,7 @@ from outrider.core.clock import host_rows
 from outrider.core.errors import ConfigError, VocabularyError
 from outrider.core.params import SamplingParams
 from outrider.kernels.kinds import DTYPES
-from outrider.models.documents import read_document
+from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.families import LlamaConfig
 from outrider.models.loading import resolve
 from outrider_lab.train.draft_model import DraftRecipe, PretrainRecipe
@@ -80,7 +80,7 @@ def draft_recipe(session: Session, wish: DraftWish) -> DraftRecipe:
         on_policy=wish.on_policy,
         num_kept=NUM_KEPT,
         start=start,
-        raw={} if start is None else read_document(start / "config.json").values,
+        raw={} if start is None else open_checkpoint(start).document(CONFIG).values,
         copied=tokenizer_files(target.folder),
         writer=own_writer(wish.temperature, text.wish.device) if wish.on_policy else None,
     )

@@ -15,7 +15,7 @@ from outrider.core.config import DEFAULT_K, EngineConfig
 from outrider.core.files import replacing, writing
 from outrider.core.params import SamplingParams
 from outrider.estimate.calibration import KEY, StatedWorth, fitted
-from outrider.models.documents import read_document
+from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.heads import kind_of
 
 _TOKENS = 64
@@ -45,9 +45,10 @@ def state_worth(
     MachineError, and what loading raises."""
     worth = measured_worth(target, folder, prompts, drafter=drafter, device=device)
     if worth is not None:
-        path = folder / "config.json"
+        path = folder / CONFIG
         stated = {KEY: {"drafter": drafter, **worth.values()}}
-        text = json.dumps({**read_document(path).values, **stated}, indent=1) + "\n"
+        config = open_checkpoint(folder).document(CONFIG).values
+        text = json.dumps({**config, **stated}, indent=1) + "\n"
         with writing(folder), replacing(path, alone=True) as draft:
             draft.write_text(text, encoding="utf-8")
     return worth

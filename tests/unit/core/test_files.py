@@ -94,8 +94,8 @@ READ: dict[str, Callable[[Path], object]] = {
     "tokenizer.json": lambda path: Tokenizer.load(path.parent),
     "tokenizer_config.json": lambda path: Tokenizer.load(path.parent),
     "chat_template.jinja": lambda path: Tokenizer.load(path.parent),
-    "model.safetensors": lambda path: Weights(path.parent),
-    "model.safetensors.index.json": lambda path: Weights(path.parent),
+    "model.safetensors": lambda path: Weights.at(path.parent),
+    "model.safetensors.index.json": lambda path: Weights.at(path.parent),
 }
 NAMED: dict[str, Callable[[Path], object]] = {
     "settings.toml": settings.file,

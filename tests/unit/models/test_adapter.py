@@ -19,6 +19,7 @@ from doubles.tiny_checkpoints import save_tensors
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.tree import ROOT
+from outrider.models.checkpoint import open_checkpoint
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.plugins.transformers.attention import ArenaCache, RowByRow, RowLinear
 from outrider.plugins.transformers.config import read_adapter_config
@@ -171,7 +172,7 @@ def test_the_config_is_read_without_weights(tmp_path: Path) -> None:
     folder = write_hf(tmp_path, "starcoder2", {"sliding_window": 32})
     (folder / "model.safetensors").unlink()
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 2, 99]}))
-    config = read_adapter_config(folder)
+    config = read_adapter_config(open_checkpoint(folder))
     assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (
         2, 4, 2, 10,
     )  # fmt: skip
@@ -198,7 +199,7 @@ def test_rotary_factors_of_long_texts_bound_the_window(tmp_path: Path) -> None:
         "original_max_position_embeddings": 64,
     }
     changes = {"rope_parameters": rope, "original_max_position_embeddings": 64}
-    config = read_adapter_config(write_hf(tmp_path, "phi3", changes))
+    config = read_adapter_config(open_checkpoint(write_hf(tmp_path, "phi3", changes)))
     assert config.max_tokens == 64
     assert "rotary" in config.notes[1]
 
@@ -229,7 +230,7 @@ def test_a_model_that_cannot_run_is_refused_before_its_weights(family: str, tmp_
     changes, reason = REFUSED[family]
     write_config(tmp_path, family, changes)
     with pytest.raises(CheckpointError, match=reason) as caught:
-        read_adapter_config(tmp_path)
+        read_adapter_config(open_checkpoint(tmp_path))
     assert caught.value.hint
 
 
@@ -255,7 +256,7 @@ def test_a_config_that_cannot_be_is_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(CheckpointError, match=reason) as caught:
-        read_adapter_config(tmp_path)
+        read_adapter_config(open_checkpoint(tmp_path))
     assert caught.value.hint
     assert "\n" not in str(caught.value)
 

@@ -36,7 +36,7 @@ def checkpoint(tmp_path: Path, name: str) -> Path:
 
 
 def source_tensor(folder: Path, name: str, *shape: int) -> Floats:
-    with Weights(folder) as weights:
+    with Weights.at(folder) as weights:
         return weights.take(name, *shape).float().numpy().copy()
 
 

@@ -11,7 +11,7 @@ from doubles.gguf_writer import TOKENS, Gguf, small_llama
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.prompts import PromptReader
 from outrider.api.tokenizer import Tokenizer
-from outrider.models.gguf.folder import header_of
+from outrider.models.gguf.reader import header_of
 from outrider.models.gguf.vocabulary import special_ids
 from outrider.models.hf_config import read_native_config
 

@@ -16,10 +16,10 @@ from doubles.tiny_checkpoints import random_tensors, variant, write_checkpoint
 from outrider import LLM
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CheckpointError
+from outrider.models.checkpoint import open_checkpoint
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.families import LlamaConfig
 from outrider.models.gguf.blocks import TYPES, decode
-from outrider.models.gguf.folder import tokenizer_notes
 from outrider.models.gguf.splits import RULES
 from outrider.models.hf_config import read_native_config
 from outrider.models.llama import LlamaModel
@@ -60,7 +60,7 @@ def test_config_and_tensors_are_those_of_the_checkpoint(tmp_path: Path, name: st
         # Without a window it is a Llama.
         wanted = replace(wanted, family="llama")
     assert replace(found, dtype=wanted.dtype) == wanted
-    with Weights(folder) as theirs, Weights(path) as ours:
+    with Weights.at(folder) as theirs, Weights.at(path) as ours:
         prefix = "transformer." if name == "gpt2" else ""
         tensors = {name.removeprefix(prefix): tensor for name, tensor in theirs.each()}
         assert set(ours.names) == tensors.keys()
@@ -94,7 +94,7 @@ def test_llama_3s_factors_become_its_own_formula(tmp_path: Path) -> None:
     found = read_native_config(path)
     assert isinstance(found, LlamaConfig)
     assert found.rope == wanted.rope
-    with Weights(path) as weights:
+    with Weights.at(path) as weights:
         assert "rope_freqs.weight" not in weights.names
 
 
@@ -272,7 +272,7 @@ def test_merges_that_make_no_token_are_left_out_with_a_note(tmp_path: Path) -> N
     merges = ["q r", "t a", "a b", "Ġ a", "ab q"]
     path = small_llama({"tokenizer.ggml.merges": merges}).write(tmp_path / "a.gguf")
     assert Tokenizer.load(path).encode("ab a") == [4, 6]
-    (note,) = tokenizer_notes(path)
+    (note,) = open_checkpoint(path).tokenizer_notes
     assert note.startswith(f"3 merges of {path} name a text that is no token, such as 'q r': ")
     with LLM(path, drafter="none", threads=1) as llm:
         assert note in llm.notes
@@ -284,7 +284,8 @@ def test_merges_that_make_no_token_are_left_out_with_a_note(tmp_path: Path) -> N
 
 def test_merges_of_sentence_piece_are_made_and_not_noted(tmp_path: Path) -> None:
     keys = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.merges": ["q r"]}
-    assert tokenizer_notes(small_llama(keys).write(tmp_path / "a.gguf")) == ()
+    file = small_llama(keys).write(tmp_path / "a.gguf")
+    assert open_checkpoint(file).tokenizer_notes == ()
 
 
 def test_empty_tokens_have_names_of_their_own(tmp_path: Path) -> None:
@@ -366,7 +367,7 @@ def test_blocks_of_experts_are_those_of_their_matrices(tmp_path: Path) -> None:
     file.add_blocks("token_embd.weight", (len(TOKENS), 32), "Q8_0", 1)
     file.add_blocks("blk.0.ffn_gate_exps.weight", (3, 4, 64), "Q4_1", 2)
     name = "model.layers.0.mlp.experts.gate_proj.weight"
-    with Weights(file.write(tmp_path / "a.gguf")) as weights:
+    with Weights.at(file.write(tmp_path / "a.gguf")) as weights:
         blocks = weights.stacked_blocks(name, 3, 4, 64)
         stack = weights.take(name, 3, 4, 64)
         assert weights.stacked_blocks(name, 3, 64, 4) is None

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from doubles.gguf_writer import Gguf, Stored, small_llama, text, typed
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CapacityError, CheckpointError, OutriderError
-from outrider.models.gguf.folder import header_of, is_gguf
-from outrider.models.gguf.reader import Texts, read_header
+from outrider.models.gguf.reader import Texts, header_of, is_gguf, read_header
 from outrider.models.hf_config import read_config
 from outrider.models.loading import resolve
 from outrider.models.weights import Weights, stored_in
@@ -226,7 +225,7 @@ def test_changed_bytes_never_break_the_reader(
     try:
         config = read_config(path)
         stored_in(path).check_claim(config.num_parameters)
-        with Weights(path) as weights:
+        with Weights.at(path) as weights:
             for _, tensor in weights.each():
                 assert tensor.numel() <= 4 * len(raw)
         Tokenizer.load(path)
@@ -257,7 +256,7 @@ def test_split_files_are_one_model(tmp_path: Path) -> None:
     parts = _parts(tmp_path / "split")
     assert resolve(str(parts[2])) == resolve(str(tmp_path / "split")) == parts[0]
     assert read_config(parts[0]) == read_config(one)
-    with Weights(parts[0]) as split, Weights(one) as whole:
+    with Weights.at(parts[0]) as split, Weights.at(one) as whole:
         wanted = dict(whole.each())
         found = dict(split.each())
     assert found.keys() == wanted.keys()

@@ -38,7 +38,7 @@ def test_biases_that_a_file_lacks_are_zero(
     assert isinstance(config, LlamaConfig)
     assert (config.qkv_bias, config.out_bias, config.mlp_bias) == flags
     names = {"attn_output": "self_attn.o_proj"}
-    with Weights(path) as weights:
+    with Weights.at(path) as weights:
         found = dict(weights.each())
         plain = sum(tensor.numel() for name, tensor in found.items() if name.endswith("weight"))
         assert weights.stored.most_values >= plain
@@ -49,10 +49,10 @@ def test_biases_that_a_file_lacks_are_zero(
     }
     assert {name for name, tensor in biases.items() if tensor.any()} == with_numbers
     file.tensors = {name: one for name, one in file.tensors.items() if name.endswith("weight")}
-    bare = Weights(file.write(tmp_path / "b.gguf")).stored.held_bytes
+    bare = Weights.at(file.write(tmp_path / "b.gguf")).stored.held_bytes
     # A vector takes four bytes a number, and those that are not there none.
     sizes = sum(file.tensors[f"blk.0.{module}.weight"].shape[0] for module in modules)
-    assert Weights(path).stored.held_bytes == bare + 4 * sizes
+    assert Weights.at(path).stored.held_bytes == bare + 4 * sizes
 
 
 def _bias_of(module: str) -> str:

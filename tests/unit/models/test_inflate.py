@@ -94,7 +94,7 @@ def test_its_text_and_acceptance_are_the_small_model_s(
 def test_no_weight_is_skipped_or_shared(inflated: Callable[[str], Path]) -> None:
     """Random where nothing depends on it: a kernel cannot skip what it must read."""
     config = read_native_config(inflated("x4"))
-    with Weights(inflated("x4")) as weights:
+    with Weights.at(inflated("x4")) as weights:
         last = weights.take("model.layers.8.mlp.gate_proj.weight", 768, 1024)
         assert (last == 0).float().mean() < 0.01
         assert last.float().std() == pytest.approx(0.02, rel=0.05)
@@ -107,7 +107,7 @@ def _shards(shape: ModelShape) -> list[dict[str, Tensor]]:
     source = resolve("outrider/embedded")
     small = read_native_config(source)
     assert isinstance(small, LlamaConfig)
-    with Weights(source) as weights:
+    with Weights.at(source) as weights:
         return list(Inflation(small, weights, shape, torch.bfloat16).shards())
 
 

@@ -62,7 +62,7 @@ def stored(form: Format) -> dict[str, Tensor]:
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_numbers_are_those_of_the_formula(tmp_path: Path, form: Format, dtype: torch.dtype) -> None:
     wanted = torch.from_numpy(form.pack(matrix()).numbers).to(dtype)  # pyright: ignore[reportUnknownMemberType]
-    with Weights(folder_of(tmp_path, dict(form.config), stored(form))) as weights:
+    with Weights.at(folder_of(tmp_path, dict(form.config), stored(form))) as weights:
         assert weights.names == (f"{MATRIX}.weight",)
         found = weights.take(f"{MATRIX}.weight", *SHAPE, dtype=dtype)
         weights.check_all_taken()
@@ -75,7 +75,7 @@ def test_pieces_of_a_matrix_are_made_alike(tmp_path: Path, monkeypatch: pytest.M
     wanted = form.pack(matrix()).numbers
     folder = folder_of(tmp_path, dict(form.config), stored(form))
     monkeypatch.setattr("outrider.models.published.tensors._AT_ONCE", 7 * SHAPE[1])
-    with Weights(folder) as weights:
+    with Weights.at(folder) as weights:
         assert np.array_equal(weights.take(f"{MATRIX}.weight", *SHAPE).numpy(), wanted)
 
 
@@ -84,7 +84,7 @@ def test_experts_of_mxfp4_lie_as_in_an_unquantised_checkpoint(tmp_path: Path) ->
     packed = mxfp4(stack)
     name = "model.layers.0.mlp.experts.gate_up_proj"
     tensors = {name + part: tensor for part, tensor in packed.parts.items()}
-    with Weights(folder_of(tmp_path, {"quant_method": "mxfp4"}, tensors)) as weights:
+    with Weights.at(folder_of(tmp_path, {"quant_method": "mxfp4"}, tensors)) as weights:
         found = weights.take(name, 3, 64, 8, dtype=torch.bfloat16)
         weights.check_all_taken()
     assert np.array_equal(found.float().numpy(), packed.numbers)
@@ -97,13 +97,13 @@ def test_experts_of_mxfp4_have_the_numbers_of_transformers(tmp_path: Path) -> No
     tensors = {f"experts{part}": tensor for part, tensor in packed.parts.items()}
     convert = cast("Any", theirs).convert_moe_packed_tensors
     wanted = convert(tensors["experts_blocks"], tensors["experts_scales"], dtype=torch.bfloat16)
-    with Weights(folder_of(tmp_path, {"quant_method": "mxfp4"}, tensors)) as weights:
+    with Weights.at(folder_of(tmp_path, {"quant_method": "mxfp4"}, tensors)) as weights:
         assert torch.equal(weights.take("experts", 3, 64, 8, dtype=torch.bfloat16), wanted)
 
 
 def test_codes_are_to_be_had_without_their_numbers(tmp_path: Path) -> None:
     form = BY_NAME["gptq-order"]
-    with Weights(folder_of(tmp_path, dict(form.config), stored(form))) as weights:
+    with Weights.at(folder_of(tmp_path, dict(form.config), stored(form))) as weights:
         codes = weights.codes(f"{MATRIX}.weight")
     assert isinstance(codes, Codes)
     assert codes.codes_OI.dtype == torch.uint8
@@ -192,7 +192,7 @@ def read_back(blocks: Sequence[BlockRows]) -> Tensor:
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_blocks_have_the_numbers_of_the_codes(tmp_path: Path, form: Format) -> None:
-    with Weights(folder_of(tmp_path, dict(form.config), stored(form))) as weights:
+    with Weights.at(folder_of(tmp_path, dict(form.config), stored(form))) as weights:
         blocks = weights.stacked_blocks(f"{MATRIX}.weight", 1, *SHAPE)
         numbers = weights.take(f"{MATRIX}.weight", *SHAPE)
     if form.name not in WITH_BLOCKS:
@@ -298,7 +298,7 @@ def test_experts_of_mxfp4_run_on_their_blocks(tmp_path: Path) -> None:
     stack = matrix(3 * 40, 64).reshape(3, 40, 64)
     packed = mxfp4(stack)
     tensors = {f"experts{part}": tensor for part, tensor in packed.parts.items()}
-    with Weights(folder_of(tmp_path, {"quant_method": "mxfp4"}, tensors)) as weights:
+    with Weights.at(folder_of(tmp_path, {"quant_method": "mxfp4"}, tensors)) as weights:
         blocks = weights.stacked_blocks("experts", 3, 40, 64)
     assert blocks is not None
     order_O = torch.arange(40).flip(0)
@@ -313,7 +313,7 @@ def test_a_bias_of_zeros_beside_a_matrix_is_none(tmp_path: Path) -> None:
     """GPTQ writes one for every linear."""
     quantised, _ = write_published(tmp_path, variant("llama2"), BY_NAME["gptq"])
     path = quantised / "model.safetensors"
-    with Weights(quantised) as weights:
+    with Weights.at(quantised) as weights:
         assert stored_in(quantised).most_values >= sum(
             weights.take(name, *tensor.shape).numel() for name, tensor in weights.each()
         )
@@ -390,7 +390,7 @@ WRONG = {
 def test_what_does_not_fit_is_refused(tmp_path: Path, name: str) -> None:
     (form, tensors), said = WRONG[name]
     with (
-        Weights(folder_of(tmp_path, dict(form.config), tensors)) as weights,
+        Weights.at(folder_of(tmp_path, dict(form.config), tensors)) as weights,
         pytest.raises(CheckpointError) as caught,
     ):
         weights.take(f"{MATRIX}.weight", *SHAPE)
@@ -401,7 +401,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, name: str) -> None:
 def test_what_is_empty_makes_no_blocks(tmp_path: Path, name: str) -> None:
     (form, tensors), said = WRONG[name]
     with (
-        Weights(folder_of(tmp_path, dict(form.config), tensors)) as weights,
+        Weights.at(folder_of(tmp_path, dict(form.config), tensors)) as weights,
         pytest.raises(CheckpointError) as caught,
     ):
         weights.stacked_blocks(f"{MATRIX}.weight", 1, *SHAPE)
@@ -411,7 +411,7 @@ def test_what_is_empty_makes_no_blocks(tmp_path: Path, name: str) -> None:
 def test_another_shape_than_the_configs_is_refused(tmp_path: Path) -> None:
     form = BY_NAME["awq"]
     with (
-        Weights(folder_of(tmp_path, dict(form.config), stored(form))) as weights,
+        Weights.at(folder_of(tmp_path, dict(form.config), stored(form))) as weights,
         pytest.raises(CheckpointError, match=r"shape \[80, 96\], but config.json implies"),
     ):
         weights.take(f"{MATRIX}.weight", 96, 80)
@@ -470,6 +470,6 @@ def test_gptq_without_a_word_in_config_json(tmp_path: Path) -> None:
     (folder / "config.json").write_text("{}")
     own = {"bits": 4, "group_size": 32, "desc_act": False}
     (folder / "quantize_config.json").write_text(json.dumps(own))
-    with Weights(folder) as weights:
+    with Weights.at(folder) as weights:
         found = weights.take(f"{MATRIX}.weight", *SHAPE)
     assert np.array_equal(found.numpy(), form.pack(matrix()).numbers)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from doubles.tiny_checkpoints import save_tensors
 from outrider.core.errors import CheckpointError
-from outrider.models.weight_files import INDEX, PICKLES, WEIGHTS
+from outrider.models.checkpoint import INDEX, PICKLES, WEIGHTS
 from outrider.models.weights import Weights
 
 
@@ -24,13 +24,13 @@ def save_index(folder: Path, places: Mapping[str, object]) -> None:
 
 def refusal(folder: Path) -> CheckpointError:
     with pytest.raises(CheckpointError) as caught:
-        Weights(folder)
+        Weights.at(folder)
     return caught.value
 
 
 def test_one_file(tmp_path: Path) -> None:
     save(tmp_path / WEIGHTS, a=torch.arange(6.0).view(2, 3), b=torch.ones(4))
-    with Weights(tmp_path) as weights:
+    with Weights.at(tmp_path) as weights:
         assert torch.equal(weights.take("a", 2, 3), torch.arange(6.0).view(2, 3))
         kept = weights.take("b", 4)
         assert "a" in weights
@@ -43,14 +43,14 @@ def test_shards(tmp_path: Path) -> None:
     save(tmp_path / "one.safetensors", a=torch.zeros(2))
     save(tmp_path / "two.safetensors", b=torch.ones(2), c=torch.ones(1))
     save_index(tmp_path, {"a": "one.safetensors", "b": "two.safetensors", "c": "two.safetensors"})
-    with Weights(tmp_path) as weights:
+    with Weights.at(tmp_path) as weights:
         assert torch.equal(weights.take("b", 2), torch.ones(2))
         assert torch.equal(weights.take("a", 2), torch.zeros(2))
 
 
 def test_a_tensor_is_mapped_and_not_copied(tmp_path: Path) -> None:
     save(tmp_path / WEIGHTS, a=torch.ones(1000))
-    with Weights(tmp_path) as weights:
+    with Weights.at(tmp_path) as weights:
         assert weights.take("a", 1000).data_ptr() == weights.take("a", 1000).data_ptr()
 
 
@@ -67,7 +67,7 @@ def test_pickles_are_refused_unread(tmp_path: Path, suffix: str) -> None:
 def test_safetensors_beside_a_pickle_are_read(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"junk")
     save(tmp_path / WEIGHTS, a=torch.ones(1))
-    with Weights(tmp_path) as weights:
+    with Weights.at(tmp_path) as weights:
         weights.take("a", 1)
 
 
@@ -127,7 +127,7 @@ def test_a_shard_name_must_be_text(tmp_path: Path) -> None:
 
 def test_a_missing_tensor_is_named_with_its_nearest(tmp_path: Path) -> None:
     save(tmp_path / WEIGHTS, **{"model.norm.weights": torch.ones(4)})
-    with Weights(tmp_path) as weights, pytest.raises(CheckpointError) as caught:
+    with Weights.at(tmp_path) as weights, pytest.raises(CheckpointError) as caught:
         weights.take("model.norm.weight", 4)
     assert "the tensor model.norm.weight, of shape [4], is missing" in str(caught.value)
     assert caught.value.hint is not None
@@ -136,7 +136,7 @@ def test_a_missing_tensor_is_named_with_its_nearest(tmp_path: Path) -> None:
 
 def test_another_shape_is_named_beside_the_expected_one(tmp_path: Path) -> None:
     save(tmp_path / WEIGHTS, a=torch.ones(4, 2))
-    with Weights(tmp_path) as weights, pytest.raises(CheckpointError) as caught:
+    with Weights.at(tmp_path) as weights, pytest.raises(CheckpointError) as caught:
         weights.take("a", 2, 4)
     assert "a has shape [4, 2], but config.json implies [2, 4]" in str(caught.value)
 
@@ -144,13 +144,13 @@ def test_another_shape_is_named_beside_the_expected_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.float8_e4m3fn, torch.bool])
 def test_quantised_tensors_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
     save(tmp_path / WEIGHTS, a=torch.ones(4).to(dtype))
-    with Weights(tmp_path) as weights, pytest.raises(CheckpointError, match="quantised"):
+    with Weights.at(tmp_path) as weights, pytest.raises(CheckpointError, match="quantised"):
         weights.take("a", 4)
 
 
 def test_a_tensor_that_nobody_wants_is_named(tmp_path: Path) -> None:
     save(tmp_path / WEIGHTS, a=torch.ones(1), extra=torch.ones(1), old=torch.ones(1))
-    with Weights(tmp_path) as weights:
+    with Weights.at(tmp_path) as weights:
         weights.take("a", 1)
         with pytest.raises(CheckpointError, match=r"extra is not part .*\(2 such"):
             weights.check_all_taken()
@@ -158,13 +158,13 @@ def test_a_tensor_that_nobody_wants_is_named(tmp_path: Path) -> None:
 
 def test_stored_rotary_frequencies_may_stay_unread(tmp_path: Path) -> None:
     save(tmp_path / WEIGHTS, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(1)})
-    with Weights(tmp_path) as weights:
+    with Weights.at(tmp_path) as weights:
         weights.check_all_taken()
 
 
 def test_what_is_ignored_is_up_to_the_family(tmp_path: Path) -> None:
     save(tmp_path / WEIGHTS, **{"h.0.attn.bias": torch.ones(1), "h.0.c_attn.bias": torch.ones(1)})
-    with Weights(tmp_path) as weights:
+    with Weights.at(tmp_path) as weights:
         with pytest.raises(CheckpointError, match=r"h\.0\.c_attn\.bias is not part .*\(1 such"):
             weights.check_all_taken(ignored=(".attn.bias",))
         weights.take("h.0.c_attn.bias", 1)
@@ -173,6 +173,6 @@ def test_what_is_ignored_is_up_to_the_family(tmp_path: Path) -> None:
 
 def test_the_stored_dtype_is_told(tmp_path: Path) -> None:
     save(tmp_path / WEIGHTS, a=torch.ones(1, dtype=torch.bfloat16))
-    with Weights(tmp_path) as weights:
+    with Weights.at(tmp_path) as weights:
         assert weights.stored_dtype("a") is torch.bfloat16
         assert weights.stored_dtype("b") is torch.float32

@@ -1,7 +1,7 @@
-"""GGUF: files of llama.cpp as if each were the folder of a Hugging Face checkpoint.
+"""GGUF: files of llama.cpp as checkpoints, under the names of Hugging Face.
 
-Open folder.py first: it lists the documents and tensors that such a file stands for. reader.py
-reads the header and the table of tensors, blocks.py decodes quantised blocks, names.py maps tensor
-names, config.py and vocabulary.py make config.json and tokenizer.json from the metadata, and
+Open checkpoint.py first: it lists the documents and tensors that such a file stands for. reader.py
+reads the header and the table of tensors, blocks.py decodes quantised blocks, tensors.py maps names
+and layouts, config.py and vocabulary.py make config.json and tokenizer.json from the metadata, and
 splits.py has the rules that cut a text.
 """

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from outrider.core.errors import CheckpointError
-from outrider.models.gguf.names import QKV_BIASED, first_missing
 from outrider.models.gguf.reader import Entry, Header, Texts, map_file
+from outrider.models.gguf.tensors import QKV_BIASED, first_missing
 from outrider.models.gguf.vocabulary import special_ids
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
 from outrider.models.rope import frequencies

@@ -1,4 +1,4 @@
-"""Header of a GGUF file: metadata and the table of tensors, over the mapped file.
+"""Header of a GGUF model: metadata and the table of tensors of one mapped file or of several.
 
 A file has a magic, a version, two counts, keys with typed values, entries of tensors, and their
 bytes, which begin at a multiple of the alignment. Nothing in the file is trusted: every count and
@@ -10,11 +10,13 @@ decoded only when they are read.
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from array import array
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 
@@ -22,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.core.errors import CheckpointError, out_of_memory
-from outrider.core.files import open_regular
+from outrider.core.files import file_identity, open_regular
 from outrider.models.gguf.blocks import SUPPORTED, TYPES, TensorType
 
 MAGIC = b"GGUF"
@@ -59,6 +61,9 @@ _OTHERS: tuple[tuple[tuple[bytes, ...], str, str], ...] = (
     # Magic numbers of ggml, ggmf, ggjt and ggla as they lie in a file.
     ((b"lmgg", b"fmgg", b"tjgg", b"algg"), "a GGML file, from before GGUF (August 2023)", _OLD),
 )
+# A file of several, as llama.cpp's gguf-split names them.
+_PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_MAX_PARTS = 1000
 # Bytes of texts that are scanned at once.
 _WINDOW = 4 << 20
 _LENGTH = struct.Struct("<Q")
@@ -376,3 +381,83 @@ def _walk(window: bytes, base: int, most: int, ends: array[int]) -> int:
             at += 8 + unpack(window, at)[0]
             append(base + at)
     return at
+
+
+def is_gguf(path: Path) -> bool:
+    """True if a file has GGUF's first bytes; other programs name such files by their hash."""
+    with suppress(OSError), open_regular(path) as stream:
+        return stream.read(len(MAGIC)) == MAGIC
+    return False
+
+
+def gguf_in(folder: Path) -> Path | None:
+    """The GGUF model of a folder without safetensors. Raises CheckpointError for several."""
+    if any(folder.glob("*.safetensors")):
+        return None
+    # Files named mmproj hold the part for pictures of a text model, which is no model by itself.
+    files = sorted(file for file in folder.glob("*.gguf") if not file.name.startswith("mmproj"))
+    firsts = sorted({parts_of(file)[0] for file in files})
+    if len(firsts) > 1:
+        raise CheckpointError(
+            f"{folder} has {len(firsts)} models as GGUF files, such as {firsts[0].name}.",
+            hint=f"name the file, as in {firsts[0]}",
+        )
+    return firsts[0] if firsts else None
+
+
+def header_of(path: Path) -> Header:
+    """The header of a model of one or several files. Raises CheckpointError for a bad file."""
+    files = parts_of(path)
+    return _header(files, tuple(map(file_identity, files)))
+
+
+def parts_of(path: Path) -> tuple[Path, ...]:
+    """The files of the model that begins with `path`. Raises CheckpointError if one is missing."""
+    found = _PART.fullmatch(path.name)
+    if found is None:
+        return (path,)
+    count = int(found["count"])
+    if not 1 <= count <= _MAX_PARTS:
+        raise CheckpointError(f"{path}: a model of {count} files is not supported.")
+    files = tuple(
+        path.with_name(f"{found['name']}-{number:05}-of-{count:05}.gguf")
+        for number in range(1, count + 1)
+    )
+    if path not in files:
+        raise CheckpointError(f"{path} is no file of a model of {count} files, by its name.")
+    for file in files:
+        if not file.is_file():
+            raise CheckpointError(
+                f"{file} is missing, one of {count} files of a model.",
+                hint="download the missing file into the same folder",
+            )
+    return files
+
+
+@lru_cache(maxsize=8)
+def _header(files: tuple[Path, ...], identity: tuple[object, ...]) -> Header:
+    """Read the headers of a model's files as one, again if `identity` (a cache key) changes."""
+    del identity
+    headers = [read_header(file) for file in files]
+    first = headers[0]
+    claimed = first.metadata.get("split.count", 1)
+    if claimed != len(files) and claimed not in (0, 1):
+        raise CheckpointError(
+            f"{files[0]} is one of {claimed} files of a model, and its name does not say so.",
+            hint=f"give them back their names, such as NAME-00001-of-{claimed:0>5}.gguf",
+        )
+    entries = dict(first.entries)
+    for number, header in enumerate(headers[1:], 1):
+        if header.metadata.get("split.no") != number or entries.keys() & header.entries.keys():
+            raise CheckpointError(
+                f"{header.path} is not part {number + 1} of the model of {files[0]}.",
+                hint="download the files of one model into one folder",
+            )
+        entries |= header.entries
+    total = first.metadata.get("split.tensors.count", len(entries))
+    if len(files) > 1 and total != len(entries):
+        raise CheckpointError(
+            f"{files[0]} and the other files of the model have {len(entries)} tensors of {total}.",
+            hint="download all files of the model again",
+        )
+    return replace(first, entries=entries)

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from outrider.core.errors import CheckpointError
-from outrider.models.json_object import JsonObject, is_there
+from outrider.models.checkpoint import CONFIG, Checkpoint
+from outrider.models.json_object import JsonObject
 
 KEY = "quantization_config"
 # Old folders of GPTQ have a file of its own for the config.
@@ -72,13 +72,13 @@ def _refuse_mlx(raw: JsonObject) -> None:
         )
 
 
-def scheme_in(folder: Path) -> Scheme | None:
-    """The scheme of a folder of a model or of heads; None for a GGUF file."""
-    if folder.is_file() or not is_there(folder / "config.json"):
+def scheme_in(checkpoint: Checkpoint) -> Scheme | None:
+    """The scheme of a model or of heads; None for a GGUF file, whose blocks are no such method."""
+    if checkpoint.is_gguf or not checkpoint.has(CONFIG):
         return None
-    config = JsonObject.read(folder / "config.json")
-    if not config.has(KEY) and (folder / _GPTQ_FILE).is_file():
-        return _gptq(JsonObject.read(folder / _GPTQ_FILE))
+    config = checkpoint.document(CONFIG)
+    if not config.has(KEY) and checkpoint.has(_GPTQ_FILE):
+        return _gptq(checkpoint.document(_GPTQ_FILE))
     return scheme_of(config)
 
 

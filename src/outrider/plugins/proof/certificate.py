@@ -30,7 +30,7 @@ from outrider.core.rng import Role
 from outrider.drafters.catalog import BuildContext, LoadedModels
 from outrider.kernels.kinds import pick_device
 from outrider.kernels.reference.pointwise import argmax
-from outrider.models.documents import read_document
+from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.loading import resolve
 from outrider.plugins.proof.algebra import DEFECTS, algebra
 from outrider.plugins.proof.check import Check, Effort, Part
@@ -270,7 +270,7 @@ def about(subject: ParitySubject, settings: Mapping[str, object]) -> dict[str, A
     llm = subject.open(replace(subject.config, batch_size=1, arena_tokens=0))
     kernels = sorted({choice.name for choice in llm.kernels.choices})
     spec = llm.spec
-    stored = read_document(resolve(subject.target) / "config.json").values
+    stored = open_checkpoint(resolve(subject.target)).document(CONFIG).values
     own = stored.get("dtype") or stored.get("torch_dtype") or f"{8 * spec.bytes_per_weight} bit"
     return {
         "target": {

@@ -30,8 +30,8 @@ from outrider.core.drafter_kinds import COPY, drafter_named
 from outrider.core.errors import ConfigError
 from outrider.core.files import open_regular
 from outrider.core.params import SamplingParams
-from outrider.models.documents import read_document
-from outrider.models.gguf.folder import header_of
+from outrider.models.checkpoint import CONFIG, open_checkpoint
+from outrider.models.gguf.reader import header_of
 from outrider.models.hf_config import read_config
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of
@@ -120,7 +120,7 @@ def fingerprint(name: str) -> str:
     """
     folder = resolve(name)
     digest = hashlib.sha256()
-    config = read_document(folder / "config.json").values
+    config = open_checkpoint(folder).document(CONFIG).values
     digest.update(json.dumps(config, sort_keys=True).encode())
     for header in _headers(folder):
         digest.update(header)
@@ -129,7 +129,7 @@ def fingerprint(name: str) -> str:
 
 def _headers(folder: Path) -> Iterator[bytes]:
     """Yield headers of safetensors, or of a GGUF file and those that belong to it."""
-    if folder.is_file():
+    if open_checkpoint(folder).is_gguf:
         for entry in header_of(folder).entries.values():
             location = f"{entry.path.name} {entry.offset}"
             yield f"{entry.name} {entry.kind.name} {entry.shape} {location}\n".encode()

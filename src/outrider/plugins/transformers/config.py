@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import DecoderConfig, ModelSpec
-from outrider.models.documents import read_document
+from outrider.models.checkpoint import CONFIG, GENERATION, Checkpoint
 from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject, bounded_window, stop_ids
 from outrider.plugins.transformers.transformers import Anatomy, read_hf_config, survey, transformers
 
@@ -46,12 +45,12 @@ class AdapterConfig(DecoderConfig):
         )
 
 
-def read_adapter_config(folder: Path) -> AdapterConfig:
+def read_adapter_config(checkpoint: Checkpoint) -> AdapterConfig:
     """Read `config.json` and, if there is one, `generation_config.json`.
 
     Raises CheckpointError if transformers is missing or the adapter cannot run such a model.
     """
-    raw = read_document(folder / "config.json")
+    raw = checkpoint.document(CONFIG)
     hf = read_hf_config(raw)
     text = hf.get_text_config(decoder=True)
     anatomy = _survey(raw, hf)
@@ -71,7 +70,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         num_weights=anatomy.num_parameters,
         **_experts(text, anatomy),
         tie_word_embeddings=bool(text.tie_word_embeddings),
-        stop_ids=_stop_ids(raw, text, folder),
+        stop_ids=_stop_ids(raw, text, checkpoint),
         dtype=str(text.dtype or "").removeprefix("torch."),
         notes=(f"{family} runs through transformers {version}, over Outrider's arena", *notes),
     )
@@ -133,9 +132,8 @@ def _ropes(parameters: object) -> Iterator[Mapping[str, object]]:
             yield from _ropes(part)
 
 
-def _stop_ids(raw: JsonObject, text: Any, folder: Path) -> tuple[int, ...]:
+def _stop_ids(raw: JsonObject, text: Any, checkpoint: Checkpoint) -> tuple[int, ...]:
     """Stop ids of both files; a family may have an end-of-text id that config.json leaves out."""
     own = JsonObject(raw.where, {"eos_token_id": getattr(text, "eos_token_id", None)})
-    generation = folder / "generation_config.json"
-    more = read_document(generation) if generation.exists() else None
+    more = checkpoint.document(GENERATION) if checkpoint.has(GENERATION) else None
     return stop_ids(text.vocab_size, own, more)

@@ -30,8 +30,8 @@ from outrider.core.tree import ROOT
 from outrider.kernels.kinds import pick_device, pick_dtype, tried
 from outrider.kernels.operators import Kernels
 from outrider.kernels.registry import choose
+from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.decoder import LoadOptions, ModelCapacity, wanted_tokens
-from outrider.models.documents import read_document
 from outrider.models.json_object import OTHER_CHECKPOINT
 from outrider.models.weights import Weights
 from outrider.plugins.transformers.attention import (
@@ -248,15 +248,16 @@ def load_adapter(folder: Path, options: LoadOptions, *, name: str = "") -> Adapt
     Raises CheckpointError, with the reason, for a folder or a model that cannot run over the arena;
     ConfigError or MachineError if `options` do not fit the model or the machine.
     """
-    config = read_adapter_config(folder)
+    checkpoint = open_checkpoint(folder)
+    config = read_adapter_config(checkpoint)
     device = pick_device(options.device)
     # A checkpoint that names no dtype counts as float32.
     dtype = pick_dtype(options.dtype, config.dtype or "float32", folder)
     # Our own reader checks the files first: they are all safetensors, and none is missing.
-    with Weights(folder):
+    with Weights(checkpoint):
         pass
     kernels = _kernels(options, device, dtype)
-    hf_config = read_hf_config(read_document(folder / "config.json"))
+    hf_config = read_hf_config(checkpoint.document(CONFIG))
     model = load(hf_config, folder, dtype).to(device)
     foreign = prepare(model, kernels, dtype, transposed_linear())
     kernels = tried(kernels, config)

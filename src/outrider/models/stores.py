@@ -1,7 +1,9 @@
-"""GGUF models that other programs store on this machine: Ollama's store and LM Studio's folders.
+"""Models that are on this machine: in the cache of the Hugging Face hub, Ollama's and LM Studio's.
 
-Ollama has a manifest for each name and tag, `manifests/HOST/OWNER/NAME/TAG`, whose layer of type
-`model` names a file of `blobs/` by its hash. LM Studio has `PUBLISHER/REPOSITORY/FILE.gguf`.
+The hub's cache has a folder `models--ORG--NAME/` for each model: `refs/main` names the commit of
+the branch `main`, and `snapshots/COMMIT/` has its files. Ollama has a manifest for each name and
+tag, `manifests/HOST/OWNER/NAME/TAG`, whose layer of type `model` names a file of `blobs/` by its
+hash. LM Studio has `PUBLISHER/REPOSITORY/FILE.gguf`.
 """
 
 from __future__ import annotations
@@ -9,14 +11,47 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 from outrider.core.env import ollama_models
 from outrider.core.errors import CheckpointError
-from outrider.core.files import FileKind, read_json
-from outrider.models.gguf.folder import parts_of
+from outrider.core.files import FileKind, read_json, read_text
+from outrider.models.gguf.reader import parts_of
+
+_PREFIX = "models--"
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A model's hub id and the folder of its newest commit, if any; files may be missing."""
+
+    name: str
+    snapshot: Path | None
+
+
+def cached_models() -> list[CachedModel]:
+    """The models in the cache, sorted by name."""
+    # Imported here: a local model needs no hub client.
+    from huggingface_hub import constants
+
+    stores = sorted(Path(constants.HF_HUB_CACHE).expanduser().glob(f"{_PREFIX}*/"))
+    return [
+        CachedModel(store.name.removeprefix(_PREFIX).replace("--", "/", 1), _newest(store))
+        for store in stores
+    ]
+
+
+def _newest(store: Path) -> Path | None:
+    """The folder of the commit of `main`, or else of any commit."""
+    snapshots = store / "snapshots"
+    try:
+        return snapshots / read_text(store / "refs" / "main", FileKind.SYSTEM).strip()
+    except (OSError, ValueError):
+        return next(iter(sorted(snapshots.glob("*/"))), None)
+
 
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")

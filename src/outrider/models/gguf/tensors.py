@@ -1,21 +1,27 @@
-"""Names of tensors: maps the names in GGUF files to those in checkpoints of Hugging Face.
+"""Tensors of a GGUF file under the names of Hugging Face checkpoints.
 
-Some tensors also have another layout. llama.cpp rotates neighbours (2i, 2i + 1) of a head for
-`llama`, where checkpoints pair (i, i + H/2), so rows of queries and keys are moved back. GPT-2's
-matrices are inputs by outputs in checkpoints. Gemma's checkpoints hold a norm's weight minus 1.
+Some also have another layout. llama.cpp rotates neighbours (2i, 2i + 1) of a head for `llama`,
+where checkpoints pair (i, i + H/2), so rows of queries and keys are moved back. GPT-2's matrices
+are inputs by outputs in checkpoints. Gemma's checkpoints hold a norm's weight minus 1.
 
 Shapes:  H = size of a head, O = rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import mmap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.models.gguf.reader import Header
+from outrider.kernels.plan import BlockRows
+from outrider.models.gguf.blocks import decode, held_bytes
+from outrider.models.gguf.reader import Entry, Header, map_file
 
 # Factors of rotary frequencies, which config.json has, and no weights.
 FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -209,3 +215,83 @@ def first_missing(header: Header, architecture: str, num_layers: int) -> str | N
 def _is_fused(header: Header, block: str) -> bool:
     """True if gate and up are one matrix under the name of up."""
     return f"blk.{block}.ffn_gate.weight" not in header.entries
+
+
+_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class GgufTensors:
+    """The tensors of one file under the names of checkpoints, decoded when they are read.
+
+    Floats have their own dtype; quantised tensors become float32.
+    """
+
+    max_read = 1 << 22
+
+    def __init__(
+        self, path: Path, entries: Mapping[str, Entry], sources: Mapping[str, TensorSource]
+    ) -> None:
+        """`entries` and `sources` are those of the model, of whose files `path` is one."""
+        self._entries = entries
+        self._sources = {
+            name: source for name, source in sources.items() if entries[source.stored].path == path
+        }
+        self._memory = map_file(path)
+
+    def let_go(self) -> None:
+        """Release the pages that were read; a later read takes them from the file again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._memory.madvise(mmap.MADV_DONTNEED)
+
+    def keys(self) -> list[str]:
+        return list(self._sources)
+
+    @property
+    def num_values(self) -> int:
+        entries = self._entries
+        return sum(prod(p.shape(entries[p.stored].shape)) for p in self._sources.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the tensors in memory where kernels run on blocks (native/csrc/groups.h)."""
+        sources = (source for source in self._sources.values() if not source.zero)
+        entries = [self._entries[source.stored] for source in sources]
+        return sum(one.num_values // one.kind.block * held_bytes(one.kind) for one in entries)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype of the tensor that `get_tensor` returns."""
+        source = self._sources[name]
+        if source.zero:
+            return torch.float32
+        return _DTYPES.get(self._entries[source.stored].kind.name, torch.float32)
+
+    def blocks(self, name: str) -> Sequence[BlockRows]:
+        """The stored rows of a matrix, or of each matrix of a stack. Empty for a tensor that is not
+        quantised or has another layout in checkpoints."""
+        source = self._sources[name]
+        entry = self._entries[source.stored]
+        if (
+            not entry.kind.is_quantised
+            or source.transposed
+            or source.zero
+            or len(entry.shape) not in (2, 3)
+        ):
+            return ()
+        *stack, num_out, num_in = entry.shape
+        raw = np.frombuffer(self._memory, np.uint8, entry.num_bytes, entry.offset)
+        order_O = source.order(num_out)
+        return [
+            BlockRows(part, entry.kind.number, num_out, num_in, order_O)
+            for part in raw.reshape(prod(stack), -1)
+        ]
+
+    def get_tensor(self, name: str) -> Tensor:
+        source = self._sources[name]
+        entry = self._entries[source.stored]
+        if source.zero:
+            return torch.zeros(source.shape(entry.shape))
+        raw = np.frombuffer(self._memory, np.uint8, entry.num_bytes, entry.offset)
+        # Copied if nothing is decoded: PyTorch accepts no read-only memory.
+        numbers = decode(raw, entry.kind) if entry.kind.is_quantised else raw.copy()
+        flat: Tensor = torch.from_numpy(numbers)  # pyright: ignore[reportUnknownMemberType]
+        return source.laid_out(flat.view(self.dtype_of(name)).view(entry.shape))

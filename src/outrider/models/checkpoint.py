@@ -1,0 +1,185 @@
+"""A model's source: a Hugging Face folder or a GGUF file, by its documents, weight files and notes.
+
+`open_checkpoint` tells the two formats apart, once, where a path is read; all readers of models
+take a `Checkpoint`. Opening one reads nothing yet. No tensors: `tensors` alone needs PyTorch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from outrider.core.errors import CheckpointError
+from outrider.models.json_object import JsonObject
+
+if TYPE_CHECKING:
+    from outrider.models.weight_files import TensorFile
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+# Medusa heads are published under this name.
+MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+class Checkpoint(Protocol):
+    """A model, or draft heads, on this machine. Methods raise CheckpointError."""
+
+    is_gguf: ClassVar[bool]
+
+    @property
+    def path(self) -> Path:
+        """The folder, or the first file of a GGUF model."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes on settings of the source that are not read."""
+        ...
+
+    @property
+    def tokenizer_notes(self) -> tuple[str, ...]:
+        """Notes on parts of the tokenizer that are left out."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weight files that are there; 0 for a folder without any."""
+        ...
+
+    def has(self, name: str) -> bool:
+        """True if there is a document of this name, such as `config.json`."""
+        ...
+
+    def file(self, name: str) -> Path | None:
+        """The file of the document `name`; None if it is made from the header of a GGUF file."""
+        ...
+
+    def document(self, name: str) -> JsonObject:
+        """Read a JSON document. Raises CheckpointError unless it is there with one JSON object."""
+        ...
+
+    def files(self) -> tuple[Path, ...]:
+        """The weight files. Raises CheckpointError for a missing or unsupported one."""
+        ...
+
+    def tensors(self, file: Path) -> TensorFile:
+        """Open one of `files`. Raises CheckpointError if it is damaged."""
+        ...
+
+    def contradiction(self, num_weights: int, most_values: int) -> CheckpointError:
+        """The error for a config of `num_weights` weights if files hold `most_values` at most."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FolderCheckpoint:
+    """A folder with `config.json`, tokenizer and safetensors. Pickles, which could run code, are
+    refused."""
+
+    path: Path
+    is_gguf: ClassVar[bool] = False
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def tokenizer_notes(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
+
+    def has(self, name: str) -> bool:
+        return (self.path / name).exists()
+
+    def file(self, name: str) -> Path:
+        return self.path / name
+
+    def document(self, name: str) -> JsonObject:
+        return JsonObject.read(self.path / name)
+
+    def files(self) -> tuple[Path, ...]:
+        for name in (WEIGHTS, MEDUSA_WEIGHTS):
+            if self.has(name):
+                return (self.path / name,)
+        if self.has(INDEX):
+            return self._shards()
+        pickles = sorted(path.name for path in self.path.iterdir() if path.suffix in PICKLES)
+        if pickles:
+            raise CheckpointError(
+                f"{self.path} has its weights only as {pickles[0]}, a format that can run code "
+                "when it is read; Outrider reads only safetensors.",
+                hint="convert it where you trust it: transformers' "
+                "from_pretrained(folder) and then save_pretrained(new_folder)",
+            )
+        raise CheckpointError(
+            f"{self.path} has neither {WEIGHTS} nor {INDEX}.",
+            hint="is the download complete? Pickle files (.bin) are never fetched from the hub",
+        )
+
+    def _shards(self) -> tuple[Path, ...]:
+        index = self.document(INDEX)
+        weight_map = index.child("weight_map")
+        if not weight_map or not weight_map.values:
+            raise CheckpointError(f"{index.where}: weight_map is missing or empty.")
+        names = sorted({weight_map.text(name) for name in weight_map.values})
+        for name in names:
+            # A shard is in the folder of its index; a name with a separator could be any file.
+            if not name.endswith(".safetensors") or set(name) & set("/\\:\0"):
+                raise CheckpointError(
+                    f"{weight_map.where} names {name!r}, which is not a safetensors file of this "
+                    "folder."
+                )
+            if not self.has(name):
+                raise CheckpointError(
+                    f"{self.path / name} is missing, though {INDEX} names it.",
+                    hint="download the missing shard",
+                )
+        return tuple(self.path / name for name in names)
+
+    def tensors(self, file: Path) -> TensorFile:
+        # Imported here: it needs PyTorch, and readers of documents do not.
+        from outrider.models.weight_files import SafetensorsFile
+
+        return SafetensorsFile(file)
+
+    def contradiction(self, num_weights: int, most_values: int) -> CheckpointError:
+        del most_values
+        num_bytes = sum(file.stat().st_size for file in self.files())
+        return CheckpointError(
+            f"{self.path}: config.json implies {num_weights} weights, and the files have "
+            f"{num_bytes} bytes.",
+            hint="config.json and the weights belong to different models, or the download is "
+            "incomplete",
+        )
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The model in a folder, or in a GGUF file. Nothing is read: errors come with the first use."""
+    if not path.is_file():
+        return FolderCheckpoint(path)
+    # Imported here: it computes rotary frequencies with PyTorch, which folders do not need.
+    from outrider.models.gguf.checkpoint import GgufCheckpoint
+
+    return GgufCheckpoint(path)
+
+
+def config_document(checkpoint: Checkpoint, hint: str) -> JsonObject:
+    """The `config.json` of a checkpoint. Raises CheckpointError with `hint` for a folder without
+    one; an adapter (LoRA) is named as such."""
+    if checkpoint.has(CONFIG):
+        return checkpoint.document(CONFIG)
+    if not checkpoint.has("adapter_config.json"):
+        raise CheckpointError(f"{checkpoint.path} has no config.json.", hint=hint)
+    adapter = checkpoint.document("adapter_config.json")
+    base = adapter.text("base_model_name_or_path", "its base model")
+    raise CheckpointError(
+        f"{checkpoint.path} holds an adapter (LoRA) of {base}, and no model.",
+        hint="merge it with its library, peft: AutoPeftModelForCausalLM.from_pretrained("
+        "folder).merge_and_unload().save_pretrained(new_folder)",
+    )
