@@ -84,7 +84,8 @@ class Tokenizer:
     def load(cls, path: Path) -> Tokenizer:
         """Load the tokenizer of a folder or GGUF file; the same object again while its files are
         unchanged. Raises CheckpointError for a missing or damaged file."""
-        checkpoint = open_checkpoint(path.resolve())
+        # Links are followed no further: the parts of a GGUF model are found by their names.
+        checkpoint = open_checkpoint(path.absolute())
         files = [checkpoint.file(name) or checkpoint.path for name in _DOCUMENTS]
         return _load(checkpoint, tuple(map(file_identity, files)))
 

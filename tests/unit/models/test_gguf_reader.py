@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from doubles.gguf_writer import Gguf, Stored, small_llama, text, typed
+from doubles.gguf_writer import TOKENS, Gguf, Stored, small_llama, text, typed
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CapacityError, CheckpointError, OutriderError
 from outrider.models.gguf.reader import Texts, header_of, is_gguf, read_header
@@ -261,6 +261,18 @@ def test_split_files_are_one_model(tmp_path: Path) -> None:
         found = dict(split.each())
     assert found.keys() == wanted.keys()
     assert all((found[name] == wanted[name]).all() for name in wanted)
+
+
+def test_parts_may_be_links_to_files_of_other_names(tmp_path: Path) -> None:
+    """The cache of the hub has each file under its hash."""
+    for folder in ("blobs", "snapshot"):
+        (tmp_path / folder).mkdir()
+    links: list[Path] = []
+    for number, part in enumerate(_parts(tmp_path / "blobs")):
+        links.append(tmp_path / "snapshot" / part.name)
+        links[-1].symlink_to(part.rename(part.with_name(f"hash-{number}")))
+    assert read_config(links[0]).vocab_size == len(TOKENS)
+    assert Tokenizer.load(links[0]).vocab_size == len(TOKENS)
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
