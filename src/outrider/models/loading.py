@@ -244,8 +244,8 @@ def resolve(name: str) -> Path:
         if not shipped.is_dir():
             raise CheckpointError(
                 f"{name} is not part of this installation.",
-                hint="a clone of the repository has it; or make one with `outrider train`, and name "
-                "its folder",
+                hint="a clone of the repository has it; or make one with `outrider train`, and "
+                "name its folder",
             )
         return shipped
     folder = _as_path(name)
