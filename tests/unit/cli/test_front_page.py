@@ -228,6 +228,13 @@ def test_examples_work_when_pasted_into_a_shell(words: tuple[str, ...], tmp_path
     assert done.returncode in ENDS.get(words, (0,)), done.stderr
 
 
+@pytest.mark.weights
+def test_the_example_of_chat_works_in_this_process(outrider: Command) -> None:
+    shown = outrider(*shlex.split(PATHS["chat",].example)[1:])
+    assert shown.code == 0, shown.err
+    assert shown.out.strip()
+
+
 # Whole certificates take more than a minute; test_verify.py has small ones, and test_plan.py plans.
 # Other engines are processes that import torch anew; those of test_bench_peers.py pretend. The same
 # holds for test_bench_sweep.py.
