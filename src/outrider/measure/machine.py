@@ -33,6 +33,7 @@ from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import CheckpointError
 from outrider.core.files import FileKind, open_regular, read_bytes, read_text
 from outrider.measure.store import Plain
+from outrider.models.checkpoint import CONFIG, open_checkpoint
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
@@ -119,14 +120,15 @@ def weights_digest(folder: Path) -> str:
 
     Raises CheckpointError for a folder without config.json.
     """
-    config = folder / "config.json"
-    if not config.is_file() and not folder.is_file():
+    checkpoint = open_checkpoint(folder)
+    if not checkpoint.has(CONFIG):
         raise CheckpointError(
             f"{folder} has no config.json, so it is not a model.",
             hint="`outrider models list` shows those on this machine",
         )
-    digest = hashlib.sha256(read_bytes(config, FileKind.CONFIG) if config.is_file() else b"")
-    for path in [folder] if folder.is_file() else sorted(folder.glob("*.safetensors")):
+    config = checkpoint.file(CONFIG)
+    digest = hashlib.sha256(b"" if config is None else read_bytes(config, FileKind.CONFIG))
+    for path in [folder] if checkpoint.is_gguf else sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         last = max(size - _BLOCK_BYTES, 0)

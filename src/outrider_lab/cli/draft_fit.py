@@ -163,7 +163,7 @@ def _model_remarks(first: Path, second: Path) -> Iterator[Remark]:
 
 
 def _weights(folder: Path) -> list[Remark]:
-    if folder.is_file() or any(folder.glob("*.safetensors")):
+    if open_checkpoint(folder).num_bytes:
         return weight_remarks(folder)
     return [Remark(False, "its weights are not here: only what describes them was compared")]
 
