@@ -9,9 +9,11 @@ import ctypes
 import gc
 import os
 import signal
+import sys
 import tomllib
-from collections.abc import Hashable, Iterator
+from collections.abc import Generator, Hashable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -80,6 +82,24 @@ def same_variables() -> Iterator[None]:
     assert not changed
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """An engine that was given threads leaves PyTorch with as many: on busy cores the small tensors
+    of all later tests would wait for each other."""
+    del item
+    result = yield
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != FIRST.setdefault(
+        "num_threads", torch.get_num_threads()
+    ):
+        torch.set_num_threads(FIRST["num_threads"])
+    return result
+
+
+# As PyTorch is imported, for the tests at the latest.
+FIRST: dict[str, int] = {}
+
+
 @pytest.fixture(scope="module")
 def warm_python() -> Iterator[None]:
     """So do all others that the module's tests start."""
@@ -133,6 +153,8 @@ def leave(items: list[pytest.Function], rows: set[int]) -> None:
 
 def pytest_collection_finish() -> None:
     """Thousands of collected tests stay to the end, so that no collection looks at them again."""
+    if (torch := sys.modules.get("torch")) is not None:
+        FIRST["num_threads"] = torch.get_num_threads()
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -216,5 +216,5 @@ def walking(rng: Rounds) -> Generator[None]:
         return rng.at(start)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outrider.core.draft.KeyedRng", keyed)
+        patch.setattr("outrider.core.sequence.KeyedRng", keyed)
         yield
