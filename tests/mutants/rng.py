@@ -18,7 +18,7 @@ from mutants.planting import Mutant
 
 NOISE = "outrider.core.rng"
 PHILOX = "outrider.core.philox"
-SEQUENCE = "outrider.core.draft"
+SEQUENCE = "outrider.core.sequence"
 
 MUTANTS = (
     Mutant(
