@@ -19,11 +19,10 @@ from outrider.core.protocols import Drafter, DraftRow
 from outrider.core.rng import KeyedRng
 from outrider.core.tree import ROOT
 from outrider.drafters.ngram import NgramDrafter
-from outrider.drafters.portfolio import PortfolioDrafter
+from outrider.drafters.portfolio import PortfolioDrafter, lookup_members
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.recycling import WIDTH, RecyclingDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.engine.drafter_builders import lookup_members
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.lookups import NativeLookups
 from outrider.models.loading import resolve

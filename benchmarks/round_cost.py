@@ -32,8 +32,8 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.budget import Budget
 from outrider.core.protocols import Drafter, DraftRow
 from outrider.core.rng import KeyedRng
-from outrider.drafters.growth import DraftSampler
-from outrider.drafters.model import ModelDrafter
+from outrider.drafters.common.draft_model import ModelDrafter
+from outrider.drafters.common.growth import DraftSampler
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engine.engine import Engine
 from outrider.kernels.native.rounds import Decided, NativeRounds

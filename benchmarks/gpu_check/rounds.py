@@ -15,7 +15,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.sequence import LiveSequence
-from outrider.drafters.catalog import LoadedModels
+from outrider.drafters.common.context import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes

@@ -21,8 +21,8 @@ from outrider.api.llm import LLM
 from outrider.core.budget import Budget
 from outrider.core.config import EngineConfig
 from outrider.core.draft import Draft, Outcome, Verdict
-from outrider.core.drafter_kinds import PLUGINS, drafter_named
 from outrider.core.params import SamplingParams
+from outrider.core.plugins import KINDS, drafter_named
 from outrider.core.protocols import Drafter, DraftRow
 from outrider.core.rng import KeyedRng
 from outrider.engine.drafting import check_draft
@@ -261,10 +261,10 @@ class DrafterContract(ProposalContract):
     name = ""
 
     def test_it_is_installed_under_its_name(self) -> None:
-        known = PLUGINS.names()
+        known = KINDS.names()
         missing = f"no installed package has an entry point {self.name!r} in the group"
         _must(self.name in known, f"{missing} outrider.drafters: pip install yours, then test it")
-        _must(PLUGINS.load(self.name).name == self.make().name, "it reports another name")
+        _must(KINDS.load(self.name).name == self.make().name, "it reports another name")
 
     def test_text_is_the_targets_own(self) -> None:
         check_texts(self.name)

@@ -16,8 +16,8 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM
-from outrider.drafters.growth import ChangeProbs, DraftSampler
-from outrider.drafters.model import ModelDrafter
+from outrider.drafters.common.draft_model import ModelDrafter
+from outrider.drafters.common.growth import ChangeProbs, DraftSampler
 from outrider.plugins.lanes.ahead.forecast import Saguaro
 from outrider.plugins.lanes.ahead.table import PreparedRound, SpeculationCache
 from outrider.testing import row

@@ -12,11 +12,11 @@ from outrider.control.watchdog import Watchdog
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.protocols import DraftNeeds, DraftRow
+from outrider.drafters.common.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter
 from outrider.drafters.ngram import CopyAcceptance, NgramDrafter
 from outrider.drafters.portfolio import ReplayScored
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.suffix import SharedTrust, SuffixDrafter, Trust, bucket
-from outrider.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter
 from outrider.testing import GREEDY, fresh_draft, row
 
 

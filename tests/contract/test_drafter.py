@@ -16,7 +16,8 @@ from doubles.toy_hybrid import ToyHybrid
 from doubles.vocabularies import Digits, Mute, Renaming
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter
-from outrider.drafters.bridge import BridgeDrafter, Translator
+from outrider.drafters.bridge import BridgeDrafter
+from outrider.drafters.common.context import Translator
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter

@@ -141,7 +141,8 @@ def test_a_name_of_the_package_leaves_the_collector_as_it_was(
 IDLE = {
     *("engine.cuda_graph.build", "plugins.lanes.process.client", "plugins.lanes.ahead.drafter"),
     *("drafters.suffix", "drafters.ngram", "drafters.bridge", "drafters.recycling"),
-    *("drafters.hidden", "drafters.eagle", "drafters.medusa", "server.app", "cli.main"),
+    *("drafters.nets.hidden", "drafters.nets.eagle", "drafters.nets.medusa", "server.app"),
+    "cli.main",
 }
 
 

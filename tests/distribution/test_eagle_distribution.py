@@ -20,8 +20,8 @@ from outrider.core.budget import Budget
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
 from outrider.core.rng import pick_node, race_node
-from outrider.drafters.growth import DraftSampler
-from outrider.drafters.hidden import HeadLimits, HiddenDrafter
+from outrider.drafters.common.growth import DraftSampler
+from outrider.drafters.nets.hidden import HeadLimits, HiddenDrafter
 from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 LIMITS = HeadLimits(chunk=2, reach=3, window=1000, first=1)

@@ -12,8 +12,8 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
 from outrider.core.rng import draw_for
-from outrider.drafters.growth import DraftSampler
-from outrider.drafters.hidden import HeadLimits, HiddenDrafter
+from outrider.drafters.common.growth import DraftSampler
+from outrider.drafters.nets.hidden import HeadLimits, HiddenDrafter
 from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 BY_SEED = ("match", "coupled")

@@ -15,8 +15,8 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.budget import Budget
 from outrider.core.protocols import AcceptanceRule, DraftRow
 from outrider.core.rng import KeyedRng, pick_node, race_node
-from outrider.drafters.common_ids import CommonIds
-from outrider.drafters.model import ModelDrafter
+from outrider.drafters.common.draft_model import ModelDrafter
+from outrider.drafters.common.growth import CommonIds
 from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 RULES = [TokenRule(), BlockRule(), MatchRule(), CoupledRule()]

@@ -26,10 +26,11 @@ from outrider.core.budget import Budget
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter
 from outrider.core.rng import race_node
-from outrider.drafters.growth import TextPart
-from outrider.drafters.model import ModelDrafter
-from outrider.drafters.native import FusedDraft, FusedDrafts, fused_model_drafts
-from outrider.drafters.parallel_heads import BlockDrafter, MedusaDrafter, ParallelHeadSampler
+from outrider.drafters.common.draft_model import ModelDrafter
+from outrider.drafters.common.growth import FusedDraft, FusedDrafts, TextPart
+from outrider.drafters.common.native import fused_model_drafts
+from outrider.drafters.nets.block import BlockDrafter
+from outrider.drafters.nets.medusa import MedusaDrafter, ParallelHeadSampler
 from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 

@@ -19,8 +19,8 @@ from outrider.core.protocols import (
 )
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.core.sequence import LiveSequence
-from outrider.drafters.growth import ChangeProbs, DraftSampler
-from outrider.drafters.model import ModelDrafter
+from outrider.drafters.common.draft_model import ModelDrafter
+from outrider.drafters.common.growth import ChangeProbs, DraftSampler
 from outrider.engine.request_drafters import ahead_row
 from outrider.engine.stages import Stages
 from outrider.plugins.lanes.ahead.choices import AheadChoices, capacity_needed

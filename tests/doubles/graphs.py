@@ -27,8 +27,8 @@ from outrider.core.draft import Outcome
 from outrider.core.errors import NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
-from outrider.drafters.catalog import LoadedModels
-from outrider.drafters.self_draft import SelfDraftSpec
+from outrider.drafters.common.context import LoadedModels
+from outrider.drafters.common.draft_model import SelfDraftSpec
 from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages

@@ -21,8 +21,8 @@ from doubles.tiny_checkpoints import save_tensors
 from doubles.tiny_hybrids import hybrid_config, write_hybrid
 from doubles.tiny_mtp import block_like, mtp_tensors, write_mtp
 from outrider.core.spec import ModelSpec
-from outrider.drafters.block import BlockConfig
-from outrider.drafters.medusa import MedusaConfig
+from outrider.drafters.nets.block import BlockConfig
+from outrider.drafters.nets.medusa import MedusaConfig
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import find_heads
 from outrider.models.hf_config import read_config

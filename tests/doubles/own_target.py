@@ -11,7 +11,7 @@ from outrider.core.draft import Draft
 from outrider.core.protocols import CacheStore, DraftNeeds, DraftRow, StepOutput, StepRow
 from outrider.core.rng import DrawNode, pick_node
 from outrider.core.spec import ModelSpec
-from outrider.drafters.self_draft import SelfDrafter
+from outrider.drafters.common.draft_model import SelfDrafter
 
 
 def over(target: TinyAttentionLM, seed: int = 7) -> TinyAttentionLM:

@@ -19,8 +19,8 @@ from outrider.core.params import RequestSpeculation, SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM, Controller, Drafter
 from outrider.core.rng import DrawNode, Pick, Rng, pick_node
 from outrider.core.sequence import LiveSequence, StopMatch
-from outrider.drafters.growth import DraftSampler
-from outrider.drafters.model import ModelDrafter
+from outrider.drafters.common.draft_model import ModelDrafter
+from outrider.drafters.common.growth import DraftSampler
 from outrider.drafters.none import NoDrafter
 from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import DrafterHandle

@@ -23,8 +23,8 @@ from outrider.core.protocols import (
 )
 from outrider.core.rng import inverse_cdf
 from outrider.core.spec import ModelSpec
-from outrider.drafters.growth import DraftSampler
-from outrider.drafters.model import ModelDrafter
+from outrider.drafters.common.draft_model import ModelDrafter
+from outrider.drafters.common.growth import DraftSampler
 from outrider.kernels.reference import pointwise
 from outrider.plugins.lanes.process.options import ChildOptions
 

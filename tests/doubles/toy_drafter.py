@@ -1,12 +1,13 @@
-"""A drafter as a newcomer would add it: this file, and a line of the table of drafters."""
+"""A drafter as a newcomer would add it: this file, as `outrider/drafters/toy.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from outrider.core.draft import Draft
+from outrider.core.plugins import DrafterKind
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.catalog import BuildContext
+from outrider.drafters.common.context import BuildContext
 
 
 class ToyDrafter:
@@ -26,3 +27,6 @@ class ToyDrafter:
 def build(context: BuildContext) -> ToyDrafter:
     del context
     return ToyDrafter()
+
+
+KIND = DrafterKind(name="toy", build=build)

@@ -34,8 +34,8 @@ from outrider.core.protocols import (
 )
 from outrider.core.rng import KeyedRng
 from outrider.core.spec import ModelSpec
-from outrider.drafters.block import BlockContext, Guess
-from outrider.drafters.heads import NetOutput
+from outrider.drafters.common.native import NetOutput
+from outrider.drafters.nets.block import BlockContext, Guess
 
 LAYER = 1
 _RATES_D = torch.tensor([1.0, 0.37, 1.9, 0.11], dtype=torch.float64)

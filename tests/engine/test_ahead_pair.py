@@ -10,8 +10,8 @@ from doubles.ahead import AheadRig, Ways, ahead_drafter
 from doubles.rig import Request
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.params import SamplingParams
-from outrider.drafters.growth import DraftSampler
-from outrider.drafters.model import ModelDrafter
+from outrider.drafters.common.draft_model import ModelDrafter
+from outrider.drafters.common.growth import DraftSampler
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.loading import load_model, resolve
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_TARGET

@@ -23,7 +23,8 @@ from doubles.vocabularies import (
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
 from outrider.core.errors import ConfigError, VocabularyError
-from outrider.drafters.bridge import BridgeDrafter, Translator
+from outrider.drafters.bridge import BridgeDrafter
+from outrider.drafters.common.context import Translator
 from outrider.models.loading import resolve
 from outrider.verify.batched import EXACT, rule_for
 from outrider_lab.bench.workload import load_prompts

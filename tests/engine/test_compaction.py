@@ -23,10 +23,10 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftNeeds
-from outrider.drafters.growth import DraftSampler
+from outrider.drafters.common.draft_model import SelfDrafter
+from outrider.drafters.common.growth import DraftSampler
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.self_draft import SelfDrafter
 from outrider.engine.compaction import Compaction, compaction_of
 from outrider.engine.stepwise import StepwiseLM
 from outrider.models.decoder import ModelCapacity

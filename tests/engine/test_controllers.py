@@ -22,7 +22,7 @@ from outrider.core.budget import Budget
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Controller, Drafter
-from outrider.drafters.model import ModelDrafter
+from outrider.drafters.common.draft_model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.verify.exact import CoupledRule, MatchRule
 

@@ -22,7 +22,7 @@ from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftNeeds, DraftRow
 from outrider.core.rng import KeyedRng
-from outrider.drafters.model import ModelDrafter
+from outrider.drafters.common.draft_model import ModelDrafter
 from outrider.plugins.lanes.process.client import Home, ProcessDrafter
 from outrider.plugins.lanes.process.worker import RestartBackoff
 from outrider.plugins.proof.certificate import SAMPLED, MakeDrafter

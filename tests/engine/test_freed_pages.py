@@ -17,7 +17,7 @@ from outrider.cache.paged_kv import PagedKV
 from outrider.cache.pool import Frames
 from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.spec import ModelSpec
-from outrider.engine.drafter_builders import room_of
+from outrider.engine.build import model_capacity
 from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 
@@ -232,8 +232,8 @@ def test_where_ranks_share_a_model_all_layers_keep_all() -> None:
         EngineConfig(page_size=PAGE, tensor_parallel=2),
         {"max_rows": 8, "max_logits": 8},
     )
-    assert room_of(config, 64, num_staged=9, **capacity).num_texts == 0
-    alone = room_of(replace(config, tensor_parallel=1), 64, num_staged=9, **capacity)
+    assert model_capacity(config, 64, num_staged=9, **capacity).num_texts == 0
+    alone = model_capacity(replace(config, tensor_parallel=1), 64, num_staged=9, **capacity)
     assert alone.num_texts == config.most_batch
 
 

@@ -17,7 +17,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError, MachineError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
-from outrider.drafters.catalog import LoadedModels
+from outrider.drafters.common.context import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.stages import Stages
 from outrider.metrics.summary import summarise

@@ -26,7 +26,7 @@ from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
 from outrider.core.sequence import LiveSequence
-from outrider.drafters.medusa import MedusaConfig
+from outrider.drafters.nets.medusa import MedusaConfig
 from outrider.engine.stages import Stages
 from outrider.models.decoder import ModelCapacity
 from outrider.models.heads import HeadsToLoad

@@ -20,7 +20,7 @@ from outrider.core.clock import host_floats, host_ints
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
-from outrider.drafters.catalog import LoadedModels
+from outrider.drafters.common.context import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.stages import Stages
 from outrider.kernels.registry import choose

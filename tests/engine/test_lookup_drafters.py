@@ -34,8 +34,13 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.portfolio import ForcedDrafter, PortfolioDrafter, ReplayScored
-from outrider.drafters.portfolio_model import DraftCostMeter, ModelMember
+from outrider.drafters.portfolio import (
+    DraftCostMeter,
+    ForcedDrafter,
+    ModelMember,
+    PortfolioDrafter,
+    ReplayScored,
+)
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.verify.exact import BlockRule, MatchRule, TokenRule

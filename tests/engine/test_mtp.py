@@ -19,8 +19,8 @@ from doubles.tiny_mtp import block_like, mtp_tensors, write_mtp
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import CausalLM, Drafter
-from outrider.drafters.growth import DraftSampler
-from outrider.drafters.mtp import mtp_drafter
+from outrider.drafters.common.growth import DraftSampler
+from outrider.drafters.nets.mtp import mtp_drafter
 from outrider.engine.stepwise import StepwiseLM
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import HeadsToLoad

@@ -19,8 +19,8 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError
 from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec, RecurrentCapacity
-from outrider.drafters.growth import DraftSampler
-from outrider.drafters.mtp import load_mtp, mtp_drafter, read_mtp_config
+from outrider.drafters.common.growth import DraftSampler
+from outrider.drafters.nets.mtp import load_mtp, mtp_drafter, read_mtp_config
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import HeadsToLoad, hidden_layers_of
 from outrider.models.loading import load_model, resolve

@@ -18,7 +18,7 @@ from outrider.core.budget import Budget, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import NumericsError
 from outrider.core.params import SamplingParams
-from outrider.drafters import model as drafter_module
+from outrider.drafters.common import draft_model as drafter_module
 from outrider.engine import native_round as round_module
 from outrider.engine import stages as stages_module
 from outrider.engine.native_round import NativeRound

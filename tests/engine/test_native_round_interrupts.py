@@ -18,7 +18,7 @@ from outrider.api.output import OutputStream
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
-from outrider.drafters import model as drafter_module
+from outrider.drafters.common import draft_model as drafter_module
 from outrider.engine import native_round as round_module
 from outrider.engine.native_round import NativeRound
 from outrider.kernels.native.rounds import CacheSpan, Lane, NativeRounds

@@ -29,7 +29,7 @@ from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter, DraftNeeds, DraftRow, StepRow
 from outrider.core.rng import race_node
-from outrider.drafters.self_draft import BorrowedMemory, SelfDrafter
+from outrider.drafters.common.draft_model import BorrowedMemory, SelfDrafter
 from outrider.engine.drafting import DrafterHandle
 from outrider.engine.stepwise import StepwiseLM
 from outrider.sched.jobs import LaneSizes

@@ -10,10 +10,9 @@ import pytest
 from doubles.rig import round_of
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError
-from outrider.drafters.self_draft import SelfDraftSpec, skipped_layers
-from outrider.engine.drafter_builders import own_copy
+from outrider.core.plugins import KINDS
+from outrider.drafters.common.draft_model import SelfDraftSpec, own_copy, skipped_layers
 from outrider.engine.native_round import NativeRound
 from outrider.engine.stages import Stages
 from outrider.models.hf_config import read_config

@@ -16,10 +16,10 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
 from outrider.core.budget import RoundTrace
 from outrider.core.errors import OutriderError
-from outrider.drafters.native import FusedChains, FusedTrees
-from outrider.drafters.self_draft import (
+from outrider.drafters.common.draft_model import (
     _HeldBlocks,  # pyright: ignore[reportPrivateUsage]
 )
+from outrider.drafters.common.native import FusedChains, FusedTrees
 from outrider.engine.native_round import NativeRound
 from outrider.engine.stages import Stages
 from outrider.kernels.native.rounds import NativeRounds

@@ -1,21 +1,20 @@
-"""Adding a drafter takes one file and one line: the toy is added so, in a process of its own."""
+"""Adding a drafter takes one file: the toy is added so, in a process of its own."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
-# What a line of the table does, before anything else reads it.
-LINE = """
-from outrider.core import drafter_kinds as table
-table.KINDS = {
-    **table.KINDS,
-    "toy": table.DrafterKind(name="toy", builder="doubles.toy_drafter:build"),
-}
+TOY = Path(__file__).parents[1] / "doubles" / "toy_drafter.py"
+# Another folder of the package, as if the file were in the first one.
+DROP = """
+import sys
+import outrider.drafters
+outrider.drafters.__path__.append({folder!r})
 """
 TEXTS = """
 from outrider import LLM, EngineConfig, SamplingParams
@@ -44,13 +43,28 @@ except ConfigError as error:
     assert "toy" in str(error) + error.hint
 else:
     raise SystemExit("not refused")
+assert not any(name.endswith(".toy") for name in sys.modules)
+from outrider.core.plugins import KINDS
+assert KINDS["toy"].looks_up and not KINDS["toy"].keeps_apart
+assert list(KINDS)[-1] == "toy" and "torch" not in sys.modules
+"""
+# A module without a description of its own name.
+OTHER = """
+from outrider.core.plugins import KINDS
+from outrider.core.errors import ContractError
+try:
+    KINDS["other"]
+except ContractError as error:
+    assert "outrider.drafters.other.KIND is no DrafterKind" in str(error), error
+else:
+    raise SystemExit("not refused")
 """
 
 
-def run(script: str) -> None:
-    path = f"import sys\nsys.path.insert(0, {str(TESTS)!r})\n"
+def run(folder: Path, script: str, name: str = "toy") -> None:
+    shutil.copy(TOY, folder / f"{name}.py")
     done = subprocess.run(
-        [sys.executable, "-c", path + LINE + script],
+        [sys.executable, "-c", DROP.format(folder=str(folder)) + script],
         check=False,
         capture_output=True,
         text=True,
@@ -61,9 +75,13 @@ def run(script: str) -> None:
 
 @pytest.mark.wide
 @pytest.mark.weights
-def test_the_toy_writes_what_plain_decoding_writes() -> None:
-    run(TEXTS)
+def test_the_toy_writes_what_plain_decoding_writes(tmp_path: Path) -> None:
+    run(tmp_path, TEXTS)
 
 
-def test_the_toy_is_a_choice() -> None:
-    run(REFUSED)
+def test_the_toy_is_a_choice(tmp_path: Path) -> None:
+    run(tmp_path, REFUSED)
+
+
+def test_a_module_describes_a_drafter_of_its_name(tmp_path: Path) -> None:
+    run(tmp_path, OTHER, name="other")

@@ -15,10 +15,10 @@ from checks.runs import (
 )
 from mutants.planting import Mutant
 
-MODEL, GROWING = "outrider.drafters.model", "outrider.drafters.growth"
+MODEL, GROWING = "outrider.drafters.common.draft_model", "outrider.drafters.common.growth"
 NOISE = "outrider.core.rng"
 NGRAM = "outrider.drafters.ngram"
-OWN, STAGES = "outrider.drafters.self_draft", "outrider.engine.stages"
+OWN, STAGES = "outrider.drafters.common.draft_model", "outrider.engine.stages"
 
 MUTANTS = (
     Mutant(

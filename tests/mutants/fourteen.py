@@ -17,7 +17,7 @@ from mutants.planting import Mutant
 
 BLOCK = "outrider.verify.exact"
 DISTRIBUTIONS = "outrider.core.sampling"
-GROWING = "outrider.drafters.growth"
+GROWING = "outrider.drafters.common.growth"
 NOISE = "outrider.core.rng"
 SHAPING = "outrider.core.logits"
 SAMPLING = "outrider.core.sampling"
@@ -84,7 +84,7 @@ MUTANTS = (
         "typical acceptance sold as exact",
         TABLE,
         "return EXACT[sampler](sampling)",
-        "return lossy.LossyRule(sampler, lossy.typical, 0.09, exact=True)",
+        "return LossyRule(sampler, typical, 0.09, exact=True)",
         table_distribution,
     ),
     Mutant(

@@ -14,7 +14,7 @@ from checks.drafters import (
 )
 from mutants.planting import Mutant
 
-AUTOMATON = "outrider.drafters.suffix_automaton"
+AUTOMATON = "outrider.drafters.common.suffix_automaton"
 SUFFIX = "outrider.drafters.suffix"
 MEMORY = "outrider.drafters.suffix"
 RECYCLING = "outrider.drafters.recycling"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from outrider.core.budget import Budget, RoundTrace
+from outrider.core.plugins import ControllerKind
 
 
 class Halves:
@@ -18,3 +19,6 @@ class Halves:
             depth = self._depths.get(trace.seq_id, self._most.depth)
             depth = depth * 2 if trace.num_accepted else depth // 2
             self._depths[trace.seq_id] = min(max(depth, 1), self._most.depth)
+
+
+KIND = ControllerKind(name="halves", build=Halves)

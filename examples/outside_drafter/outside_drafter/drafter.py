@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from outrider.core.draft import Draft
+from outrider.core.plugins import DrafterKind
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.catalog import BuildContext
+from outrider.drafters.common.context import BuildContext
 
 
 class BigramDrafter:
@@ -42,3 +43,6 @@ def build(context: BuildContext) -> BigramDrafter:
     """The context has settings, the target and perhaps a draft model; this drafter needs none."""
     del context
     return BigramDrafter()
+
+
+KIND = DrafterKind(name="bigram", build=build)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from outrider.core.draft import Verdict
+from outrider.core.plugins import RuleKind
 from outrider.core.protocols import VerifyRow
 from outrider.core.sampling import Sampling, draw
 from outrider.core.tree import ROOT
@@ -27,3 +28,6 @@ class Lookalike:
                 return Verdict(tuple(path), token)
             node = kept[0]
             path.append(node)
+
+
+KIND = RuleKind(name="lookalike", build=Lookalike, exact=True)

@@ -16,15 +16,15 @@ from outrider.api.plan import LoadPlan, plan_pair
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.collector import give_back, uncollected
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import AUTO, KINDS
 from outrider.core.errors import CapacityError, CheckpointError, ConfigError, within_memory
 from outrider.core.fields import is_changed, shown
 from outrider.core.files import open_regular
+from outrider.core.plugins import AUTO, KINDS
 from outrider.core.protocols import CausalLM
 from outrider.core.resolve import ResolvedConfig
-from outrider.drafters.catalog import LaneTarget, LoadedModels, Machine
+from outrider.drafters.common.context import LaneTarget, LoadedModels, Machine
+from outrider.drafters.portfolio import alone_for
 from outrider.engine.compaction import history_note, keep_of
-from outrider.engine.drafter_builders import alone_for
 from outrider.kernels.kinds import pick_device
 from outrider.kernels.operators import Kernels
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity, SharedWeights

@@ -33,7 +33,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
 from outrider.core.fields import size
 from outrider.core.files import FileKind, read_bytes
-from outrider.engine.drafter_builders import whole_pages
+from outrider.engine.build import whole_pages
 from outrider.kernels.kinds import pick_device
 from outrider.models.hf_config import FAMILIES
 from outrider.models.loading import spec_of_config

@@ -15,8 +15,8 @@ from outrider.api.plan import LoadPlan
 from outrider.core.config import EngineConfig
 from outrider.core.resolve import ResolvedConfig
 from outrider.core.spec import HEAD_BYTES, QUANTISED_BYTES, DecoderConfig, ModelSpec
-from outrider.drafters.model import LEAST_SHARE
-from outrider.engine.drafter_builders import draft_capacity, most_staged, room_of, whole_pages
+from outrider.drafters.common.draft_model import LEAST_SHARE
+from outrider.engine.build import draft_capacity, model_capacity, most_staged, whole_pages
 from outrider.engine.prompt_logprobs import SCORED_ROWS
 from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.registry import is_native
@@ -94,7 +94,7 @@ def target_room(plan: LoadPlan, heads: HeadsToLoad | None) -> ModelCapacity:
     config = plan.settings
     rows = plan.resolved.pass_rows
     most = max(config.prefill_chunk + rows, config.kv_window if config.kv_budget else 0)
-    capacity = room_of(
+    capacity = model_capacity(
         config,
         plan.num_slots,
         max_rows=most,
@@ -111,7 +111,7 @@ def draft_room(resolved: ResolvedConfig, num_slots: int, window: int = 0) -> Mod
     config, more = resolved.settings, draft_capacity(resolved)
     # A process of its own gets no such memory.
     apart = config.drafter_home != "process"
-    capacity = room_of(
+    capacity = model_capacity(
         config,
         num_slots + config.most_batch * whole_pages(more.num_slots, config.page_size),
         max_rows=max(config.prefill_chunk, 2 * config.most_batch, more.num_rows),

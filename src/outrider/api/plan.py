@@ -18,7 +18,6 @@ from outrider.api.tokenizer import Tokenizer, first_differences, num_common_ids
 from outrider.api.translate import TextTranslator
 from outrider.cache.pages import arena_slots
 from outrider.core.config import MOST_BATCH, EngineConfig
-from outrider.core.drafter_kinds import AUTO, COPY, KINDS, MODEL, drafter_named
 from outrider.core.errors import (
     CapacityError,
     CheckpointError,
@@ -26,12 +25,19 @@ from outrider.core.errors import (
     OutriderError,
     VocabularyError,
 )
+from outrider.core.plugins import AUTO, COPY, KINDS, MODEL, drafter_named
 from outrider.core.resolve import Measured, ResolvedConfig, resolve
 from outrider.core.spec import DecoderConfig
 from outrider.core.tree import MAX_WIDTH
-from outrider.drafters.self_draft import SelfDraftSpec
-from outrider.engine.build import DRAFT_CONTEXT, resolve_window
-from outrider.engine.drafter_builders import most_staged, own_copy, room_of, states_of, whole_pages
+from outrider.drafters.common.draft_model import SelfDraftSpec, own_copy
+from outrider.engine.build import (
+    DRAFT_CONTEXT,
+    model_capacity,
+    most_staged,
+    resolve_window,
+    states_of,
+    whole_pages,
+)
 from outrider.kernels.kinds import pick_device
 from outrider.models.checkpoint import CONFIG, Checkpoint, open_checkpoint
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
@@ -315,7 +321,7 @@ class LoadPlan:
         size = resolved.k if resolved.left_to_us else resolved.draft_size
         nodes = whole_pages(settings.most_k * min(size, MAX_WIDTH) + 1, settings.page_size)
         rows = settings.most_batch * (size + 1)
-        capacity = room_of(
+        capacity = model_capacity(
             settings,
             num_slots + settings.most_batch * nodes,
             max_rows=max(settings.prefill_chunk, rows),
@@ -538,7 +544,7 @@ def _default_slots(plan: LoadPlan) -> int:
     if plan.auto_batch:
         usual = min(longest, whole_pages(2 * OPEN_TOKENS, config.page_size))
         num_slots = min(num_slots, max(_WHOLE_WINDOWS * longest, config.most_batch * usual))
-    capacity = room_of(config, num_slots, max_rows=1, max_logits=1, num_staged=staged)
+    capacity = model_capacity(config, num_slots, max_rows=1, max_logits=1, num_staged=staged)
     return arena_slots(
         spec,
         num_slots=num_slots,

@@ -17,9 +17,9 @@ from typing import Any, cast
 from outrider.api.stream import Detokenizer, TokenDecoder
 from outrider.core.budget import Budget, Choice, RoundTrace
 from outrider.core.draft import NodeTrace, Origin, RoundEvent, TokenLogprobs
-from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError, OutriderError, with_hint
 from outrider.core.params import FinishReason
+from outrider.core.plugins import KINDS
 from outrider.metrics.summary import (
     MemoryTrace,
     SpecMetrics,

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import AUTO
+from outrider.core.plugins import AUTO
 from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.native.cpu import last_cache_bytes, num_physical_cores

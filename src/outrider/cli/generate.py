@@ -31,10 +31,10 @@ from outrider.cli.session import open_llm, run_record
 from outrider.cli.structure import structure_of
 from outrider.cli.verb_options import GenerateOptions
 from outrider.cli.verdict import RoundsPage, details, headline, is_cut, say_toy
-from outrider.core.drafter_kinds import drafter_named
 from outrider.core.errors import ConfigError
 from outrider.core.fields import size
 from outrider.core.params import SamplingParams
+from outrider.core.plugins import drafter_named
 from outrider.core.settings import Resolved
 from outrider.measure.frame import MIN_PAIRS, Ratio, ratio_of_medians
 from outrider.measure.machine import Neighbours, Score, is_busy, provenance, race, said_of

@@ -6,9 +6,10 @@ Also the functions that read a tensor on the host: these calls wait for the devi
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Clock(Protocol):

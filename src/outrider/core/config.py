@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.core.drafter_kinds import AUTO, KINDS, PLUGINS
 from outrider.core.env import MOST_THREADS
 from outrider.core.fields import WHOLE, check_fields, documented, setting
 from outrider.core.mechanisms import (
@@ -20,9 +19,9 @@ from outrider.core.mechanisms import (
     HybridSettings,
     LaneSettings,
 )
-from outrider.core.plugins import ControllerKind, Plugins, RuleKind
+from outrider.core.plugins import AUTO, KINDS, ControllerKind, Plugins, RuleKind
 
-DRAFTERS = (AUTO, *KINDS)
+DRAFTERS = KINDS.built_in
 DEFAULT_K, MOST_K, MOST_BATCH = 4, 64, 64
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "int8")
@@ -50,7 +49,7 @@ class CoreSettings:
         "in the text, together with an MTP block, heads, a draft model or a 4-bit copy of the "
         "target where there is one.",
         choices=DRAFTERS,
-        others=PLUGINS.names,
+        others=KINDS.names,
     )
     k: int | None = setting(
         None,
@@ -216,6 +215,6 @@ class EngineConfig(
     @property
     def claims_exact(self) -> bool:
         """True if its acceptance rule claims to preserve the target's distribution."""
-        if self.sampler in RULES.built_in:
+        if self.sampler in RULES.first:
             return self.sampler in EXACT_SAMPLERS
         return RULES.load(self.sampler).exact

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeVar, cast
 
 from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS, EngineConfig
-from outrider.core.drafter_kinds import KINDS, OFF, PLUGINS
 from outrider.core.errors import ConfigError, hint_for, nearest
 from outrider.core.fields import (
     BAD_WORD_BYTES,
@@ -25,6 +24,7 @@ from outrider.core.fields import (
     setting,
     shown,
 )
+from outrider.core.plugins import KINDS, OFF
 
 # Settings that a checkpoint may advise, by the same names as in its files.
 ADVISED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -151,7 +151,7 @@ class SamplingParams:
         "unset is the engine's own.",
         kind=str,
         choices=tuple(KINDS),
-        others=PLUGINS.names,
+        others=KINDS.names,
         per_request=True,
     )
     sampler: str | None = setting(

@@ -1,7 +1,11 @@
-"""Plugins of other packages: drafters, acceptance rules and controllers, found by entry points.
+"""Plugins: drafters, acceptance rules and controllers, found by the name of their group.
 
-A package lists each in the group `outrider.drafters`, `outrider.rules` or `outrider.controllers`,
-with the location of its description: a `DrafterKind` (drafter_kinds.py), a `RuleKind` or a
+To add a drafter, put one module into `outrider/drafters`, with its class, the function that builds
+it and its description KIND. Nothing else needs its name, which is that of the module. A drafter's
+module imports no PyTorch before `build` is called, since servers and the command line read KIND.
+
+Other packages list theirs as entry points of the group `outrider.drafters`, `outrider.rules` or
+`outrider.controllers`, with the location of a description: a `DrafterKind`, a `RuleKind` or a
 `ControllerKind`. The metadata of installed packages is read when a name is used that is not built
 in, or when all are listed, and a package is imported when its name is used.
 """
@@ -9,15 +13,18 @@ in, or when all are listed, and a package is imported when its name is used.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from importlib.util import find_spec
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from outrider.core.errors import (
     CallbackError,
     ConfigError,
+    ContractError,
     OutriderError,
     did_you_mean,
     foreign,
@@ -30,35 +37,26 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Described(Protocol):
-    """A description of a plugin. `builder` names the function that makes it ("module:function")."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def builder(self) -> str: ...
-
-
-Kind = TypeVar("Kind", bound=Described)
+Kind = TypeVar("Kind", bound="DrafterKind | RuleKind | ControllerKind")
 Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleKind:
-    """An acceptance rule as --sampler names it; `builder` takes a `Sampling` (sampling.py). A rule
+    """An acceptance rule as --sampler names it; `build` takes a `Sampling` (sampling.py). A rule
     that is `exact` claims the target's own distribution, which `outrider verify` tests."""
 
     name: str
-    builder: str
+    build: Callable[[Any], Any]
     exact: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerKind:
-    """A controller as --controller names it; `builder` takes the largest `Budget` (budget.py)."""
+    """A controller as --controller names it; `build` takes the largest `Budget` (budget.py)."""
 
     name: str
-    builder: str
+    build: Callable[[Any], Any]
 
 
 @cache
@@ -72,19 +70,50 @@ def installed(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
     return found
 
 
-def construct(builder: str, *given: object) -> Any:
-    """The result of calling the function that `builder` names with `given`."""
-    module, _, function = builder.partition(":")
-    return getattr(import_module(module), function)(*given)
+@cache
+def module_names(group: str) -> tuple[str, ...]:
+    """Names of the modules of the package `group`, sorted; none if there is no such package. The
+    package is listed, and no module is imported. A name has `-` where that of the module has `_`.
+    """
+    if find_spec(group) is None:
+        return ()
+    listed = iter_modules(import_module(group).__path__)
+    return tuple(sorted(one.name.replace("_", "-") for one in listed if not one.ispkg))
 
 
 @dataclass(frozen=True, slots=True)
-class Plugins(Generic[Kind]):
-    """Plugins of one `noun`, such as drafter. They cannot have a name that is `built_in`."""
+class Plugins(Mapping[str, Kind]):
+    """Plugins of one `noun`, such as drafter. As a mapping it has the descriptions in the modules
+    of the group's package: the KIND of each, by name, which is imported when it is read. Names of
+    `first` come first, then others in their order; those of other packages differ from both."""
 
     noun: str
     kind: type[Kind]
-    built_in: tuple[str, ...]
+    first: tuple[str, ...]
+
+    def __getitem__(self, name: str) -> Kind:
+        """Description of `name`. Raises ContractError for a module without a KIND of its name."""
+        if name not in self:
+            raise KeyError(name)
+        module = import_module(f"{self._group}.{name.replace('-', '_')}")
+        kind = getattr(module, "KIND", None)
+        if not isinstance(kind, self.kind) or kind.name != name:
+            raise ContractError(f"{module.__name__}.KIND is no {self.kind.__name__} {name!r}")
+        return kind
+
+    def __contains__(self, name: object) -> bool:
+        return name in module_names(self._group)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self.built_in if name in self)
+
+    def __len__(self) -> int:
+        return len(module_names(self._group))
+
+    @property
+    def built_in(self) -> tuple[str, ...]:
+        """Names of `first`, then those of other modules."""
+        return tuple(dict.fromkeys((*self.first, *module_names(self._group))))
 
     def names(self) -> tuple[str, ...]:
         """Names of all plugins. Raises ConfigError for a name that is built in or used twice."""
@@ -119,10 +148,10 @@ class Plugins(Generic[Kind]):
         return found
 
     def build(self, kind: Kind, *given: object) -> Any:
-        """The result of its builder for `given`. Raises ConfigError if the package's code fails."""
+        """The result of its `build` for `given`. Raises ConfigError if a package's code fails."""
         if kind.name in self.built_in:
-            return construct(kind.builder, *given)
-        return self._of_package(kind.name, lambda: construct(kind.builder, *given))
+            return kind.build(*given)
+        return self._of_package(kind.name, lambda: kind.build(*given))
 
     def _of_package(self, name: str, made: Callable[[], Made]) -> Made:
         try:
@@ -153,8 +182,12 @@ class Plugins(Generic[Kind]):
         )
 
     @property
+    def _group(self) -> str:
+        return f"outrider.{self.noun}s"
+
+    @property
     def _installed(self) -> Mapping[str, tuple[EntryPoint, ...]]:
-        return installed(f"outrider.{self.noun}s")
+        return installed(self._group)
 
 
 def _project(entry: EntryPoint) -> str:
@@ -163,3 +196,118 @@ def _project(entry: EntryPoint) -> str:
 
 def _package(entry: EntryPoint) -> str:
     return f"{_project(entry)} {entry.dist.version}" if entry.dist else "unknown"
+
+
+# The source of drafts: the text and tables alone, a draft model, heads of the drafter's own kind, a
+# copy of the target, or anything that --draft names.
+Source = Literal["text", "model", "heads", "copy", "draft"]
+# Inputs of a drafter in addition to the text: the texts of a corpus, the request's prediction, a
+# translator between two vocabularies, the states of the target's last layer.
+Reads = Literal["corpus", "prediction", "translator", "last layer"]
+
+AUTO = "auto"
+OFF = "none"
+# The source that --draft names unless it names heads, and the drafter that reads it.
+MODEL = "model"
+# The meaning of auto where no model or heads were found; and its meaning where a model or heads
+# were found without being named: these then draft together with look-ups.
+WITHOUT_DRAFT, WITH_FOUND = "suffix", "portfolio"
+# Look-ups that depend on the request's own text alone.
+OWN_TEXT = "ngram"
+# The copy of the target that auto may make.
+COPY = "quantised-self"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadFormat:
+    """Marks of a folder of heads: one of the `model_types` or `keys` of its config.json, or a
+    `name` within its architectures; `tensors` identify a checkpoint whose config says nothing else.
+    `window_key` names the length of the texts that the heads were trained on, `layers_key` the
+    number of layers of heads that have several. Heads with `three_layers` may read three layers of
+    the target. Heads without an `arena` store no keys and values."""
+
+    model_types: tuple[str, ...]
+    keys: tuple[str, ...] = ()
+    name: str = ""
+    tensors: tuple[str, ...] = ()
+    window_key: str = ""
+    layers_key: str = ""
+    three_layers: bool = False
+    arena: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterKind:
+    """A drafter as --drafter names it; `build` makes it from a BuildContext.
+
+    A drafter that `branches` can draft trees. It cannot draft without `must_have`, a part of
+    `reads`. `settings` are engine settings that affect only the drafters that list them. A drafter
+    that `drafts_ahead` can draft before a verdict. `needs_words` is the source in words,
+    `not_in_process` a part that cannot live in a process of its own. `without_draft` is the drafter
+    that stands in where --draft names nothing; with `in_target` the target's own files may hold its
+    heads. A copy of the target has `fewer_bits`, or fewer layers. A drafter that `scores` gives the
+    acceptance probability of each of its tokens. With `keeps_apart` no draft depends on the texts
+    of other requests.
+    """
+
+    name: str
+    build: Callable[[Any], Any]
+    source: Source = "text"
+    branches: bool = False
+    reads: tuple[Reads, ...] = ()
+    must_have: tuple[Reads, ...] = ()
+    settings: tuple[str, ...] = ()
+    drafts: bool = True
+    drafts_ahead: bool = False
+    needs_words: str = ""
+    not_in_process: str = ""
+    without_draft: str = ""
+    in_target: bool = False
+    fewer_bits: bool = False
+    scores: bool = False
+    keeps_apart: bool = False
+    format: HeadFormat | None = None
+
+    @property
+    def folder(self) -> str | None:
+        """Content of a folder for this drafter: a model, or heads of its kind."""
+        return {"model": MODEL, "heads": self.name}.get(self.source)
+
+    @property
+    def looks_up(self) -> bool:
+        """True if it needs no model, so that any engine can use it for a request."""
+        return self.source == "text" and "last layer" not in self.reads
+
+    @property
+    def reads_draft(self) -> bool:
+        """True if --draft names its source."""
+        return self.source in ("model", "heads", "draft")
+
+    @property
+    def has_process(self) -> bool:
+        """True if it may live in a process of its own."""
+        return "drafter_home" in self.settings
+
+
+_FIRST = (AUTO, OFF, MODEL, WITHOUT_DRAFT, OWN_TEXT, WITH_FOUND, COPY)
+KINDS = Plugins("drafter", DrafterKind, _FIRST)
+# Sources of drafters of other packages; formats of heads and copies are known by name.
+_OUTSIDE_SOURCES = ("text", "model")
+
+
+def drafter_named(name: str) -> DrafterKind:
+    """The drafter called `name`. Raises ConfigError for an unknown name, or a broken package."""
+    if name in KINDS:
+        return KINDS[name]
+    kind = KINDS.load(name)
+    if kind.source not in _OUTSIDE_SOURCES:
+        raise ConfigError(
+            f"drafter {name!r} says that its source is {kind.source!r}, which no package can add.",
+            hint=f"its description may say {' or '.join(_OUTSIDE_SOURCES)}",
+        )
+    return kind
+
+
+def every_drafter() -> list[DrafterKind]:
+    """Every drafter: built-in ones, then those of other packages."""
+    return [*KINDS.values(), *KINDS.every()]

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.draft import Draft, Outcome, Verdict
-from outrider.core.logits import LogitsProcessor
-from outrider.core.params import SamplingParams
-from outrider.core.rng import Rng
-from outrider.core.sampling import Distributions
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import ROOT
+
+if TYPE_CHECKING:
+    # Drafters are listed without PyTorch.
+    from torch import Tensor
+
+    from outrider.core.logits import LogitsProcessor
+    from outrider.core.params import SamplingParams
+    from outrider.core.rng import Rng
+    from outrider.core.sampling import Distributions
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from outrider.core.config import EXACT_SAMPLERS, UNTIED_SAMPLERS, EngineConfig
-from outrider.core.drafter_kinds import (
+from outrider.core.errors import ConfigError
+from outrider.core.mechanisms import MORE_GPUS
+from outrider.core.params import RequestSpeculation, SamplingParams
+from outrider.core.plugins import (
     AUTO,
     COPY,
     KINDS,
@@ -21,9 +24,6 @@ from outrider.core.drafter_kinds import (
     drafter_named,
     every_drafter,
 )
-from outrider.core.errors import ConfigError
-from outrider.core.mechanisms import MORE_GPUS
-from outrider.core.params import RequestSpeculation, SamplingParams
 from outrider.core.tree import MAX_WIDTH
 
 # Automatic drafts: trees of up to so many tokens, up to so deep, of which the nodes that pay are

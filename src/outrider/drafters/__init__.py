@@ -1,8 +1,5 @@
-"""Drafters propose tokens and never decide; each implements `Drafter` (core/protocols.py).
+"""Drafters propose tokens and never decide: one module a drafter, found by name (core/plugins.py).
 
-Open ngram.py first (prompt lookup): it shows how small a drafter is. Look-ups: prediction.py,
-suffix.py, recycling.py, portfolio.py (several at once). Models: model.py (a draft model), bridge.py
-(another tokenizer), self_draft.py (the target itself). Heads on hidden states: hidden.py with
-eagle/ and mtp/; medusa.py, block.py. growth.py chooses tokens and grows chains and trees; native.py
-does so in one C++ call. plugins/lanes/ drafts in another process and ahead of verdicts.
+Open prediction.py first: it shows how small a drafter is. common/ has parts of several drafters
+(context.py has what `build` gets), nets/ has heads on hidden states.
 """

@@ -12,40 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft
+from outrider.core.errors import given
 from outrider.core.params import SamplingParams
+from outrider.core.plugins import DrafterKind
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow
-from outrider.drafters.growth import DraftSampler
-from outrider.drafters.model import ModelDrafter
+from outrider.drafters.common.context import BuildContext, Translation, Translator
+
+if TYPE_CHECKING:
+    from outrider.drafters.common.growth import DraftSampler
 
 _GREEDY = SamplingParams()
 # A bound on the passes, however many draft ids a target token has.
 _MOST_PASSES = 4
-
-
-class Translation(Protocol):
-    """One sequence in both vocabularies. Only ids pass through this interface, no text."""
-
-    def to_draft(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the text of all target `tokens` in draft ids; valid until the next call.
-
-        Later calls get longer `tokens`. A returned sequence never changes afterwards, except for
-        its last id: the draft model may have committed the rest. Empty if there is no text.
-        """
-        ...
-
-    def to_target(self, drafted: Sequence[int]) -> Sequence[int]:
-        """Return target ids that continue the last `to_draft` tokens by `drafted`."""
-        ...
-
-
-class Translator(Protocol):
-    """A translator between two vocabularies; api/translate.py has the one that ships."""
-
-    def open(self) -> Translation: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +71,8 @@ class BridgeDrafter:
         chunk: int,
         page_size: int,
     ) -> None:
+        from outrider.drafters.common.draft_model import ModelDrafter
+
         self._inner = ModelDrafter(model, sampler, chunk=chunk)
         self._translator = translator
         self._space = _Space(model, page_size)
@@ -135,3 +119,26 @@ class BridgeDrafter:
             return Draft.empty()
         spelled = self._translations[row.seq_id].to_target(drafted)
         return Draft.chain(spelled[: row.budget.depth])
+
+
+def build(context: BuildContext) -> BridgeDrafter:
+    config = context.config
+    return BridgeDrafter(
+        context.draft,
+        context.sampler("the draft model"),
+        given(context.models.translator, "translator"),
+        chunk=config.prefill_chunk,
+        page_size=config.page_size,
+    )
+
+
+KIND = DrafterKind(
+    name="bridge",
+    build=build,
+    source="model",
+    reads=("translator",),
+    must_have=("translator",),
+    needs_words="a draft model",
+    not_in_process="a draft model with another vocabulary",
+    keeps_apart=True,
+)

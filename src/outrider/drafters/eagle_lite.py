@@ -11,16 +11,20 @@ Shapes:  B = texts, P = tokens, D = hidden size, V = vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from outrider.core.draft import Draft
 from outrider.core.errors import given
+from outrider.core.plugins import DrafterKind
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.growth import DraftSampler, draft_some
-from outrider.drafters.heads import NormedTarget, own_kernels
-from outrider.drafters.none import Stateless
+from outrider.drafters.common.context import BuildContext
+from outrider.drafters.common.proposals import Stateless
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from outrider.drafters.common.growth import DraftSampler
+    from outrider.models.heads import NormedTarget
 
 ALPHA = 0.7
 MAX_DRAFT = 2
@@ -40,15 +44,21 @@ class LiteDrafter(Stateless):
         alpha: float = ALPHA,
         max_draft: int = MAX_DRAFT,
     ) -> None:
+        from outrider.models.heads import own_kernels
+
         self._tables, self._kernels = target.tables, own_kernels(target)
         self._eps = target.config.rms_norm_eps
         self._sampler, self._alpha, self._max_draft = sampler, alpha, max_draft
         self.needs = DraftNeeds(hidden_layers=(target.spec.num_layers,))
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        from outrider.drafters.common.growth import draft_some
+
         return draft_some(rows, [self._depth(row) for row in rows], self._drafts)
 
     def _drafts(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        import torch
+
         pairs = [_last_two(row) for row in rows]
         before_BD, now_BD = (torch.stack(states) for states in zip(*pairs, strict=True))
         builder = self._sampler.builder(rows, [0] * len(rows))
@@ -60,6 +70,8 @@ class LiteDrafter(Stateless):
             before_BD, now_BD = before_BD[above], now_BD[above]
 
     def _logits(self, state_BD: Tensor) -> Tensor:
+        import torch
+
         tables, kernels = self._tables, self._kernels
         with torch.inference_mode():
             norm_BD = torch.empty_like(state_BD)
@@ -80,3 +92,13 @@ def _last_two(row: DraftRow) -> tuple[Tensor, Tensor]:
     end = len(row.tokens) - 1
     before_D, now_D = given(row.hidden, "hidden state").read(end - 2, end)[:, 0].float()
     return before_D, now_D
+
+
+def build(context: BuildContext) -> LiteDrafter:
+    from outrider.models.heads import normed_target
+
+    target, sampler = normed_target(context.models.target), context.sampler("eagle-lite")
+    return LiteDrafter(target, sampler, alpha=context.config.lite_alpha)
+
+
+KIND = DrafterKind(name="eagle-lite", build=build, reads=("last layer",), keeps_apart=True)

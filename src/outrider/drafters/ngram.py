@@ -11,13 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from outrider.core.budget import Budget
 from outrider.core.errors import ConfigError
-from outrider.drafters.proposals import Found, TextDrafter
+from outrider.core.plugins import DrafterKind
+from outrider.drafters.common.context import BuildContext
+from outrider.drafters.common.proposals import Found, TextDrafter
 from outrider.estimate.acceptance import RequestRates
 from outrider.estimate.cost import LEAST_BEGUN, LEAST_GONE_ON
-from outrider.kernels.native.lookups import NativeLookups, NgramSettings
+
+if TYPE_CHECKING:
+    from outrider.kernels.native.lookups import NativeLookups, NgramSettings
 
 # Prior rates of a look-up that agrees in 1, 2, 3, 4 to 7, 8 to 15, more tokens.
 _FIRST = (0.3, 0.4, 0.5, 0.75, 0.9, 0.97)
@@ -103,6 +108,8 @@ class NgramDrafter(TextDrafter):
 
 def _settings(sizes: range) -> NgramSettings:
     """Return the settings of the native code."""
+    from outrider.kernels.native.lookups import NgramSettings
+
     return NgramSettings(
         _FIRST,
         _WEIGHT,
@@ -118,7 +125,7 @@ def _settings(sizes: range) -> NgramSettings:
 
 
 class NgramTexts:
-    """Texts of requests, with the interface of drafters/proposals.py."""
+    """Texts of requests, with the interface of drafters/common/proposals.py."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sizes
@@ -197,3 +204,13 @@ class NgramIndex:
         else:
             self.length = length
         self._source = found
+
+
+def build(context: BuildContext) -> NgramDrafter:
+    config = context.config
+    return NgramDrafter(
+        max_n=config.max_ngram, min_n=config.min_ngram, native=context.models.lookups
+    )
+
+
+KIND = DrafterKind(name="ngram", build=build, scores=True, keeps_apart=True)

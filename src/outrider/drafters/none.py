@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.core.draft import Draft
+from outrider.core.plugins import DrafterKind
 from outrider.core.protocols import DraftNeeds, DraftRow
-
-
-class Stateless:
-    """A base of drafters without state of a sequence."""
-
-    def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
-
-    def close(self, seq_id: int) -> None: ...
+from outrider.drafters.common.context import BuildContext
+from outrider.drafters.common.proposals import Stateless
 
 
 class NoDrafter(Stateless):
@@ -24,3 +19,11 @@ class NoDrafter(Stateless):
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         return [Draft.empty()] * len(rows)
+
+
+def build(context: BuildContext) -> NoDrafter:
+    del context
+    return NoDrafter()
+
+
+KIND = DrafterKind(name="none", build=build, drafts=False, keeps_apart=True)

@@ -14,7 +14,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from outrider.core.draft import Draft
+from outrider.core.plugins import DrafterKind
 from outrider.core.protocols import DraftNeeds, DraftRow
+from outrider.drafters.common.context import BuildContext
 
 _SIZES = (8, 4, 2, 1)
 _NEAR = 32
@@ -117,3 +119,17 @@ def _index(guess: tuple[int, ...]) -> dict[tuple[int, ...], list[int]]:
             if size <= end:
                 positions.setdefault(guess[end - size : end], []).append(end)
     return positions
+
+
+def build(context: BuildContext) -> PredictionDrafter:
+    del context
+    return PredictionDrafter()
+
+
+KIND = DrafterKind(
+    name="prediction",
+    build=build,
+    reads=("prediction",),
+    must_have=("prediction",),
+    keeps_apart=True,
+)

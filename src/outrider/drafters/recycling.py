@@ -23,9 +23,11 @@ from functools import lru_cache
 
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
+from outrider.core.plugins import DrafterKind
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.tree import ROOT, Shape, best_shape
-from outrider.drafters.proposals import NO_OFFER, ScoredDraft, least_kept
+from outrider.drafters.common.context import BuildContext
+from outrider.drafters.common.proposals import NO_OFFER, ScoredDraft, least_kept
 from outrider.estimate.acceptance import FadingRate
 
 WIDTH = 8
@@ -181,3 +183,10 @@ def _shape(parts: tuple[int, ...], depth: int, size: int, least: float) -> Shape
     rates = [part / _PARTS for part in parts]
     shape = best_shape([rates] * depth, size)
     return shape.first(sum(worth >= least for worth in shape.worths))
+
+
+def build(context: BuildContext) -> RecyclingDrafter:
+    return RecyclingDrafter(vocab_size=context.models.target.spec.vocab_size)
+
+
+KIND = DrafterKind(name="recycling", build=build, branches=True)

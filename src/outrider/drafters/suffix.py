@@ -20,16 +20,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from outrider.core.budget import Budget
 from outrider.core.errors import ContractError, given
+from outrider.core.plugins import DrafterKind
 from outrider.core.protocols import DraftRow
-from outrider.drafters.proposals import Found, ScoredDraft, TextDrafter, Texts
-from outrider.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter
+from outrider.drafters.common.context import BuildContext
+from outrider.drafters.common.proposals import Found, ScoredDraft, TextDrafter, Texts
+from outrider.drafters.common.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter
 from outrider.estimate.acceptance import FadingRate, RequestRates
 from outrider.estimate.cost import LEAST_IN_TREE, LEAST_KEPT
-from outrider.kernels.native.lookups import NativeLookups, SuffixSettings
+
+if TYPE_CHECKING:
+    from outrider.kernels.native.lookups import NativeLookups, SuffixSettings
 
 _NUM_LENGTHS = 5
 _NUM_SHARES = 4
@@ -251,6 +255,8 @@ _MOST_CHILDREN = 32
 
 def _settings(num_tokens: int) -> SuffixSettings:
     """Return the settings of the native code."""
+    from outrider.kernels.native.lookups import SuffixSettings
+
     return SuffixSettings(
         tuple(rate.hits for rate in _first_trials()),
         _FIRST_WEIGHT,
@@ -395,3 +401,13 @@ def _children(
         others = islice(automaton.edges(state), _MOST_CHILDREN)
         children += [(e.token, e.target, rest * e.times) for e in others if e.token != best]
     return children
+
+
+def build(context: BuildContext) -> SuffixDrafter:
+    models = context.models
+    return SuffixDrafter(
+        num_tokens=context.config.suffix_tokens, corpus=models.corpus, native=models.lookups
+    )
+
+
+KIND = DrafterKind(name="suffix", build=build, branches=True, reads=("corpus",), scores=True)

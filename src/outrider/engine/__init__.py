@@ -3,6 +3,5 @@
 Open engine.py first (`Engine.step`), then round.py (the protocol of a round) and stages.py, the
 round stage by stage; native_round.py and plugins/gpu/rounds/ compute the same outcomes faster.
 requests.py admits, pre-empts and frees requests, lanes.py runs jobs, drafting.py guards drafters,
-failures.py handles failed jobs. build.py wires all of it from a configuration, and drafters.py with
-drafter_builders.py builds the drafter.
+failures.py handles failed jobs. build.py wires all of it from a configuration.
 """

@@ -1,4 +1,4 @@
-"""Wiring of an engine from a configuration and models: round, controller, schedule, lanes."""
+"""Wiring of an engine from settings and models: sizes, round, controller, schedule, lanes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from outrider.control.scored import ScoredController
 from outrider.control.watchdog import GuardedController, Watchdog
 from outrider.core.budget import Budget, Choice, JobTrace, RoundTrace
 from outrider.core.config import OTHER_CONTROLLERS, EngineConfig
-from outrider.core.drafter_kinds import drafter_named
 from outrider.core.errors import ConfigError, within_memory
+from outrider.core.plugins import drafter_named
 from outrider.core.protocols import Controller, DraftAhead, Drafter, HasMembers
 from outrider.core.resolve import ResolvedConfig
-from outrider.drafters.catalog import BuildContext, LoadedModels
+from outrider.core.spec import DraftCapacity, RecurrentCapacity
+from outrider.core.tree import MAX_WIDTH
+from outrider.drafters.common.context import BuildContext, LoadedModels
 from outrider.engine.compaction import compaction_of, most_held, within_history
 from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
@@ -29,6 +31,8 @@ from outrider.engine.requests import KneeOnceNeeded, RequestTable
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
+from outrider.kernels.kinds import pick_device
+from outrider.models.decoder import ModelCapacity
 from outrider.sched.batch_limit import BatchLimit, Limit, PromptPace
 from outrider.sched.jobs import Limits, single_lane
 from outrider.sched.ledger import Ledger
@@ -63,6 +67,63 @@ def resolve_window(config: EngineConfig, target_tokens: int, *, has_draft: bool,
             hint="lower --k or raise --context",
         )
     return window
+
+
+def draft_capacity(resolved: ResolvedConfig) -> DraftCapacity:
+    """Return the additional memory that the draft model needs for drafting ahead or for trees."""
+    config = resolved.settings
+    if resolved.ahead:
+        from outrider.plugins.lanes.ahead.choices import capacity_needed
+
+        return capacity_needed(config.most_k, config.fan_out, config.most_batch)
+    if not resolved.wants_trees or resolved.left_to_us:
+        return DraftCapacity()
+    rows = config.most_batch * MAX_WIDTH
+    return DraftCapacity(rows, rows, config.most_k * MAX_WIDTH)
+
+
+def model_capacity(
+    config: EngineConfig,
+    num_slots: int,
+    *,
+    max_rows: int,
+    max_logits: int,
+    window: int = 0,
+    num_staged: int = 0,
+) -> ModelCapacity:
+    """Return the capacity of a model that is loaded. With `num_staged`, the most staged tokens of a
+    text, local layers have memory of their own: on CPUs and in one process."""
+    apart = num_staged and config.tensor_parallel == 1 and pick_device(config.device).type == "cpu"
+    return ModelCapacity(
+        num_slots=num_slots,
+        page_size=config.page_size,
+        max_rows=max_rows,
+        max_logits=max_logits,
+        states=states_of(config),
+        window=window,
+        frees_pages=True,
+        num_texts=config.most_batch if apart else 0,
+        num_staged=num_staged,
+    )
+
+
+def most_staged(resolved: ResolvedConfig) -> int:
+    """Return the most tokens of one text that a job reads and a round stages behind them."""
+    return resolved.settings.prefill_chunk + resolved.staged_rows + 1
+
+
+def states_of(config: EngineConfig) -> RecurrentCapacity:
+    """Return the capacity for the recurrent states of a hybrid, if the model is one."""
+    return RecurrentCapacity(
+        rollback=config.state_rollback,
+        history=config.state_history or max(1, config.most_k, config.tree_nodes),
+        num_sequences=config.most_batch,
+        num_checkpoints=config.state_checkpoints,
+    )
+
+
+def whole_pages(num_tokens: int, page_size: int) -> int:
+    return -(-num_tokens // page_size) * page_size
 
 
 @within_memory("making drafters and lanes")

@@ -16,7 +16,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from outrider.core.budget import RoundTrace
-from outrider.core.drafter_kinds import OFF
+from outrider.core.plugins import OFF
 
 
 class SpecMetrics(TypedDict):

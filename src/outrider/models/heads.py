@@ -1,6 +1,6 @@
 """Folders of draft heads: finds them, their kind, their hidden layers, and remarks on their fit.
 
-Heads are small nets that read the target's hidden states (drafters/heads.py), in folders with a
+Heads are small nets that read the target's hidden states (drafters/nets/), in folders with a
 `config.json` and safetensors, in the formats that their projects publish:
 
     eagle    EAGLE 1 and 2 are configured as a Llama of one layer and have a tensor `fc.weight`;
@@ -17,15 +17,16 @@ Shapes:  V = vocabulary, D = hidden size (of a head in memory), G = KV heads, S 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from torch import Tensor
 
-from outrider.core.drafter_kinds import KINDS, MODEL, HeadFormat
 from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.plugins import KINDS, MODEL, HeadFormat
 from outrider.core.protocols import CacheStore, CausalLM, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import KEY, StatedWorth
@@ -46,12 +47,11 @@ from outrider.models.json_object import MAX_LAYERS, JsonObject
 from outrider.models.llama_weights import Tables
 from outrider.models.loading import HEAD_ALIASES, resolve
 from outrider.models.rope_config import Rope, parse_rope
-from outrider.models.weights import Weights
+from outrider.models.weights import Placement, Weights
 
 # The name of the drafter that reads the heads; a folder of no heads holds MODEL.
 HeadKind: TypeAlias = str
 DraftKind: TypeAlias = str
-_FORMATS = {kind.name: kind.format for kind in KINDS.values() if kind.format is not None}
 _EMBEDDING = "model.embed_tokens.weight"
 _LAYERS, _PUBLISHED_LAYERS = "hidden_layers", "eagle_aux_hidden_state_layer_ids"
 _SPECULATORS = "speculators_model_type"
@@ -65,6 +65,12 @@ _SHARING = (
     "they read the target's own keys and values; name a smaller model of the target's family; "
     f"{_NO_HEADS}"
 )
+
+
+@cache
+def _formats() -> Mapping[HeadKind, HeadFormat]:
+    """The formats of folders of heads, by the drafter that reads them."""
+    return {kind.name: kind.format for kind in KINDS.values() if kind.format is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,7 @@ class HeadsToLoad:
 
     @property
     def format(self) -> HeadFormat:
-        return _FORMATS[self.kind]
+        return _formats()[self.kind]
 
     @property
     def num_layers(self) -> int:
@@ -149,6 +155,55 @@ def head_target(target: CausalLM) -> HeadTarget:
             hint="draft without heads: --drafter ngram, or name a draft model with --draft",
         )
     return target
+
+
+class NormConfig(Protocol):
+    @property
+    def rms_norm_eps(self) -> float: ...
+
+
+@runtime_checkable
+class NormedTarget(HeadTarget, Protocol):
+    """A target whose last norm is by the root mean square, so that heads can repeat it."""
+
+    @property
+    def config(self) -> NormConfig: ...
+
+
+def normed_target(target: CausalLM) -> NormedTarget:
+    """Return the target. Raises ConfigError if it shares no tables or ends in another norm."""
+    shared = head_target(target)
+    if not isinstance(shared, NormedTarget):
+        raise ConfigError(
+            f"the target {target.spec.name} ({target.spec.family}) ends in a norm that these heads "
+            "cannot repeat.",
+            hint="draft without heads: --drafter ngram",
+        )
+    return shared
+
+
+def own_kernels(target: HeadTarget) -> Kernels:
+    """Return the target's operators with other scratch: heads draft while a lane verifies."""
+    twin = target.kernels.twin
+    return target.kernels if twin is None else twin()
+
+
+def placement_of(target: HeadTarget) -> Placement:
+    """Return the precision and the device of the target's weights."""
+    embedding_VD = target.tables.embeddings
+    return Placement("heads", embedding_VD.dtype, embedding_VD.device)
+
+
+def check_finite(folder: Path, logits_RV: Tensor, part: str) -> None:
+    """Check that the answer of `part` to a probe, which touches every weight, has only numbers.
+    Raises CheckpointError otherwise."""
+    broken_R = ~logits_RV.isfinite().all(-1)
+    if bool(broken_R.any()):
+        index = int(broken_R.nonzero()[0, 0])
+        raise CheckpointError(
+            f"{folder}: {part} {index} has weights that are not numbers (NaN).",
+            hint="take an earlier checkpoint, or train it anew with a lower learning rate",
+        )
 
 
 class HeadMemory(CacheStore, Protocol):
@@ -255,7 +310,7 @@ def is_eagle3(config: JsonObject) -> bool:
 
 
 def _usual_layers(config: JsonObject, kind: HeadKind, num_layers: int) -> tuple[int, ...]:
-    if _FORMATS[kind].three_layers and is_eagle3(config):
+    if _formats()[kind].three_layers and is_eagle3(config):
         return 2, num_layers // 2, num_layers - 3
     return (num_layers,)
 
@@ -306,11 +361,11 @@ def _refuse_unread(config: JsonObject) -> None:
 def _named_kind(config: JsonObject) -> HeadKind | None:
     """The kind of heads that `config.json` states; None if it states none."""
     own = config.text("model_type", "")
-    for kind, form in _FORMATS.items():
+    for kind, form in _formats().items():
         if own in form.model_types:
             return kind
     named = " ".join(config.texts("architectures")).lower()
-    for kind, form in _FORMATS.items():
+    for kind, form in _formats().items():
         if any(config.has(key) for key in form.keys) or (form.name and form.name in named):
             return kind
     return None
@@ -320,7 +375,7 @@ def _stored_kind(checkpoint: Checkpoint) -> DraftKind:
     with Weights(checkpoint) as weights:
         if _EMBEDDING in weights:
             return MODEL
-        for kind, form in _FORMATS.items():
+        for kind, form in _formats().items():
             if form.tensors and all(name in weights for name in form.tensors):
                 return kind
     return MODEL

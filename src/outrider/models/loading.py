@@ -21,14 +21,7 @@ from outrider.core.env import cache_folder, make_cublas_deterministic
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
 from outrider.core.protocols import DraftNeeds
 from outrider.core.spec import KV_GROUP, DecoderConfig, ModelSpec
-from outrider.kernels.kinds import (
-    DTYPES,
-    compile_ahead,
-    for_kinds,
-    pick_device,
-    pick_dtype,
-    tried,
-)
+from outrider.kernels.kinds import DTYPES, compile_ahead, for_kinds, pick_device, pick_dtype, tried
 from outrider.kernels.registry import AS_STORED, choose
 from outrider.models.checkpoint import open_checkpoint
 from outrider.models.decoder import Decoder, LoadOptions

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Literal
 
-from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError, did_you_mean
+from outrider.core.plugins import KINDS
 
 EMBEDDED_TARGET = "outrider/embedded"
 EMBEDDED_DRAFT = "outrider/embedded-draft"

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from outrider.core.drafter_kinds import KINDS, MODEL
 from outrider.core.errors import CapacityError, ConfigError, did_you_mean
+from outrider.core.plugins import KINDS, MODEL
 from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.estimate.theory import PLAIN, RoundStats
 from outrider.planner.candidates import (

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError, ContractError, did_you_mean
+from outrider.core.plugins import KINDS
 from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.estimate.theory import RoundStats
 from outrider.planner.overlap import AheadWays, BestTree, ahead, chances_of, lanes, tree_stats
@@ -273,7 +273,9 @@ class Engines:
 
     names: tuple[str, ...] = ENGINES
     ways: AheadWays = field(default_factory=AheadWays)
-    ahead: tuple[str, ...] = tuple(kind.name for kind in KINDS.values() if kind.drafts_ahead)
+    ahead: tuple[str, ...] = field(
+        default_factory=lambda: tuple(k.name for k in KINDS.values() if k.drafts_ahead)
+    )
 
     def __post_init__(self) -> None:
         for name in self.names:

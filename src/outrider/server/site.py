@@ -15,17 +15,15 @@ from msgspec import Struct
 from starlette.requests import Request
 
 from outrider.api.result import GenerationResult
-from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError
 from outrider.core.fields import default_of
 from outrider.core.params import ADVISED, SamplingParams
+from outrider.core.plugins import KINDS
 from outrider.server.admission import Admission, Bodies
 from outrider.server.errors import ApiError
 from outrider.server.events import Usage
 from outrider.server.port import EnginePort, EngineRequest
 
-# Drafters that learn from the texts of all requests.
-LEARNS_OF_ALL = ("suffix", "recycling", "lookup", "portfolio")
 # Completions that one request may ask for.
 MOST_PROMPTS = 128
 Api: TypeAlias = Literal["chat", "completions", "responses", "messages", "other"]
@@ -200,7 +198,7 @@ def request_id_of(request: Request) -> str:
 
 def learns_of_all(drafter: str) -> bool:
     """Return whether a drafter learns from all requests, as those of other packages may."""
-    return drafter in LEARNS_OF_ALL or drafter not in KINDS
+    return drafter not in KINDS or not KINDS[drafter].keeps_apart
 
 
 def check_apart(site: Site, drafter: str) -> None:

@@ -10,20 +10,22 @@ Shapes:  B = chains, K = drafted tokens, W = K + 1 = distributions of a chain, V
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from outrider.core.config import RULES
-from outrider.core.errors import ConfigError
+from outrider.core.draft import Verdict
+from outrider.core.errors import ConfigError, ContractError
 from outrider.core.philox import Word, philox_uniforms
-from outrider.core.protocols import AcceptanceRule
+from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import Role
-from outrider.core.sampling import PLAIN, Sampling
+from outrider.core.sampling import PLAIN, Sampling, draw
 from outrider.core.tree import ROOT
-from outrider.verify import lossy
 from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 
@@ -276,20 +278,112 @@ def exact_rules(sampling: Sampling = PLAIN) -> Mapping[str, AcceptanceRule]:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A drafted token and the target's distribution at its position: `distribution` decides,
+    `soft_V` has the probabilities for thresholds."""
+
+    token: int
+    distribution: int | Tensor
+    soft_V: Tensor
+
+    @property
+    def probability(self) -> float:
+        return float(self.soft_V[self.token])
+
+    @property
+    def likeliest(self) -> bool:
+        if isinstance(self.distribution, int):
+            return self.token == self.distribution
+        return self.token == int(self.distribution.argmax())
+
+    def likelier(self) -> Tensor:
+        """Booleans of shape V for the tokens that come before this one, likeliest first.
+
+        Among equals the lower id comes first.
+        """
+        mine_V = self.soft_V[self.token]
+        tied_V = self.soft_V == mine_V
+        tied_V[self.token :] = False
+        return (self.soft_V > mine_V) | tied_V
+
+
+Test: TypeAlias = Callable[[Candidate, float], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class LossyRule:
+    """Accepts the tokens that `passes` at the threshold `leniency`."""
+
+    name: str
+    passes: Test
+    leniency: float
+    exact: bool = False
+
+    def __call__(self, rows: Sequence[VerifyRow]) -> list[Verdict]:
+        return [self._judge(row) for row in rows]
+
+    def _judge(self, row: VerifyRow) -> Verdict:
+        path: list[int] = []
+        node = ROOT
+        while True:
+            child = self._first(row, node)
+            if child is None:
+                return Verdict(tuple(path), draw(row.distributions.at(node + 1), row.rng, node))
+            node = child
+            path.append(node)
+
+    def _first(self, row: VerifyRow, node: int) -> int | None:
+        """The first child of `node` that passes."""
+        soft_NV = row.distributions.probs_NV if row.soft_NV is None else row.soft_NV
+        if soft_NV is None:
+            raise ContractError("a lossy rule needs soft distributions")
+        for child in row.draft.children(node):
+            offer = Candidate(
+                row.draft.tokens[child], row.distributions.at(node + 1), soft_NV[node + 1]
+            )
+            if offer.probability > 0 and self.passes(offer, self.leniency):
+                return child
+        return None
+
+
+def typical(offer: Candidate, epsilon: float) -> bool:
+    """Likelier than `epsilon`, or than the typical token of a flat distribution."""
+    soft_V = offer.soft_V.double()
+    entropy = -float(torch.xlogy(soft_V, soft_V).sum())
+    return offer.probability > min(epsilon, math.sqrt(epsilon) * math.exp(-entropy))
+
+
+def likeliest_or_above(offer: Candidate, least: float) -> bool:
+    return offer.likeliest or offer.probability >= least
+
+
+def above(offer: Candidate, least: float) -> bool:
+    return offer.probability >= least
+
+
+def among_top(offer: Candidate, count: float) -> bool:
+    return int(offer.likelier().sum()) < count
+
+
+def in_nucleus(offer: Candidate, mass: float) -> bool:
+    return float(offer.soft_V.double()[offer.likelier()].sum()) < mass
+
+
+@dataclass(frozen=True, slots=True)
 class _Lossy:
     """A test, its default threshold and its largest sensible one."""
 
-    passes: lossy.Test
+    passes: Test
     usual: float
     largest: float = 1.0
 
 
 LOSSY: Mapping[str, _Lossy] = {
-    "typical": _Lossy(lossy.typical, 0.09),
-    "p_min": _Lossy(lossy.likeliest_or_above, 0.5),
-    "threshold": _Lossy(lossy.above, 0.5),
-    "top_k": _Lossy(lossy.among_top, 5, largest=float("inf")),
-    "nucleus": _Lossy(lossy.in_nucleus, 0.9),
+    "typical": _Lossy(typical, 0.09),
+    "p_min": _Lossy(likeliest_or_above, 0.5),
+    "threshold": _Lossy(above, 0.5),
+    "top_k": _Lossy(among_top, 5, largest=float("inf")),
+    "nucleus": _Lossy(in_nucleus, 0.9),
 }
 
 
@@ -313,7 +407,7 @@ def rule_for(sampler: str, leniency: float = 0.0, sampling: Sampling = PLAIN) ->
             "can use.",
             hint=f"lower --leniency; its usual value is {kind.usual:g}",
         )
-    return lossy.LossyRule(sampler, kind.passes, leniency or kind.usual)
+    return LossyRule(sampler, kind.passes, leniency or kind.usual)
 
 
 def _of_package(sampler: str, sampling: Sampling) -> AcceptanceRule:

@@ -19,10 +19,10 @@ from outrider.cli.models import read_spec, small_files
 from outrider.cli.output import answer as answer_with
 from outrider.cli.output import prose, screen_table, table
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import drafter_named
 from outrider.core.env import cache_folder
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.params import SamplingParams
+from outrider.core.plugins import drafter_named
 from outrider.kernels.kinds import pick_device
 from outrider.planner.advise import Question, advise
 from outrider.planner.candidates import Option, PlannedJob

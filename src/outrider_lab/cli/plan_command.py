@@ -9,7 +9,7 @@ from shlex import quote
 from outrider.cli.call import Call
 from outrider.cli.options import setting_flags
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import MODEL
+from outrider.core.plugins import MODEL
 from outrider.core.settings import SETTINGS, ProgramConfig, Setting
 from outrider.pairs.catalog import draft_of
 from outrider.planner.advise import AdvisedPlan

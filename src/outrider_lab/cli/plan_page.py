@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 from outrider.cli.models import read_spec
 from outrider.cli.output import line_width, prose, screen_table
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import MODEL
 from outrider.core.errors import CapacityError, ConfigError, did_you_mean
 from outrider.core.fields import numbers_of, size, split
 from outrider.core.mechanisms import DEVICES
+from outrider.core.plugins import MODEL
 from outrider.core.settings import ProgramConfig
 from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration, DrafterCosts, PlaceCount

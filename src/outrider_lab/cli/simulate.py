@@ -13,13 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.cli.call import Call
-from outrider.cli.output import (
-    check_writable,
-    fitted,
-    json_line,
-    screen_table,
-    write_whole,
-)
+from outrider.cli.output import check_writable, fitted, json_line, screen_table, write_whole
 from outrider_lab.bench import drawing
 from outrider_lab.bench.charts import Axis, Chart, Color, Line, Lines, Panel
 from outrider_lab.bench.lanes import LanePicture, lane_chart

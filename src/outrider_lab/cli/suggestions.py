@@ -15,8 +15,8 @@ from shlex import quote
 
 from outrider.api.plan import MOST_OF_TARGET, models_beside, num_weight_bytes, same_ids
 from outrider.cli.models import LocalModel, local_models, read_spec, small_files
-from outrider.core.drafter_kinds import KINDS, PLUGINS
 from outrider.core.errors import CheckpointError
+from outrider.core.plugins import KINDS
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.families import DECODER_FAMILIES
 from outrider.models.heads import find_heads, has_own_mtp, name_of, own_mtp_depth
@@ -185,13 +185,13 @@ def _has_few_bits(target: str, folder: Path) -> bool:
 
 def _from_packages(target: str, folder: Path) -> Iterator[Suggestion]:
     del folder
-    for kind in PLUGINS.every():
+    for kind in KINDS.every():
         if kind.looks_up and not kind.must_have:
             yield Suggestion(
                 drafter=kind.name,
                 draft=None,
                 ready=True,
-                reason=f"comes with package {PLUGINS.package(kind.name)}, and drafts from the text",
+                reason=f"comes with package {KINDS.package(kind.name)}, and drafts from the text",
                 command=_generate(target, f"--drafter {kind.name}"),
             )
 

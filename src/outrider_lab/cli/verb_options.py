@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.cli.options import (
-    ALL,
-    DECIDED,
-    Argument,
-    CountingOption,
-    JsonOption,
-    verb,
-)
+from outrider.cli.options import ALL, DECIDED, Argument, CountingOption, JsonOption, verb
 from outrider.core.fields import setting
 
 # Settings that a plan varies, has its own option for, or does not need.

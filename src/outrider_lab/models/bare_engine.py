@@ -16,16 +16,15 @@ from outrider.api.loading import machine_of
 from outrider.api.memory_parts import draft_room
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import MODEL
 from outrider.core.errors import CapacityError
 from outrider.core.interrupts import deferred
 from outrider.core.params import SamplingParams
+from outrider.core.plugins import MODEL
 from outrider.core.protocols import CausalLM
 from outrider.core.resolve import resolve
 from outrider.core.sequence import LiveSequence
-from outrider.drafters.catalog import LoadedModels
-from outrider.engine.build import build_engine
-from outrider.engine.drafter_builders import room_of, whole_pages
+from outrider.drafters.common.context import LoadedModels
+from outrider.engine.build import build_engine, model_capacity, whole_pages
 from outrider.kernels.operators import Kernels
 from outrider.models.decoder import ModelCapacity
 from outrider.plugins.lanes.ahead.drafter import AheadDrafter
@@ -140,5 +139,5 @@ def bare_rooms(config: EngineConfig, num_tokens: int) -> tuple[ModelCapacity, Mo
     size = config.page_size
     slots = config.most_batch * whole_pages(num_tokens + config.most_k + 1, size)
     rows = config.most_batch * (config.most_k + 1)
-    target = room_of(config, slots, max_rows=config.prefill_chunk + rows, max_logits=rows)
+    target = model_capacity(config, slots, max_rows=config.prefill_chunk + rows, max_logits=rows)
     return target, draft_room(resolve(config, MODEL), slots)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outrider.core.errors import ConfigError
-from outrider.drafters.block import BlockConfig, config_values
+from outrider.drafters.nets.block import BlockConfig, config_values
 from outrider.models.families import LlamaConfig
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider_lab.train.llama_module import TrainedLlamaLayer, initialise

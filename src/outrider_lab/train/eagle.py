@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outrider.core.errors import ConfigError
-from outrider.drafters.eagle import EagleConfig, config_values
+from outrider.drafters.nets.eagle import EagleConfig, config_values
 from outrider.models.families import LlamaConfig
 from outrider_lab.train.llama_module import (
     Heads,

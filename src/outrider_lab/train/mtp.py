@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outrider.core.errors import ConfigError
-from outrider.drafters.mtp import MODEL_TYPE, MtpConfig, config_values
+from outrider.drafters.nets.mtp import MODEL_TYPE, MtpConfig, config_values
 from outrider.models.families import LlamaConfig
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.weights import Weights

@@ -20,8 +20,8 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api import loading
 from outrider.api.memory import fitted
 from outrider.api.plan import LoadPlan, companion_of, found_draft, plan_pair
-from outrider.core.drafter_kinds import WITH_FOUND, WITHOUT_DRAFT
 from outrider.core.errors import CapacityError
+from outrider.core.plugins import WITH_FOUND, WITHOUT_DRAFT
 from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.models.loading import resolve
 

@@ -19,8 +19,8 @@ from outrider.api.memory import fitted
 from outrider.api.memory_parts import files_of, memory_parts
 from outrider.api.plan import LoadPlan, plan_pair
 from outrider.api.self_copy import copy_pays, why_no_copy
-from outrider.core.drafter_kinds import COPY, WITH_FOUND, WITHOUT_DRAFT
 from outrider.core.errors import CapacityError
+from outrider.core.plugins import COPY, WITH_FOUND, WITHOUT_DRAFT
 from outrider.core.spec import ModelSpec
 from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.models.hf_config import read_config

@@ -11,7 +11,7 @@ from doubles.command_line import Command
 from outrider.api.loading import idle_settings
 from outrider.cli.main import run
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import KINDS
+from outrider.core.plugins import KINDS
 from outrider.core.resolve import ResolvedConfig
 
 # Whatever the nodes of a draft may be, these draft chains.

@@ -1,26 +1,31 @@
-"""The table of drafters: every line can be built, listed and told from the others."""
+"""Descriptions of drafters: each can be listed, and told from the others."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from dataclasses import fields
-from importlib import import_module
+from pathlib import Path
 
 import pytest
 
+from outrider import drafters
 from outrider.core.config import DRAFTERS, EngineConfig
-from outrider.core.drafter_kinds import AUTO, KINDS, MODEL, OFF, WITHOUT_DRAFT, DrafterKind
+from outrider.core.plugins import (
+    AUTO,
+    COPY,
+    KINDS,
+    MODEL,
+    OFF,
+    OWN_TEXT,
+    WITH_FOUND,
+    WITHOUT_DRAFT,
+    DrafterKind,
+)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_every_builder_is_there(kind: DrafterKind) -> None:
-    module, _, function = kind.builder.partition(":")
-    assert callable(getattr(import_module(module), function))
-
-
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_line_fits_together(kind: DrafterKind) -> None:
+def test_a_description_fits_together(kind: DrafterKind) -> None:
     assert set(kind.must_have) <= set(kind.reads)
     assert set(kind.settings) <= {item.name for item in fields(EngineConfig)}
     assert (kind.format is not None) == (kind.source == "heads")
@@ -28,9 +33,13 @@ def test_a_line_fits_together(kind: DrafterKind) -> None:
     assert not kind.without_draft or kind.without_draft in KINDS
 
 
-def test_the_choices_are_the_table() -> None:
+def test_the_choices_are_the_modules_and_known_names_come_first() -> None:
+    files = [path for path in Path(drafters.__file__).parent.glob("*.py") if path.stem[0] != "_"]
+    assert {path.stem.replace("_", "-") for path in files} == set(KINDS)
     assert (AUTO, *KINDS) == DRAFTERS
-    assert {OFF, MODEL, WITHOUT_DRAFT} <= set(KINDS)
+    known = (OFF, MODEL, WITHOUT_DRAFT, OWN_TEXT, WITH_FOUND, COPY)
+    assert DRAFTERS[1:] == (*known, *sorted(set(KINDS) - set(known)))
+    assert len(KINDS) == len(files)
 
 
 def test_heads_are_known_by_one_kind() -> None:
@@ -39,11 +48,24 @@ def test_heads_are_known_by_one_kind() -> None:
     assert len(types) == len(set(types))
 
 
-def test_the_table_imports_no_tensors_and_no_drafter() -> None:
+def test_a_drafter_is_imported_when_it_is_read_and_none_imports_tensors() -> None:
     script = (
         "import sys, outrider.core.config\n"
-        "assert 'torch' not in sys.modules\n"
-        "assert not any(name.startswith('outrider.drafters') for name in sys.modules)\n"
+        "from outrider.core.plugins import KINDS\n"
+        "def met(): return {name for name in sys.modules if '.drafters.' in name}\n"
+        "assert 'eagle-lite' in KINDS and len(KINDS) > 10 and not met()\n"
+        "assert KINDS['recycling'].branches\n"
+        "assert 'outrider.drafters.recycling' in met()\n"
+        "assert 'outrider.drafters.eagle' not in met()\n"
+        "assert [kind.name for kind in KINDS.values()] == list(KINDS)\n"
+        "assert not {'torch', 'numpy'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
     assert done.returncode == 0
+
+
+def test_a_name_without_a_module_is_unknown() -> None:
+    for name in (AUTO, "common", "eagle_lite", "nets.eagle"):
+        assert name not in KINDS
+        with pytest.raises(KeyError):
+            _ = KINDS[name]

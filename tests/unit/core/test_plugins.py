@@ -10,20 +10,19 @@ from pathlib import Path
 import pytest
 
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import KINDS, drafter_named, every_drafter
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
-from outrider.core.plugins import installed
+from outrider.core.plugins import KINDS, drafter_named, every_drafter, installed
 from outrider.core.resolve import resolve
 from outrider.verify.batched import rule_for
 
 Install = Callable[[str, str], Path]
 DRAFTER = "[outrider.drafters]\n{name} = {name}_package:KIND\n"
 MODULE = """
-from outrider.core.drafter_kinds import DrafterKind
-KIND = DrafterKind(name="{name}", builder="{name}_package:build"{more})
+from outrider.core.plugins import DrafterKind
 def build(context):
     raise RuntimeError("no table")
+KIND = DrafterKind(name="{name}", build=build{more})
 """
 
 
@@ -104,7 +103,7 @@ def test_what_a_package_may_draft_from_is_bounded(install: Install) -> None:
 def test_a_builder_that_fails_is_the_packages_fault(install: Install) -> None:
     install("echoing", module("echoing"))
     with pytest.raises(ConfigError, match=r"echoing 1\.2 cannot be used: RuntimeError: no table"):
-        drafter_named("echoing").build(None)
+        KINDS.build(drafter_named("echoing"), None)
 
 
 @pytest.mark.parametrize("name", ["ngram", "auto"])
@@ -133,8 +132,7 @@ def test_two_packages_cannot_have_one_name(install: Install, tmp_path: Path) -> 
 RULE = """
 from outrider.core.plugins import RuleKind
 from outrider.verify.exact import TokenRule
-KIND = RuleKind(name="strict", builder="echoing_package:make", exact={exact})
-make = TokenRule
+KIND = RuleKind(name="strict", build=TokenRule, exact={exact})
 """
 
 

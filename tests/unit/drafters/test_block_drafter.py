@@ -10,8 +10,8 @@ import torch
 from doubles.rig import SAMPLER
 from doubles.toy_heads import ToyBlock, state_row, states_of
 from outrider.core.budget import Budget
-from outrider.drafters.block import BlockContext, Guess
-from outrider.drafters.parallel_heads import BlockDrafter, ParallelHeadSampler
+from outrider.drafters.nets.block import BlockContext, BlockDrafter, Guess
+from outrider.drafters.nets.medusa import ParallelHeadSampler
 from outrider.testing import GREEDY
 
 TEXT = (1, 2, 0, 4, 3)

@@ -12,7 +12,7 @@ from doubles.head_files import block_guess, block_tensors, write_block
 from doubles.kinds import close_to
 from doubles.tiny_checkpoints import random_llama, random_tensors, variant
 from outrider.core.errors import CheckpointError
-from outrider.drafters.block import BlockConfig, BlockContext, load_block, read_block_config
+from outrider.drafters.nets.block import BlockConfig, BlockContext, load_block, read_block_config
 from outrider.models.heads import hidden_layers_of, kind_of
 from outrider.models.llama import LlamaModel
 

@@ -15,7 +15,8 @@ from doubles.vocabularies import Digits, Mute, Renaming
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
-from outrider.drafters.bridge import BridgeDrafter, Translator
+from outrider.drafters.bridge import BridgeDrafter
+from outrider.drafters.common.context import Translator
 from outrider.plugins.proof.certificate import SAMPLED
 from outrider.testing import GREEDY, VOCAB, row
 

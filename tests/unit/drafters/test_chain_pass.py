@@ -16,9 +16,9 @@ from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftRow
 from outrider.core.rng import KeyedRng
-from outrider.drafters.growth import DraftSampler, TextPart
-from outrider.drafters.model import ModelDrafter
-from outrider.drafters.native import FusedDraft, FusedDrafts, fused_model_drafts
+from outrider.drafters.common.draft_model import ModelDrafter
+from outrider.drafters.common.growth import DraftSampler, FusedDraft, FusedDrafts, TextPart
+from outrider.drafters.common.native import fused_model_drafts
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model

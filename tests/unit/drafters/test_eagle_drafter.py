@@ -24,8 +24,8 @@ from outrider.core.protocols import DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng, Rng
 from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import sharp_shares
-from outrider.drafters.heads import NetOutput
-from outrider.drafters.hidden import HeadLimits, HiddenDrafter
+from outrider.drafters.common.native import NetOutput
+from outrider.drafters.nets.hidden import HeadLimits, HiddenDrafter
 from outrider.estimate.cost import LEAST_WORTH
 from outrider.plugins.proof.certificate import SAMPLED
 from outrider.testing import GREEDY, check_same

@@ -14,8 +14,8 @@ from outrider.core.draft import Draft
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
+from outrider.drafters.common.growth import DraftSampler
 from outrider.drafters.eagle_lite import ALPHA, MAX_DRAFT, LiteDrafter
-from outrider.drafters.growth import DraftSampler
 from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 

@@ -18,8 +18,8 @@ from doubles.tiny_checkpoints import random_llama, random_tensors, variant
 from outrider.core.errors import CheckpointError, OutriderError, VocabularyError
 from outrider.core.protocols import StepRow
 from outrider.core.tree import ROOT
-from outrider.drafters.eagle import load_eagle
-from outrider.drafters.head_net import EntranceNet
+from outrider.drafters.nets.eagle import load_eagle
+from outrider.drafters.nets.hidden import EntranceNet
 from outrider.models.decoder import ModelCapacity
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel

@@ -30,18 +30,11 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng, Rng, inverse_cdf, race_node
 from outrider.core.tree import ROOT
-from outrider.drafters.eagle import load_eagle
-from outrider.drafters.growth import DraftSampler, TextPart
-from outrider.drafters.heads import HeadNet, NetOutput
-from outrider.drafters.hidden import HeadLimits, HiddenDrafter
-from outrider.drafters.mtp import load_mtp, read_mtp_config
-from outrider.drafters.native import (
-    FusedChains,
-    FusedDraft,
-    FusedDrafts,
-    HeadPass,
-    fused_head_drafts,
-)
+from outrider.drafters.common.growth import DraftSampler, FusedDraft, FusedDrafts, TextPart
+from outrider.drafters.common.native import FusedChains, HeadPass, NetOutput, fused_head_drafts
+from outrider.drafters.nets.eagle import load_eagle
+from outrider.drafters.nets.hidden import HeadLimits, HeadNet, HiddenDrafter
+from outrider.drafters.nets.mtp import load_mtp, read_mtp_config
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
@@ -333,7 +326,7 @@ def test_the_shipped_heads_draft_alike_either_way(
     monkeypatch.setattr(FusedChains, "try_rows", _no_drafts)
     assert told_rounds(LLM(config=config).generate(prompts, params)) == told
     monkeypatch.setattr(HeadPass, "step", _refuse)
-    monkeypatch.setattr("outrider.drafters.head_net.head_pass", _no_pass)
+    monkeypatch.setattr("outrider.drafters.nets.hidden.head_pass", _no_pass)
     assert told_rounds(LLM(config=config).generate(prompts, params)) == told
 
 

@@ -20,9 +20,9 @@ from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng, Rng
-from outrider.drafters.growth import DraftSampler
-from outrider.drafters.heads import NetOutput
-from outrider.drafters.hidden import HeadLimits, HiddenDrafter
+from outrider.drafters.common.growth import DraftSampler
+from outrider.drafters.common.native import NetOutput
+from outrider.drafters.nets.hidden import HeadLimits, HiddenDrafter
 from outrider.plugins.proof.certificate import SAMPLED
 from outrider.testing import GREEDY, check_same
 

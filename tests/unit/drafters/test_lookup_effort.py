@@ -11,9 +11,8 @@ import pytest
 
 from outrider.core.protocols import Drafter
 from outrider.drafters.ngram import NgramDrafter
-from outrider.drafters.portfolio import PortfolioDrafter
+from outrider.drafters.portfolio import PortfolioDrafter, lookup_members
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.engine.drafter_builders import lookup_members
 from outrider.testing import row
 
 NUM_TOKENS = 1500

@@ -24,7 +24,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
 from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import SHARPNESS
-from outrider.drafters.model import ModelDrafter
+from outrider.drafters.common.draft_model import ModelDrafter
 from outrider.plugins.proof.certificate import SAMPLED
 from outrider.testing import GREEDY, VOCAB, check_same, check_shape, row
 

@@ -23,8 +23,8 @@ from doubles.tiny_mtp import (
 )
 from outrider.core.errors import CheckpointError
 from outrider.core.protocols import StepRow
-from outrider.drafters.head_net import EntranceNet
-from outrider.drafters.mtp import MtpConfig, load_mtp, read_mtp_config
+from outrider.drafters.nets.hidden import EntranceNet
+from outrider.drafters.nets.mtp import MtpConfig, load_mtp, read_mtp_config
 from outrider.models.decoder import ModelCapacity
 from outrider.models.heads import hidden_layers_of, kind_of
 from outrider.models.llama import LlamaModel

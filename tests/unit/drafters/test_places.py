@@ -16,14 +16,9 @@ from outrider.core.errors import NumericsError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow, HiddenStates
-from outrider.drafters.growth import DraftSampler
-from outrider.drafters.parallel_heads import (
-    BlockDrafter,
-    MedusaDrafter,
-    ParallelHeadSampler,
-    TreeKind,
-    num_sure,
-)
+from outrider.drafters.common.growth import DraftSampler
+from outrider.drafters.nets.block import BlockDrafter, num_sure
+from outrider.drafters.nets.medusa import MedusaDrafter, ParallelHeadSampler, TreeKind
 from outrider.plugins.proof.certificate import SAMPLED
 from outrider.testing import GREEDY, VOCAB, check_same, check_shape, fresh_draft, row
 

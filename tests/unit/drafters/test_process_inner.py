@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from doubles.tiny_hybrids import stored_hybrid
 from outrider.core.spec import RecurrentCapacity
-from outrider.drafters.model import ModelDrafter
+from outrider.drafters.common.draft_model import ModelDrafter
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.plugins.lanes.process.child import build_inner
 from outrider.plugins.lanes.process.options import ChildOptions

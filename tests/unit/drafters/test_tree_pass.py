@@ -24,17 +24,10 @@ from outrider.core.protocols import Drafter, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng, Pick
 from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import TreeLimits
-from outrider.drafters.growth import TextPart
-from outrider.drafters.hidden import HeadLimits, HiddenDrafter
-from outrider.drafters.model import ModelDrafter
-from outrider.drafters.native import (
-    FusedDraft,
-    FusedDrafts,
-    FusedTrees,
-    fused_head_drafts,
-    fused_model_drafts,
-)
-from outrider.drafters.tree_drafts import settled_shape
+from outrider.drafters.common.draft_model import ModelDrafter
+from outrider.drafters.common.growth import FusedDraft, FusedDrafts, TextPart, settled_shape
+from outrider.drafters.common.native import FusedTrees, fused_head_drafts, fused_model_drafts
+from outrider.drafters.nets.hidden import HeadLimits, HiddenDrafter
 from outrider.kernels.native.rounds import CacheSpan, Draws
 from outrider.kernels.native.trees import PlannedTree
 from outrider.kernels.plan import PackedPlan

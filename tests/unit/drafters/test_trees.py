@@ -20,7 +20,7 @@ from outrider.core.tree import (
     fill_rows,
     guessed_chances,
 )
-from outrider.drafters.tree_drafts import SampledNodes, chosen_tree, settled_shape, without
+from outrider.drafters.common.growth import SampledNodes, chosen_tree, settled_shape, without
 from outrider.estimate.cost import worthwhile
 
 falling = st.lists(st.floats(0, 0.4), min_size=1, max_size=4).map(

@@ -15,10 +15,10 @@ from outrider.control.goodput import GoodputController
 from outrider.control.heuristics import BandController, FixedController
 from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import MODEL
 from outrider.core.errors import ConfigError
+from outrider.core.plugins import MODEL
 from outrider.core.resolve import resolve
-from outrider.drafters.catalog import LoadedModels
+from outrider.drafters.common.context import LoadedModels
 from outrider.engine.build import (
     DRAFT_CONTEXT,
     build_engine,

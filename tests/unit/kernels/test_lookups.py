@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from outrider.core import env
 from outrider.core.budget import Budget
 from outrider.core.errors import ContractError
+from outrider.drafters.common.proposals import TextDrafter
 from outrider.drafters.ngram import NgramDrafter
-from outrider.drafters.proposals import TextDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.lookups import NativeLookups

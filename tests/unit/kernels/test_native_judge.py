@@ -23,7 +23,7 @@ from outrider.core.protocols import VerifyRow
 from outrider.core.rng import KeyedRng, draw_for
 from outrider.core.sampling import Distributions, Sampling, processed_probs
 from outrider.core.tree import ROOT, Shape
-from outrider.drafters.tree_drafts import SampledNodes
+from outrider.drafters.common.growth import SampledNodes
 from outrider.kernels.native.ops import function
 from outrider.kernels.native.rounds import RULES, CacheSpan, RoundRow, RoundVerdict
 from outrider.kernels.native.sampling import native_sampling

@@ -19,12 +19,19 @@ from outrider.api.result import GenerationResult
 from outrider.cli.main import run
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import StepRow
-from outrider.drafters.eagle import load_eagle
-from outrider.drafters.heads import HeadNet, NormedTarget, normed_target
-from outrider.drafters.mtp import MtpConfig, load_mtp, read_mtp_config
+from outrider.drafters.nets.eagle import load_eagle
+from outrider.drafters.nets.hidden import HeadNet
+from outrider.drafters.nets.mtp import MtpConfig, load_mtp, read_mtp_config
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.families import LlamaConfig
-from outrider.models.heads import HeadsToLoad, find_heads, hidden_layers_of, kind_of
+from outrider.models.heads import (
+    HeadsToLoad,
+    NormedTarget,
+    find_heads,
+    hidden_layers_of,
+    kind_of,
+    normed_target,
+)
 from outrider.models.hf_config import read_native_config
 from outrider.models.loading import load_model, resolve
 from outrider_lab.models import inflate

@@ -9,11 +9,19 @@ import pytest
 
 from doubles.scripted_port import ScriptedPort
 from outrider.core.errors import ConfigError
+from outrider.core.plugins import KINDS
 from outrider.server.chat import CompletionBody
 from outrider.server.errors import ApiError
 from outrider.server.exchange import params_of
 from outrider.server.port import EngineCard
-from outrider.server.site import LEARNS_OF_ALL, Site, check_apart
+from outrider.server.site import Site, check_apart
+
+LEARNS_OF_ALL = ("suffix", "portfolio", "lookup", "recycling")
+
+
+def test_drafters_say_whether_they_learn_of_all() -> None:
+    learns = [name for name, kind in KINDS.items() if not kind.keeps_apart]
+    assert tuple(learns) == LEARNS_OF_ALL
 
 
 class Learning(ScriptedPort):

@@ -16,7 +16,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
-from outrider.drafters.mtp import mtp_drafter
+from outrider.drafters.nets.mtp import mtp_drafter
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import HeadsToLoad
 from outrider.models.hf_config import read_native_config

@@ -20,9 +20,14 @@ from outrider.core.clock import host_ints
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftNeeds, StepRow
-from outrider.drafters.block import BlockContext, load_block, read_block_config
-from outrider.drafters.medusa import MedusaConfig, load_medusa, read_medusa_config
-from outrider.drafters.parallel_heads import BlockDrafter, MedusaDrafter, ParallelHeadSampler
+from outrider.drafters.nets.block import BlockContext, BlockDrafter, load_block, read_block_config
+from outrider.drafters.nets.medusa import (
+    MedusaConfig,
+    MedusaDrafter,
+    ParallelHeadSampler,
+    load_medusa,
+    read_medusa_config,
+)
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model

@@ -22,10 +22,10 @@ from outrider.core.clock import host_ints
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
-from outrider.drafters.eagle import EagleConfig, load_eagle
-from outrider.drafters.growth import DraftSampler
-from outrider.drafters.hidden import HeadLimits, HiddenDrafter
-from outrider.drafters.mtp import mtp_drafter
+from outrider.drafters.common.growth import DraftSampler
+from outrider.drafters.nets.eagle import EagleConfig, load_eagle
+from outrider.drafters.nets.hidden import HeadLimits, HiddenDrafter
+from outrider.drafters.nets.mtp import mtp_drafter
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of
 from outrider.models.llama import LlamaModel

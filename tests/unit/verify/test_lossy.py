@@ -14,8 +14,15 @@ from outrider.core.draft import Draft
 from outrider.core.protocols import VerifyRow
 from outrider.core.rng import KeyedRng
 from outrider.core.sampling import Distributions
-from outrider.verify.batched import rule_for
-from outrider.verify.lossy import Candidate, LossyRule, above, among_top, in_nucleus, typical
+from outrider.verify.batched import (
+    Candidate,
+    LossyRule,
+    above,
+    among_top,
+    in_nucleus,
+    rule_for,
+    typical,
+)
 
 DISTRIBUTION = (0.1, 0.4, 0.1, 0.3, 0.1, 0.0)
 NOISE = KeyedRng(0, 0, 1)

@@ -11,7 +11,7 @@ from threading import Lock
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.protocols import Controller
-from outrider.drafters.catalog import LaneTarget, Machine
+from outrider.drafters.common.context import LaneTarget, Machine
 from outrider.engine.lanes import Executor, InlineLanes, LaneRunner, Lanes
 from outrider.engine.native_round import NativeRound, native_round
 from outrider.engine.round import Round

@@ -22,12 +22,12 @@ from outrider import __version__
 from outrider.core.budget import Budget
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
 from outrider.core.draft import Draft
-from outrider.core.drafter_kinds import AUTO, KINDS, drafter_named
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.params import SamplingParams
+from outrider.core.plugins import AUTO, KINDS, drafter_named
 from outrider.core.protocols import Drafter, DraftRow
 from outrider.core.rng import Role
-from outrider.drafters.catalog import BuildContext, LoadedModels
+from outrider.drafters.common.context import BuildContext, LoadedModels
 from outrider.kernels.kinds import pick_device
 from outrider.kernels.reference.pointwise import argmax
 from outrider.models.checkpoint import CONFIG, open_checkpoint

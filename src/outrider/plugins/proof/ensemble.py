@@ -29,7 +29,7 @@ from outrider.core.protocols import VerifyRow
 from outrider.core.rng import KeyedRng, Rng
 from outrider.core.sampling import Distributions
 from outrider.core.sequence import LiveSequence
-from outrider.drafters.catalog import LoadedModels
+from outrider.drafters.common.context import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.kernels.reference.pointwise import argmax
 from outrider.plugins.proof.algebra import DEFECTS

@@ -26,10 +26,10 @@ from outrider.api.self_copy import why_no_copy
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
 from outrider.core.draft import common_prefix
-from outrider.core.drafter_kinds import COPY, drafter_named
 from outrider.core.errors import ConfigError
 from outrider.core.files import open_regular
 from outrider.core.params import SamplingParams
+from outrider.core.plugins import COPY, drafter_named
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.gguf.reader import header_of
 from outrider.models.hf_config import read_config

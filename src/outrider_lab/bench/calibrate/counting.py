@@ -16,8 +16,8 @@ from outrider.api.result import GenerationResult
 from outrider.core.budget import Budget
 from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.draft import common_prefix
-from outrider.core.drafter_kinds import drafter_named
 from outrider.core.params import SamplingParams
+from outrider.core.plugins import drafter_named
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, Remembering
 from outrider.core.rng import KeyedRng
 from outrider_lab.bench.calibrate.engines import TimedEngine, TimedEngines

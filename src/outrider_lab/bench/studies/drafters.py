@@ -16,9 +16,9 @@ from typing import Protocol
 
 from outrider.api.result import GenerationResult
 from outrider.core.budget import RoundTrace
-from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
+from outrider.core.plugins import KINDS
 from outrider.measure.frame import Ratio, Sample, spoken
 from outrider.measure.machine import Attempt, attempt, different_tokens, in_turns, visit
 from outrider.metrics.summary import Stats, position_counts, summarise

@@ -20,8 +20,6 @@ from typing import Protocol
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import AUTO, KINDS, DrafterKind, every_drafter
-from outrider.core.drafter_kinds import OFF as NONE
 from outrider.core.errors import (
     CapacityError,
     CheckpointError,
@@ -30,6 +28,8 @@ from outrider.core.errors import (
     did_you_mean,
 )
 from outrider.core.params import SamplingParams
+from outrider.core.plugins import AUTO, KINDS, DrafterKind, every_drafter
+from outrider.core.plugins import OFF as NONE
 from outrider.measure.machine import facts_of, weights_digest
 from outrider.models.heads import HeadKind, find_heads, has_own_mtp, kind_of, name_of
 from outrider.models.loading import resolve

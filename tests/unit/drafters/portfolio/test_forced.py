@@ -10,8 +10,8 @@ from torch import Tensor
 
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
+from outrider.drafters.common.proposals import ScoredDraft
 from outrider.drafters.portfolio import ForcedDrafter
-from outrider.drafters.proposals import ScoredDraft
 from outrider.testing import row
 
 VOCAB = 6

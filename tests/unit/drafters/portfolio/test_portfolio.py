@@ -10,15 +10,15 @@ from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.portfolio import PortfolioDrafter
-from outrider.drafters.portfolio_model import (
+from outrider.drafters.common.proposals import NO_OFFER, ScoredDraft
+from outrider.drafters.portfolio import (
     LOOK_AFTER,
     LOOK_DEPTH,
     LOOK_ROUNDS,
     DraftCostMeter,
     ModelMember,
+    PortfolioDrafter,
 )
-from outrider.drafters.proposals import NO_OFFER, ScoredDraft
 from outrider.testing import row
 
 K = 6

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter
+from outrider.drafters.common.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter
 
 tokens = st.integers(0, 2)
 # Which text grows, and by what: texts grow in turns.

@@ -8,9 +8,9 @@ from functools import partial
 from torch import Tensor
 
 from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS, EngineConfig
-from outrider.core.drafter_kinds import OFF
+from outrider.core.plugins import OFF
 from outrider.core.protocols import CausalLM, Drafter
-from outrider.drafters.model import ModelDrafter
+from outrider.drafters.common.draft_model import ModelDrafter
 from outrider.engine.stages import Stages
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import LlamaModel

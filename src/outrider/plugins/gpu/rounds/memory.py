@@ -27,7 +27,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.sequence import LiveSequence
 from outrider.core.spec import ModelSpec
-from outrider.drafters.model import ModelDrafter
+from outrider.drafters.common.draft_model import ModelDrafter
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Scratch, Stack, residuals

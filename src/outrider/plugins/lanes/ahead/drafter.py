@@ -22,9 +22,9 @@ from outrider.core.draft import Draft, Outcome
 from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, DraftRow
 from outrider.core.spec import DraftCapacity
 from outrider.core.tree import ROOT
-from outrider.drafters.growth import DraftSampler
-from outrider.drafters.model import ModelDrafter
-from outrider.drafters.native import fused_model_drafts
+from outrider.drafters.common.draft_model import ModelDrafter
+from outrider.drafters.common.growth import DraftSampler
+from outrider.drafters.common.native import fused_model_drafts
 from outrider.drafters.ngram import NgramDrafter
 from outrider.plugins.lanes.ahead.choices import AheadChoices, capacity_needed
 from outrider.plugins.lanes.ahead.forecast import Fallback, Forecast, Saguaro, Source

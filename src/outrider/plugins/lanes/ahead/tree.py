@@ -22,9 +22,9 @@ from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, StepRow
 from outrider.core.rng import Rng
 from outrider.core.sampling import empty_probs
 from outrider.core.spec import DraftCapacity
-from outrider.drafters.growth import DraftSampler, drawn_params
-from outrider.drafters.model import ModelDrafter
-from outrider.drafters.native import NativeModel
+from outrider.drafters.common.draft_model import ModelDrafter
+from outrider.drafters.common.growth import DraftSampler, drawn_params
+from outrider.drafters.common.native import NativeModel
 from outrider.kernels.native.rounds import CacheSpan, ChainRow
 from outrider.plugins.lanes.ahead.table import Branch
 

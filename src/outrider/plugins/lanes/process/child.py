@@ -22,10 +22,9 @@ from outrider.core.draft import Draft, Outcome
 from outrider.core.errors import DrafterError, OutriderError, SequenceError
 from outrider.core.protocols import AheadRow, DraftAhead, Drafter, DraftRow
 from outrider.core.rng import KeyedRng, Pick, Rng, draw_for
-from outrider.drafters.common_ids import CommonIds
-from outrider.drafters.growth import DraftSampler
-from outrider.drafters.model import ModelDrafter
-from outrider.drafters.native import fused_model_drafts
+from outrider.drafters.common.draft_model import ModelDrafter
+from outrider.drafters.common.growth import CommonIds, DraftSampler
+from outrider.drafters.common.native import fused_model_drafts
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.loading import load_model, prepare_torch
 from outrider.plugins.lanes.ahead.choices import capacity_needed

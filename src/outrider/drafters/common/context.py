@@ -1,31 +1,52 @@
-"""Context from which drafters are built; each drafter is a line of core/drafter_kinds.py.
+"""Context from which drafters are built: the settings, the loaded models and their operators.
 
-A drafter's file has a function `build(context)` that its line names, and takes from the context
-what it needs: the settings, the loaded models and their operators.
+The module of a drafter has its KIND, whose `build` takes the context.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import AUTO, COPY, MODEL, DrafterKind
-from outrider.core.errors import given
+from outrider.core.errors import ConfigError, given
+from outrider.core.plugins import AUTO, COPY, KINDS, MODEL, DrafterKind
 from outrider.core.protocols import CausalLM, Drafter
 from outrider.core.resolve import ResolvedConfig, resolve
-from outrider.core.sampling import PLAIN, Sampling
-from outrider.drafters.self_draft import SelfDraftSpec
-from outrider.kernels.native.lookups import NativeLookups
-from outrider.models.heads import HeadsToLoad
 
 if TYPE_CHECKING:
-    from outrider.drafters.bridge import Translator
+    import torch
+    from torch import Tensor
+
+    from outrider.core.sampling import Sampling
+    from outrider.drafters.common.draft_model import SelfDraftSpec
+    from outrider.drafters.common.growth import DraftSampler
+    from outrider.kernels.native.lookups import NativeLookups
+    from outrider.models.heads import HeadsToLoad
     from outrider.plugins.lanes.process.options import ChildOptions
+
+
+class Translation(Protocol):
+    """One sequence in both vocabularies. Only ids pass through this interface, no text."""
+
+    def to_draft(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return the text of all target `tokens` in draft ids; valid until the next call.
+
+        Later calls get longer `tokens`. A returned sequence never changes afterwards, except for
+        its last id: the draft model may have committed the rest. Empty if there is no text.
+        """
+        ...
+
+    def to_target(self, drafted: Sequence[int]) -> Sequence[int]:
+        """Return target ids that continue the last `to_draft` tokens by `drafted`."""
+        ...
+
+
+class Translator(Protocol):
+    """A translator between two vocabularies; api/translate.py has the one that ships."""
+
+    def open(self) -> Translation: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +69,12 @@ class Machine:
     num_threads: int = 1
 
 
+def _plain() -> Sampling:
+    from outrider.core.sampling import PLAIN
+
+    return PLAIN
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModels:
     """Models and their operators.
@@ -67,7 +94,7 @@ class LoadedModels:
     argmax: Callable[[Tensor], list[int]]
     translator: Translator | None = None
     num_common: int = 0
-    sampling: Sampling = PLAIN
+    sampling: Sampling = field(default_factory=_plain)
     machine: Machine | None = None
     child: ChildOptions | None = None
     heads: HeadsToLoad | None = None
@@ -114,10 +141,6 @@ class BuildContext:
         return self.resolved.settings
 
     @property
-    def drafter(self) -> str:
-        return self.kind.name
-
-    @property
     def ahead(self) -> bool:
         """True if a draft model prepares for verdicts."""
         return self.resolved.ahead and self.kind is self.resolved.drafter
@@ -130,8 +153,24 @@ class BuildContext:
     def heads(self) -> HeadsToLoad:
         return given(self.models.heads, "heads")
 
+    def sampler(self, model_name: str, *, branches: bool = False) -> DraftSampler:
+        """Return the sampler that chooses draft tokens by the logits of `model_name`."""
+        from outrider.core.rng import draw_for
+        from outrider.drafters.common.growth import DraftSampler
+
+        models, draw = self.models, draw_for(self.config.sampler)
+        return DraftSampler(models.argmax, model_name, draw, models.sampling, branches=branches)
+
     def build(self) -> Drafter:
-        drafter: Drafter = self.kind.build(self)
+        """Return the drafter. Raises ConfigError if the code of another package fails, or makes a
+        drafter of another name."""
+        drafter: Drafter = KINDS.build(self.kind, self)
+        name = self.kind.name
+        if name not in KINDS and drafter.name != name:
+            raise ConfigError(
+                f"drafter {name!r} was built, and calls itself {drafter.name!r}.",
+                hint=f"the `name` that its `build` gives must be {name!r}",
+            )
         return drafter
 
     def member(self) -> Drafter:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,10 +23,18 @@ from outrider.core.errors import CapacityError, ContractError, given
 from outrider.core.protocols import AheadRow, CausalLM, DraftRow, StepRow
 from outrider.core.rng import KeyedRng, Rng, pick_node, race_node
 from outrider.core.sampling import MIN_TEMPERATURE
-from outrider.drafters.common_ids import CommonIds
-from outrider.drafters.growth import DraftSampler, TextPart, drawn_params
-from outrider.drafters.heads import NOT_DRAFTED, NetOutput, target_states
-from outrider.drafters.tree_drafts import chosen_draft, settled_shape, tree_limits
+from outrider.drafters.common.growth import (
+    NOT_DRAFTED,
+    CommonIds,
+    DraftSampler,
+    FusedDraft,
+    FusedDrafts,
+    TextPart,
+    chosen_draft,
+    drawn_params,
+    settled_shape,
+    tree_limits,
+)
 from outrider.kernels.native.forward import Entrance, ForwardParts, NativeForward
 from outrider.kernels.native.rounds import (
     CacheSpan,
@@ -41,6 +49,29 @@ from outrider.kernels.operators import Kernels
 from outrider.models.decoder import wanted_tokens
 from outrider.models.heads import HeadMemory
 from outrider.models.llama import LlamaModel
+
+
+@dataclass(frozen=True, slots=True)
+class NetOutput:
+    """Logits of the rows that requested them, packed, and the block's own states of all tokens."""
+
+    logits_MV: Tensor
+    hidden_ND: Tensor
+
+
+def target_states(parts: Sequence[TextPart]) -> Tensor:
+    """Return hidden_PKD of the token before each token of `parts`."""
+    states = [_states_before(part.row, part.start, len(part.tokens)) for part in parts]
+    return states[0] if len(states) == 1 else torch.cat(states)
+
+
+def _states_before(row: DraftRow, start: int, count: int) -> Tensor:
+    """Return the states before these tokens; the state before a text's first token is zero."""
+    hidden_PKD = given(row.hidden, "hidden state").read(max(start - 1, 0), start + count - 1)
+    if start > 0:
+        return hidden_PKD
+    return torch.cat([hidden_PKD.new_zeros(1, *hidden_PKD.shape[1:]), hidden_PKD])
+
 
 # (the target's states) -> the states that a block reads.
 Fuse: TypeAlias = Callable[[Tensor], Tensor]
@@ -98,24 +129,6 @@ def head_pass(
     logits_MW = logits_MV.flatten()[: shape[0] * shape[1]].view(shape)
     model = RoundModel(forward, logits_MW, state.page_size, ids_W)
     return HeadPass(model, given(parts.entrance, "entrance"), state, parts.embedding_VD.shape[0])
-
-
-@dataclass(frozen=True, slots=True)
-class FusedDraft:
-    """A draft, and the retained tokens that the model has read for it, text first."""
-
-    draft: Draft
-    tokens: Sequence[int] = ()
-    parents: Sequence[int] = ()
-
-
-class FusedDrafts(Protocol):
-    """A maker of a batch's drafts in one call, with nothing between their tokens."""
-
-    def try_rows(self, parts: Sequence[TextPart]) -> Sequence[FusedDraft] | None:
-        """Stage `parts`, the end of each text, and draft below them. None, with nothing retained,
-        if that takes a pass for each token or level."""
-        ...
 
 
 class FusedChains:

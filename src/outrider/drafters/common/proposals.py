@@ -1,4 +1,4 @@
-"""Offers of drafters that cost nothing: a draft with the acceptance probability of each token."""
+"""Parts of drafters without a model, and their offers: drafts with acceptance probabilities."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from outrider.core.budget import Budget
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.estimate.cost import LEAST_IN_TREE, LEAST_KEPT
+
+
+class Stateless:
+    """A base of drafters without state of a sequence."""
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
+
+    def close(self, seq_id: int) -> None: ...
 
 
 class ScoredDraft(NamedTuple):

@@ -1,10 +1,13 @@
-"""Self-speculation: the target drafts in its own KV cache, with fewer bits or fewer layers.
+"""Draft model: a smaller model drafts a chain, or a tree, one pass a token or level for the batch.
 
-The cheaper copy reads the keys and values that the target wrote, so it has no prompt to read and no
-cache of its own. Its drafts are staged in the very slots that the target's next pass writes before
-it reads them; none of them is ever committed. Zhang et al. 2023, "Draft & Verify"; Tiwari et al.
-2025, "QuantSpec". Self-speculation loses where a draft pass costs nearly what the target's costs:
-small models that fit a CPU cache, and passes spent in attention over a long text.
+Tokens that were fed since the last commit (the pending token and the draft) stay staged in the
+draft model's KV cache until the next proposal. Then the tokens that became text are committed and
+the rest is dead space: no accepted token is fed twice, and a round without a draft needs no
+message. Nodes of a tree's last level are never fed, since nothing is drafted after them.
+
+A copy of the target (Zhang et al. 2023, "Draft & Verify") drafts in the target's own KV cache.
+
+Shapes:  V = the target's vocabulary, M = logits rows of a pass.
 """
 
 from __future__ import annotations
@@ -18,23 +21,134 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outrider.core.draft import Draft
+from outrider.core.config import EngineConfig
+from outrider.core.draft import Draft, common_prefix
 from outrider.core.errors import ConfigError, ContractError, given
+from outrider.core.plugins import DrafterKind
 from outrider.core.protocols import CacheStore, CausalLM, DraftNeeds, DraftRow, StepOutput, StepRow
-from outrider.core.spec import ModelSpec
-from outrider.drafters.growth import DraftSampler
-from outrider.drafters.model import ModelDrafter
-from outrider.drafters.native import FusedDrafts
+from outrider.core.spec import DecoderConfig, ModelSpec
+from outrider.core.tree import ROOT
+from outrider.drafters.common.growth import DraftSampler, FusedDrafts, TextPart, draft_some
+from outrider.drafters.common.native import fused_model_drafts
 from outrider.kernels.kinds import compile_ahead
 from outrider.kernels.native.forward import LayerWeights
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedTable
 from outrider.kernels.registry import choose
-from outrider.models.families import LLAMA_FAMILIES
+from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
 from outrider.models.llama import CheaperParts, LlamaModel
 from outrider.models.llama_weights import read_layer
 from outrider.models.weight_files import TextNames
 from outrider.models.weights import Placement, WeightReader, Weights
+
+# The pending token, and the last token of a draft that was accepted whole: it was never fed.
+LEAST_SHARE = 2
+
+
+class ModelDrafter:
+    """A drafter with `model`, whose tokens `sampler` chooses; it feeds at most `chunk` tokens of a
+    prompt in one pass. With `fused`, drafts are made in one call where possible."""
+
+    name = "model"
+    needs = DraftNeeds()
+
+    def __init__(
+        self,
+        model: CausalLM,
+        sampler: DraftSampler,
+        *,
+        chunk: int,
+        fused: FusedDrafts | None = None,
+    ) -> None:
+        self.model, self.sampler = model, sampler
+        self._chunk, self._fused = chunk, fused
+        # The tokens fed of each sequence since the last commit; without parents they are a chain.
+        self._staged: dict[int, list[int]] = {}
+        self._parents: dict[int, list[int]] = {}
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        self.model.state.open(seq_id, prompt[:-1])
+        self.note(seq_id, ())
+
+    def close(self, seq_id: int) -> None:
+        self.model.state.close(seq_id)
+        del self._staged[seq_id]
+        self._parents.pop(seq_id, None)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        return draft_some(rows, [row.budget.depth for row in rows], self._drafts)
+
+    def share(self, num_rows: int) -> int:
+        """Return the unread tokens of each of so many rows that one pass takes."""
+        return max(self._chunk // num_rows, LEAST_SHARE)
+
+    def begin(
+        self, seq_id: int, tokens: Sequence[int], *, most: int = LEAST_SHARE
+    ) -> Sequence[int]:
+        """Commit the drafted tokens that became part of the text `tokens`. If more than `most`
+        tokens are left to read, read all but the last. Return the tokens that are then left to
+        read. For a round that runs the model by itself."""
+        state = self.model.state
+        length = state.length(seq_id)
+        kept = self._kept(seq_id, tokens[length:-1])
+        state.commit({seq_id: kept})
+        self.note(seq_id, ())
+        start, end = length + len(kept), len(tokens) - 1
+        if end - start >= most:
+            for at in range(start, end, self._chunk):
+                self._read(seq_id, tokens[at : min(at + self._chunk, end)])
+            start = end
+        return tokens[start:]
+
+    def note(self, seq_id: int, fed: Sequence[int], parents: Sequence[int] = ()) -> None:
+        """Record that the model has `fed` staged: the end of the text and a draft, which is a chain
+        except for a drafter of trees."""
+        self._staged[seq_id] = list(fed)
+        if self.sampler.branches:
+            self._parents[seq_id] = list(parents)
+
+    def _kept(self, seq_id: int, text: Sequence[int]) -> Sequence[int]:
+        """Return the staged nodes that `text` runs through."""
+        staged = self._staged[seq_id]
+        if not self.sampler.branches:
+            return range(common_prefix(staged, text))
+        parents, path = self._parents[seq_id], [ROOT]
+        for token in text:
+            below = range(path[-1] + 1, len(staged))
+            child = (n for n in below if parents[n] == path[-1] and staged[n] == token)
+            node = next(child, None)
+            if node is None:
+                break
+            path.append(node)
+        return path[1:]
+
+    def _read(self, seq_id: int, tokens: Sequence[int]) -> None:
+        self.model.step([StepRow.chain(seq_id, tokens, logits_from=len(tokens))], self.needs)
+        self.model.state.commit({seq_id: range(len(tokens))})
+
+    def _drafts(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        most = self.share(len(rows))
+        parts = [TextPart.end(row, self.begin(row.seq_id, row.tokens, most=most)) for row in rows]
+        fused = None if self._fused is None else self._fused.try_rows(parts)
+        if fused is not None:
+            for row, one in zip(rows, fused, strict=True):
+                self.note(row.seq_id, one.tokens, one.parents)
+            return [one.draft for one in fused]
+        steps = [part.step for part in parts]
+        logits_MV = self._step(steps)
+        builder = self.sampler.builder(rows, [step.logits_from for step in steps])
+        while steps := builder.grow(logits_MV):
+            logits_MV = self._step(steps)
+        return builder.drafts()
+
+    def _step(self, steps: Sequence[StepRow]) -> Tensor:
+        """Stage these tokens; return the logits that follow them."""
+        logits_MV = self.model.step(steps, self.needs).logits_MV
+        for step in steps:
+            self._staged[step.seq_id] += step.tokens
+            if self.sampler.branches:
+                self._parents[step.seq_id] += step.parents
+        return logits_MV
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +204,8 @@ class _Borrower:
 
 class SelfDrafter:
     """A drafter with `model`, whose `state` is the target's own. Otherwise it drafts like a draft
-    model (drafters/model.py): the same draws, the same distributions reported. With `fused` drafts
-    are made in one call where possible.
+    model (draft_model.py): the same draws, the same distributions reported. With `fused` drafts are
+    made in one call where possible.
 
     `name` is its name in traces: quantised-self or layer-skip.
 
@@ -311,3 +425,56 @@ def skipped_layers(text: str, num_layers: int) -> tuple[int, ...]:
             hint="leave out fewer of them",
         )
     return tuple(sorted(named))
+
+
+def own_copy(
+    config: EngineConfig, kind: DrafterKind | None, folder: Path, target: DecoderConfig
+) -> SelfDraftSpec | None:
+    """Return the copy of the target in `folder` that a drafter of this `kind` requires, or None.
+
+    Raises ConfigError for a target that cannot draft for itself, or layers that it lacks.
+    """
+    if kind is None or kind.source != "copy":
+        return None
+    if not isinstance(target, LlamaConfig):
+        raise ConfigError(
+            f"drafter {kind.name!r}: a model of type {target.family} cannot draft for itself.",
+            hint=f"choose another --drafter, or a target of: {', '.join(LLAMA_FAMILIES)}",
+        )
+    if config.tensor_parallel > 1:
+        raise ConfigError(
+            f"drafter {kind.name!r}: a target shared by processes cannot draft for itself.",
+            hint="leave --tensor-parallel at 1, or choose another --drafter",
+        )
+    skipped: tuple[int, ...] = ()
+    if not kind.fewer_bits or config.skip_layers:
+        skipped = skipped_layers(config.skip_layers, target.num_layers)
+    return SelfDraftSpec(
+        folder=folder,
+        quantise=config.self_quantise if kind.fewer_bits else "none",
+        skipped=skipped,
+        force_reference=config.force_reference,
+        threads=config.threads,
+    )
+
+
+def self_drafter(
+    own: SelfDraftSpec | None,
+    target: CausalLM,
+    sampler: DraftSampler,
+    *,
+    name: str,
+    batch_size: int,
+) -> SelfDrafter:
+    """Build the drafter `name` of the copy `own`, loaded over the memory of `target`. Raises
+    ConfigError if the target has no checkpoint."""
+    if own is None:
+        raise ConfigError(
+            f"drafter {name!r} needs the target's checkpoint, and there is none.",
+            hint="load the target from a folder, or choose another --drafter",
+        )
+    model = own.of(target)
+    sampler = replace(sampler, argmax=model.kernels.argmax, sampling=model.kernels.sampling)
+    fused = fused_model_drafts(model, sampler, batch_size=batch_size)
+    notes = () if own.quantise == "none" else gain_notes(target, model)
+    return SelfDrafter(model, sampler, name=name, fused=fused, notes=notes)

@@ -12,21 +12,140 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from outrider.core.budget import Budget
 from outrider.core.draft import Draft
 from outrider.core.errors import NumericsError, blaming
 from outrider.core.params import SamplingParams
-from outrider.core.protocols import AheadRow, DraftRow, StepRow
-from outrider.core.rng import DrawNode, draw_for, pick_node
-from outrider.core.sampling import PLAIN, Sampling, empty_probs, processed_probs
-from outrider.core.tree import ROOT
-from outrider.core.tree_nodes import Level
-from outrider.drafters.tree_drafts import SampledNodes, chosen_draft, settled_shape, tree_limits
+from outrider.core.protocols import (
+    AheadRow,
+    CacheStore,
+    CausalLM,
+    DraftNeeds,
+    DraftRow,
+    StepOutput,
+    StepRow,
+)
+from outrider.core.rng import DrawNode, Rng, draw_for, pick_node
+from outrider.core.sampling import PLAIN, Leftover, Sampling, empty_probs, processed_probs
+from outrider.core.spec import ModelSpec
+from outrider.core.tree import MAX_WIDTH, ROOT, Shape, best_shape, guessed_chances
+from outrider.core.tree_nodes import KeptNodes, Level, TreeLimits
+from outrider.estimate.cost import LEAST_WORTH, num_worthwhile
 
+
+class SampledNodes:
+    """The nodes of a tree of the given shape, drawn one by one, siblings without replacement.
+
+    A node whose distribution has no token left is not drawn, nor is anything below it. That depends
+    on the distributions alone and on earlier siblings, so the accepted tokens follow the target's
+    distribution.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        rng: Rng,
+        draw: DrawNode = pick_node,
+        leftover: Leftover = PLAIN.leftover,
+    ) -> None:
+        self.shape, self._rng, self._draw, self._leftover = shape, rng, draw, leftover
+        self._depths = shape.depths
+        # The newest child of each node that has any.
+        self._newest: dict[int, int] = {}
+        # The draft node of each node of the shape, None if it could not be drawn.
+        self.drawn: list[int | None] = []
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self._probs: list[Tensor] = []
+
+    def grow(self, probs_V: Tensor | None) -> None:
+        """Draw the shape's next node from its parent's distribution; None: not drawn."""
+        index = len(self.drawn)
+        parent = self._parent(index)
+        left_V = None
+        if probs_V is not None and parent is not None:
+            left_V = self._left(probs_V, parent)
+        if left_V is None or parent is None:
+            self.drawn.append(None)
+            return
+        node = len(self.tokens)
+        self.tokens.append(self._draw(left_V, self._rng, node, self._depths[index]))
+        self.parents.append(parent)
+        self._probs.append(left_V)
+        self.drawn.append(node)
+        self._newest[parent] = node
+
+    def draft(self) -> Draft:
+        if not self.tokens:
+            return Draft.empty()
+        return Draft(tuple(self.tokens), tuple(self.parents), torch.stack(self._probs))
+
+    def _parent(self, index: int) -> int | None:
+        parent = self.shape.parents[index]
+        return ROOT if parent == ROOT else self.drawn[parent]
+
+    def _left(self, probs_V: Tensor, parent: int) -> Tensor | None:
+        """Return the distribution of the next child of `parent`: all of `probs_V`, or the rest
+        after the newest child."""
+        newest = self._newest.get(parent)
+        if newest is None:
+            return probs_V
+        return without(self._probs[newest], self.tokens[newest], self._leftover)
+
+
+def without(probs_V: Tensor, token: int, leftover: Leftover = PLAIN.leftover) -> Tensor | None:
+    """Return `probs_V` given that `token` was not drawn; None if that is all it has."""
+    left_V, total = leftover(probs_V, token)
+    return (left_V / total).to(probs_V.dtype) if total > 0 else None
+
+
+def chosen_tree(shape: Shape, candidates: Sequence[Sequence[int]]) -> Draft:
+    """Return a greedy tree of `candidates[depth][rank]`, whatever the path."""
+    tokens = [candidates[d][rank] for d, rank in zip(shape.depths, shape.ranks, strict=True)]
+    return Draft(tuple(tokens), shape.parents)
+
+
+def tree_limits(row: DraftRow) -> TreeLimits:
+    """Return the limits of a greedy tree for `row`. A node that is not worth a row of the target's
+    pass is not worth one of the draft's either: its children are worth less still."""
+    budget = row.budget
+    least = max(budget.price or 0.0, LEAST_WORTH)
+    return TreeLimits(budget.size, budget.depth, MAX_WIDTH, least)
+
+
+def chosen_draft(kept: KeptNodes, budget: Budget) -> Draft:
+    """Return the nodes of a greedy tree that are worth a row."""
+    count = num_worthwhile(kept.worths, budget.price)
+    return Draft(tuple(kept.tokens[:count]), tuple(kept.parents[:count]))
+
+
+def settled_shape(budget: Budget) -> Shape:
+    """Return the shape of a drawn tree, level by level; by guessed probabilities, since the
+    accuracy of candidates was never counted."""
+    best = _best(budget.depth, budget.size)
+    return _settled(budget.depth, budget.size, num_worthwhile(best.worths, budget.price))
+
+
+@lru_cache(maxsize=128)
+def _best(depth: int, size: int) -> Shape:
+    return best_shape(guessed_chances(depth), size)
+
+
+@lru_cache(maxsize=512)
+def _settled(depth: int, size: int, count: int) -> Shape:
+    """Return the best tree's first `count` nodes: prices change all the time, counts are few."""
+    return _best(depth, size).first(count).narrowed(MAX_WIDTH).by_depth()
+
+
+# The logit of an id that heads do not know: no mass next to any known id. It is a number, since a
+# mask may leave only such ids, and their distribution must be valid.
+NOT_DRAFTED = -1e10
 # The highest temperature of a request.
 MAX_TEMPERATURE = 100.0
 # (probs_NV, node): change the distributions of a chain's node `node` in place; the result is drawn
@@ -93,6 +212,24 @@ class TextPart:
         tokens = self.tokens
         is_last = self.start + len(tokens) == len(self.row.tokens)
         return StepRow.chain(self.row.seq_id, tokens, logits_from=len(tokens) - is_last)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedDraft:
+    """A draft, and the retained tokens that the model has read for it, text first."""
+
+    draft: Draft
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
+
+
+class FusedDrafts(Protocol):
+    """A maker of a batch's drafts in one call, with nothing between their tokens."""
+
+    def try_rows(self, parts: Sequence[TextPart]) -> Sequence[FusedDraft] | None:
+        """Stage `parts`, the end of each text, and draft below them. None, with nothing retained,
+        if that takes a pass for each token or level."""
+        ...
 
 
 class DraftBuilder(Protocol):
@@ -318,3 +455,48 @@ class _Paths:
             above = (self._paths[position] for position in level.above)
             self._paths = [[*path, t] for path, t in zip(above, level.tokens, strict=True)]
         _process(self._row, logits_MV, self._paths)
+
+
+class CommonIds:
+    """A CausalLM: `model` over the `vocab_size` ids of the target, of which the first `num_common`
+    may be drafted.
+
+    Embedding tables of one family are padded to different sizes, though they share one tokenizer,
+    which has fewer ids. Ids below `num_common` have a row in both; others have probability 0. For
+    an id that the target samples from its own padding, the draft model reads its last row.
+    """
+
+    def __init__(self, model: CausalLM, *, vocab_size: int, num_common: int) -> None:
+        self.model = model
+        self.ids_V = torch.arange(num_common)
+        self._spec = replace(model.spec, vocab_size=vocab_size)
+
+    @classmethod
+    def over(cls, model: CausalLM, *, vocab_size: int, num_common: int) -> CausalLM:
+        """Return the draft model over the target's ids: `model` itself if it has as many. With
+        `num_common` 0 all ids that both have may be drafted."""
+        size = model.spec.vocab_size
+        if size == vocab_size:
+            return model
+        return cls(model, vocab_size=vocab_size, num_common=num_common or min(size, vocab_size))
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    @property
+    def state(self) -> CacheStore:
+        return self.model.state
+
+    def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
+        out = self.model.step([self._readable(row) for row in rows], needs)
+        num_rows, num_common = len(out.logits_MV), len(self.ids_V)
+        logits_MV = out.logits_MV.new_full((num_rows, self._spec.vocab_size), NOT_DRAFTED)
+        logits_MV[:, :num_common] = out.logits_MV[:, :num_common]
+        return replace(out, logits_MV=logits_MV)
+
+    def _readable(self, row: StepRow) -> StepRow:
+        last = self.model.spec.vocab_size - 1
+        if max(row.tokens, default=0) <= last:
+            return row
+        return replace(row, tokens=tuple(min(token, last) for token in row.tokens))

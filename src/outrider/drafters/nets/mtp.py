@@ -1,0 +1,344 @@
+"""MTP blocks: a decoder layer over the target's embedding, hidden states and output head.
+
+    x = W_eh [norm_e(embedding of the token), norm_h(state of the token before)]
+    h = layer(x)        one decoder layer, with keys and values of its own
+    logits = head(norm(h))
+
+The state h, before the norm, is what the block reads when it drafts on. DeepSeek-V3 (arXiv
+2412.19437), 2.2, equations 21 to 23; drafters/nets/hidden.py runs blocks and drafts with them.
+Published tensors have names of two schemes:
+
+    folders of our own, DeepSeek-V3         Qwen3-Next, Qwen3.5
+    model.layers.N.enorm                    mtp.pre_fc_norm_embedding
+    model.layers.N.hnorm                    mtp.pre_fc_norm_hidden
+    model.layers.N.eh_proj                  mtp.fc
+    model.layers.N.*, a decoder layer       mtp.layers.N.*
+    model.layers.N.shared_head.norm         mtp.norm
+
+Qwen's blocks share everything but the layer, and their norms store the difference from 1. The
+decoder layer within a block is that of the Llama family, or a hybrid's attention layer, whose heads
+are scaled by a gate and whose feed-forward net may be a mixture of experts.
+
+Shapes:  D = hidden size, N = packed tokens, A = heads x head size, T = positions, H = half of a
+         head.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import CheckpointError, ContractError
+from outrider.core.protocols import CausalLM, StepRow
+from outrider.core.spec import ModelSpec
+from outrider.drafters.common.growth import DraftSampler
+from outrider.drafters.common.native import fused_head_drafts
+from outrider.drafters.nets.hidden import (
+    BlockLayer,
+    EntranceNet,
+    GatedLayer,
+    HeadBlock,
+    HeadLimits,
+    HiddenDrafter,
+    LlamaLayer,
+    TargetStates,
+    entrance_buffers,
+)
+from outrider.kernels.native.forward import Entrance
+from outrider.kernels.plan import PackedLinear
+from outrider.models.checkpoint import CONFIG, open_checkpoint
+from outrider.models.decoder import ModelCapacity
+from outrider.models.families import LLAMA_FAMILIES, LlamaConfig, parse_llama
+from outrider.models.heads import (
+    HeadsToLoad,
+    NormedTarget,
+    check_finite,
+    normed_target,
+    own_kernels,
+    placement_of,
+)
+from outrider.models.json_object import JsonObject
+from outrider.models.llama import LayerOperators
+from outrider.models.llama_weights import read_layer
+from outrider.models.qwen_hybrid import HybridOperators, HybridReader, native_layer
+from outrider.models.qwen_hybrid_config import HYBRID_FAMILIES, QwenHybridConfig, parse_qwen_hybrid
+from outrider.models.rope import Turns, turns_of
+from outrider.models.weights import DERIVED, WeightReader, Weights
+
+_log = logging.getLogger(__name__)
+
+MODEL_TYPE = "outrider_mtp"
+_DEPTH = "num_nextn_predict_layers"
+_HYBRID_DEPTH = "mtp_num_hidden_layers"
+_MAX_DEPTH = 8
+_TRAIN = "choose a block that was trained for this very target, or train one: `outrider train mtp`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpConfig:
+    """Sizes of `block.num_layers` MTP blocks; the first is layer `first_layer` of the files.
+
+    A folder of its own has `model_type` outrider_mtp, the block's sizes under the keys of a Llama
+    config, `num_hidden_layers` as the number of blocks, and `block_type`, the block's family.
+    Within a target's checkpoint the blocks lie after the last layer, as in DeepSeek-V3
+    (`num_nextn_predict_layers`), or next to the model, as in Qwen3-Next and Qwen3.5
+    (`mtp_num_hidden_layers`, 1 by default). Embedding and output head are the target's.
+
+    With `reads_normed` a block reads the target's state after the target's last norm, as published
+    checkpoints were trained to; without it, the residual. With `gives_normed` a block goes on from
+    its own state after its last norm, without it from its residual.
+    """
+
+    block: LlamaConfig | QwenHybridConfig
+    first_layer: int = 0
+    reads_normed: bool = False
+    gives_normed: bool = False
+
+    @property
+    def depth(self) -> int:
+        return self.block.num_layers
+
+
+def read_mtp_config(folder: Path, target: ModelSpec) -> MtpConfig:
+    """Read a folder's config. Raises CheckpointError for a file that is wrong, that has no MTP
+    block, or whose block is another target's."""
+    raw = open_checkpoint(folder).document(CONFIG)
+    family = raw.text("model_type")
+    if family == MODEL_TYPE:
+        config = _own(raw)
+    elif family in HYBRID_FAMILIES:
+        config = _next_to_hybrid(raw)
+    else:
+        config = _after_layers(raw)
+    if config.depth > _MAX_DEPTH:
+        raise CheckpointError(
+            f"{raw.where}: {config.depth} MTP blocks are more than the {_MAX_DEPTH} that are "
+            "supported.",
+            hint=_TRAIN,
+        )
+    sizes = (
+        ("hidden_size", config.block.hidden_size, target.hidden_size),
+        ("vocab_size", config.block.vocab_size, target.vocab_size),
+    )
+    for key, own, wanted in sizes:
+        if own != wanted:
+            raise CheckpointError(
+                f"{raw.where}: the MTP block has {key} {own}, the target {wanted}.", hint=_TRAIN
+            )
+    return config
+
+
+def _own(raw: JsonObject) -> MtpConfig:
+    family = raw.text("block_type", "llama")
+    of_block = JsonObject(raw.where, {**raw.values, "model_type": family})
+    if family in HYBRID_FAMILIES:
+        return _next_to_hybrid(of_block)
+    if family not in LLAMA_FAMILIES:
+        raise CheckpointError(
+            f"{raw.where}: block_type {family!r} is not known; "
+            f"it can be {', '.join((*LLAMA_FAMILIES, *HYBRID_FAMILIES))}.",
+            hint=_TRAIN,
+        )
+    block = parse_llama(of_block)
+    return MtpConfig(block=block, reads_normed=raw.flag("reads_normed", default=False))
+
+
+def _after_layers(raw: JsonObject) -> MtpConfig:
+    if raw.text("model_type") not in LLAMA_FAMILIES or not raw.has(_DEPTH):
+        raise CheckpointError(
+            f"{raw.where} names no MTP block: it has no {_DEPTH}.",
+            hint="name a folder of heads with --draft, or train a block: `outrider train mtp`",
+        )
+    layers = parse_llama(raw)
+    # The window is that of the model's layers; the block sees all tokens of a text.
+    block = replace(layers, num_layers=raw.integer(_DEPTH), layers=())
+    return MtpConfig(block=block, first_layer=layers.num_layers, reads_normed=True)
+
+
+def _next_to_hybrid(raw: JsonObject) -> MtpConfig:
+    text = raw.child("text_config") or raw
+    depth = text.integer(_HYBRID_DEPTH, text.integer(_DEPTH, 1))
+    block = replace(parse_qwen_hybrid(raw), num_layers=depth)
+    return MtpConfig(block=block, reads_normed=True, gives_normed=True)
+
+
+def config_values(config: MtpConfig) -> dict[str, object]:
+    """Return the `config.json` of a block's own folder, if its positions are not stretched."""
+    block = config.block
+    if not isinstance(block, LlamaConfig):
+        raise ContractError("block is no LlamaConfig")
+    if block.rope.kind != "default":
+        raise CheckpointError(
+            f"an MTP block of positions stretched by {block.rope.kind!r} cannot be a folder.",
+            hint="train it for a target whose rope_scaling is the default",
+        )
+    return {
+        "model_type": MODEL_TYPE,
+        "block_type": block.family,
+        "vocab_size": block.vocab_size,
+        "hidden_size": block.hidden_size,
+        "intermediate_size": block.ffn_size,
+        "num_hidden_layers": block.num_layers,
+        "num_attention_heads": block.num_heads,
+        "num_key_value_heads": block.num_kv_heads,
+        "head_dim": block.head_dim,
+        "max_position_embeddings": block.max_tokens,
+        "rms_norm_eps": block.rms_norm_eps,
+        "rope_theta": block.rope.theta,
+        "reads_normed": config.reads_normed,
+    }
+
+
+# Copies of the target's tables, which some checkpoints hold.
+_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
+
+
+# A block's layer, the matrix that joins token and state, the norms of a token, of a state and at
+# the end.
+_Part = tuple[BlockLayer, PackedLinear, tuple[Tensor, Tensor, Tensor]]
+
+
+def read_blocks(
+    folder: Path, config: MtpConfig, target: NormedTarget, capacity: ModelCapacity
+) -> list[HeadBlock]:
+    """Read the blocks. Raises CheckpointError for tensors that are missing or of another shape."""
+    num_positions = capacity.num_positions(config.block.max_tokens)
+    turns = turns_of(config.block, num_positions, target.tables.embeddings.device)
+    with Weights.at(folder) as weights:
+        reader = WeightReader(weights, own_kernels(target), placement_of(target))
+        if isinstance(config.block, QwenHybridConfig):
+            parts = _gated_parts(folder, reader, config.block, turns, capacity)
+        else:
+            first, operators = config.first_layer, LayerOperators(config.block, turns)
+            indices = range(first, first + config.depth)
+            parts = [_llama_part(reader, operators, index) for index in indices]
+            if first == 0:
+                weights.check_all_taken(ignored=(*DERIVED, *_COPIES))
+    return [_block(part, config, target, capacity) for part in parts]
+
+
+def _block(
+    part: _Part, config: MtpConfig, target: NormedTarget, capacity: ModelCapacity
+) -> HeadBlock:
+    layer, join, (token_norm_D, state_norm_D, norm_D) = part
+    tables, size = target.tables, config.block.hidden_size
+    return HeadBlock(
+        config=config.block,
+        layers=(layer,),
+        entrance=Entrance(
+            token_norm_D=token_norm_D,
+            state_norm_D=state_norm_D,
+            join=join,
+            gives_normed=config.gives_normed,
+            **entrance_buffers(capacity, size, tables.embeddings.device),
+        ),
+        states=TargetStates(
+            layers=(target.spec.num_layers,),
+            norms=(tables.norm_D,) if config.reads_normed else (),
+            eps=target.config.rms_norm_eps,
+        ),
+        embedding_VD=tables.embeddings,
+        head=tables.head,
+        norm_D=norm_D,
+    )
+
+
+def _llama_part(reader: WeightReader, operators: LayerOperators, index: int) -> _Part:
+    config, prefix = operators.config, f"model.layers.{index}."
+    enorm, hnorm, norm = (
+        reader.vector(f"{prefix}{name}.weight", config.hidden_size)
+        for name in ("enorm", "hnorm", "shared_head.norm")
+    )
+    join = reader.linear({f"{prefix}eh_proj": config.hidden_size}, 2 * config.hidden_size)
+    return LlamaLayer(operators, read_layer(reader, config, index)), join, (enorm, hnorm, norm)
+
+
+def _gated_parts(
+    folder: Path,
+    reader: WeightReader,
+    config: QwenHybridConfig,
+    turns: Turns,
+    capacity: ModelCapacity,
+) -> list[_Part]:
+    """Read blocks that share all but the layer. Raises CheckpointError if there are none."""
+    if "mtp.fc.weight" not in reader:
+        raise CheckpointError(
+            f"{folder}: this hybrid has no MTP block: the files have no mtp.fc.weight.",
+            hint="conversions often leave it out, and the original repository may have it; "
+            "--drafter ngram needs none",
+        )
+    layers = tuple(range(config.num_layers))
+    sparse = tuple(n for n in layers if f"mtp.layers.{n}.mlp.gate.weight" in reader)
+    config = replace(config, attention_layers=layers, sparse_layers=sparse)
+    names, size = HybridReader(reader, config, "mtp."), config.hidden_size
+    join = reader.linear({"mtp.fc": size}, 2 * size)
+    enorm, hnorm, norm = (
+        names.norm(name, size) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    )
+    operators = HybridOperators(config, turns)
+    # One block runs after the other.
+    gated_NA = torch.empty(
+        capacity.max_rows, config.num_heads * config.head_dim, device=turns[0].device
+    )
+    read = [names.layer(index) for index in layers]
+    gated = [GatedLayer(operators, layer, native_layer(layer, gated_NA)) for layer in read]
+    return [(layer, join, (enorm, hnorm, norm)) for layer in gated]
+
+
+def load_mtp(
+    folder: Path, config: MtpConfig, target: NormedTarget, capacity: ModelCapacity
+) -> tuple[EntranceNet, ...]:
+    """Load the blocks, each with memory of its own. Raises CheckpointError for tensors that are
+    missing, of another shape or not numbers."""
+    place = placement_of(target)
+    blocks = read_blocks(folder, config, target, capacity)
+    nets = tuple(EntranceNet(block, own_kernels(target), place, capacity) for block in blocks)
+    check_finite(folder, torch.stack([_probe(net, target) for net in nets]), "MTP block")
+    return nets
+
+
+def _probe(net: EntranceNet, target: NormedTarget) -> Tensor:
+    """Return logits after two tokens, of shape V: they depend on every weight."""
+    states_PD = torch.ones(2, target.spec.hidden_size, device=placement_of(target).device)
+    net.state.open(0, ())
+    try:
+        row = StepRow.chain(0, (0, 0), logits_from=1)
+        return net.step([row], states_PD).logits_MV[0].clone()
+    finally:
+        net.state.close(0)
+
+
+def mtp_drafter(
+    heads: HeadsToLoad, target: CausalLM, sampler: DraftSampler, *, chunk: int, batch_size: int
+) -> HiddenDrafter:
+    """Return a drafter with MTP blocks; it drafts trees only with a single block.
+
+    Raises CheckpointError for a block that is damaged or another target's, ConfigError for a target
+    that shares no tables.
+    """
+    host = normed_target(target)
+    config = read_mtp_config(heads.folder, target.spec)
+    nets = load_mtp(heads.folder, config, host, heads.capacity)
+    window, wanted = config.block.max_tokens, target.spec.max_tokens
+    if window < wanted:
+        _log.warning(
+            "The MTP block has %d positions and the target %d: nothing is drafted beyond.",
+            window,
+            wanted,
+        )
+    limits = HeadLimits(
+        chunk=min(chunk, heads.capacity.max_rows),
+        reach=max(heads.capacity.max_rows // batch_size, 1),
+        window=min(window, wanted),
+    )
+    fused = None
+    if len(nets) == 1:
+        fused = fused_head_drafts(nets[0].native, nets[0].fuse, sampler, batch_size=batch_size)
+    elif sampler.branches:
+        _log.warning("%d MTP blocks take turns in a path: chains are drafted, no trees.", len(nets))
+        sampler = replace(sampler, branches=False)
+    return HiddenDrafter("mtp", nets, sampler, limits, fused)

@@ -1,0 +1,32 @@
+"""quantised-self: the target drafts for itself in fewer bits (common/draft_model.py)."""
+
+from __future__ import annotations
+
+from outrider.core.plugins import DrafterKind
+from outrider.core.protocols import Drafter
+from outrider.drafters.common.context import BuildContext
+
+
+def build(context: BuildContext) -> Drafter:
+    """Build the drafter of the copy `own`, with its model loaded over the target's memory."""
+    from outrider.drafters.common.draft_model import self_drafter
+
+    branches = context.resolved.num_nodes > 0
+    return self_drafter(
+        context.models.own,
+        context.models.target,
+        context.sampler("the draft model", branches=branches),
+        name=context.kind.name,
+        batch_size=context.config.most_batch,
+    )
+
+
+KIND = DrafterKind(
+    name="quantised-self",
+    build=build,
+    source="copy",
+    branches=True,
+    settings=("skip_layers",),
+    fewer_bits=True,
+    keeps_apart=True,
+)
