@@ -15,6 +15,7 @@ from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from doubles.vocabularies import Digits, Mute, Renaming
 from outrider.core.params import SamplingParams
+from outrider.core.plugins import KINDS
 from outrider.core.protocols import Drafter
 from outrider.drafters.bridge import BridgeDrafter
 from outrider.drafters.common.context import Translator
@@ -73,7 +74,7 @@ class TestProposals(ProposalContract):
 @every_drafter
 def test_a_drafter_names_itself_and_its_needs(make: MakeDrafter) -> None:
     drafter = make()
-    assert drafter.name in ("none", "ngram", "model", "prediction", "bridge")
+    assert drafter.name in KINDS
     assert drafter.needs.hidden_layers == ()
 
 

@@ -60,17 +60,16 @@ _GROUPS = {
         parts=_parts("bench"),
     ),
 }
-# In the order of the front page, followed by older paths of verbs.
-VERBS = tuple(
-    _GROUPS.get(name) or KNOWN[name]
-    for name in (
-        *("generate", "chat", "batch", "serve", "cluster"),
-        *("pull", "list", "models", "draft", "train"),
-        *("plan", "bench", "report", "trace", "verify"),
-        *("doctor", "top", "config", "completion"),
-        *("pairs", "simulate", "prompts"),
-    )
+# The order of the front page. Verbs that are not here follow in the order of their rows.
+_ORDER = (
+    *("generate", "chat", "batch", "serve", "cluster"),
+    *("pull", "list", "models", "draft", "train"),
+    *("plan", "bench", "report", "trace", "verify"),
+    *("doctor", "top", "config", "completion"),
+    *("pairs", "simulate", "prompts"),
 )
+_OTHERS = (name for name in KNOWN if " " not in name and name not in _ORDER)
+VERBS = tuple(_GROUPS.get(name) or KNOWN[name] for name in (*_ORDER, *_OTHERS))
 
 
 def names(verbs: Sequence[Verb]) -> list[str]:

@@ -2,8 +2,8 @@
 
 A native round verifies chains that a draft model draws within the call; the draft model may be a
 copy of the target over its memory. It also verifies any draft that a drafter made before. It takes
-requests without mask, bans, reported rounds, rules of their own or dropped prompt keys; all others
-go stage by stage. Both give the same tokens, so a request may change between them.
+requests without mask, bans, reported rounds, lossy rules, drafters of their own or dropped prompt
+keys; all others go stage by stage. Both give the same tokens, so a request may change between them.
 
 Shapes:  M = packed logits rows, N = tokens of one outcome, V = vocabulary.
 """
