@@ -245,7 +245,8 @@ def kill(server: Served, begun: Semaphore, texts: Asking) -> None:
 
 def test_every_drafter_is_asked_for(server: Served) -> None:
     told = server.client.get("/v1/models").json()["data"][0]["meta"]["drafters"]
-    assert tuple(told) == DRAFTERS
+    assert told[0] == DRAFTERS[0], "the drafter of the engine comes first"
+    assert sorted(told) == sorted(DRAFTERS)
 
 
 @pytest.mark.parametrize("cases", [covered("alone"), pytest.param(CASES, marks=pytest.mark.deep)])
