@@ -98,21 +98,30 @@ class Verb:
         return [*own, *offered, *(["--config", "--set"] if self.settings else []), *HELP_FLAGS]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+AnyOptions = TypeVar("AnyOptions", bound=Options)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def shared(options: type[AnyOptions]) -> type[AnyOptions]:
+    """Declare options that several verbs have. `complete` makes the class a dataclass."""
+    return options
+
+
+@shared
 class JsonOption(Options):
     """Options of verbs whose output programs may read."""
 
     json: bool = setting(False, "Print JSON, for programs to read.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@shared
 class OutputOption(JsonOption):
     """Options of verbs that may also write their JSON to a file."""
 
     output: str | None = setting(None, "Also write the JSON object to this file.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@shared
 class CountingOption(JsonOption):
     """Options of verbs that measure acceptance on prompts."""
 
@@ -129,8 +138,7 @@ class CountingOption(JsonOption):
     fresh: bool = setting(False, "Ignore stored measurements of this machine, and measure again.")
 
 
-# Without slots, as a class can have only one base with slots.
-@dataclass(frozen=True, kw_only=True)
+@shared
 class StructureOption(Options):
     """Options of verbs that write text: its required structure, by at most one of these."""
 
@@ -145,7 +153,7 @@ class StructureOption(Options):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@shared
 class ReplicasOption(Options):
     """Options of verbs that can run several engines of one model."""
 
@@ -160,7 +168,6 @@ class ReplicasOption(Options):
     )
 
 
-AnyOptions = TypeVar("AnyOptions", bound=Options)
 # All verbs by their paths, such as "bench k".
 KNOWN: dict[str, Verb] = {}
 
@@ -194,7 +201,7 @@ def verb(
 def complete(options: type[Options]) -> None:
     """Make the class of a verb and its base classes dataclasses, if they are not yet."""
     for kind in reversed(options.__mro__):
-        if "verb" in vars(kind) and "__dataclass_params__" not in vars(kind):
+        if issubclass(kind, Options) and "__dataclass_params__" not in vars(kind):
             dataclass(frozen=True, kw_only=True, repr=False, eq=False)(kind)
 
 

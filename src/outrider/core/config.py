@@ -39,7 +39,7 @@ OTHER_CONTROLLERS = Plugins("controller", ControllerKind, CONTROLLERS)
 SCHEDULES = ("single", "pd", "pdv", "ssd", "auto")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class CoreSettings:
     """Settings of every engine."""
 

@@ -1,5 +1,6 @@
 """Settings that only one mechanism reads, by mechanism. `EngineConfig` (config.py) has them all;
-flags, variables, keys and Python keywords have no prefix.
+flags, variables, keys and Python keywords have no prefix. It makes the methods of a dataclass once
+for all groups, since making them takes longer than most imports at the start of a command.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MORE_GPUS = tuple(f"cuda:{number}" for number in range(1, 8))
 QUANTISE = ("none", "int8", "int4")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ControllerSettings:
     """Settings that some controllers read, and the watchdog."""
 
@@ -46,7 +47,7 @@ class ControllerSettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class DrafterSettings:
     """Settings that one drafter reads."""
 
@@ -100,7 +101,7 @@ class DrafterSettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class LaneSettings:
     """Settings of lanes, of drafting ahead and of a drafter's process."""
 
@@ -195,7 +196,7 @@ class LaneSettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class HybridSettings:
     """Settings of models with recurrent states."""
 
@@ -219,7 +220,7 @@ class HybridSettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class DebugSettings:
     """Settings that compare implementations, and that record what they do."""
 

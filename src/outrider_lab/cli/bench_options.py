@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from outrider.cli.options import ALL, DECIDED, JsonOption, OutputOption, verb
+from outrider.cli.options import ALL, DECIDED, JsonOption, OutputOption, shared, verb
 from outrider.core.fields import setting
 
 # Settings that a sweep over K sets for each cell, or that have an option with another default.
@@ -16,7 +14,7 @@ DECIDED_BY_DRAFTERS = ("drafter", "tree_nodes", "max_tokens", *DECIDED)
 DECIDED_BY_QUALITY = ("sampler", "max_tokens", *DECIDED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@shared
 class ServedOptions(JsonOption):
     """Options of every comparison of engines."""
 
@@ -204,7 +202,7 @@ class QualityOptions(OutputOption):
     max_tokens: int = setting(64, "Write at most this many tokens (64).", minimum=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@shared
 class GridOptions(JsonOption):
     """Options of every sweep. None leaves an option to a preset, or to the default in its help."""
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from outrider.cli.options import ALL, DECIDED, Argument, CountingOption, JsonOption, verb
+from outrider.cli.options import ALL, DECIDED, Argument, CountingOption, JsonOption, shared, verb
 from outrider.core.fields import setting
 
 # Settings that a plan varies, has its own option for, or does not need.
@@ -293,7 +291,7 @@ _TRAINED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@shared
 class TextOptions(JsonOption):
     """Options of every verb that reads texts."""
 
@@ -301,7 +299,7 @@ class TextOptions(JsonOption):
     tokens: int = setting(0, "Train on about this many tokens of the texts; 0 is all.", minimum=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@shared
 class RunOptions(TextOptions):
     """Options of every training run."""
 
@@ -333,7 +331,7 @@ class RunOptions(TextOptions):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@shared
 class DrafterOptions(RunOptions):
     """Options of runs that train a drafter."""
 
