@@ -1,7 +1,4 @@
-"""Settings that only one mechanism reads, by mechanism. `EngineConfig` (config.py) has them all;
-flags, variables, keys and Python keywords have no prefix. It makes the methods of a dataclass once
-for all groups, since making them takes longer than most imports at the start of a command.
-"""
+"""Settings that only one mechanism reads, as base classes of `EngineConfig`, without methods."""
 
 from __future__ import annotations
 

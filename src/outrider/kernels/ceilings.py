@@ -1,8 +1,7 @@
 """Ceilings of this machine: how fast it reads memory, and how fast it multiplies in registers.
 
 Memory limits a pass over few rows, which reads every weight once. Each thread reads its own share
-of the bytes (csrc/stream.cpp): for a cache of each core, the size for all threads is the size for
-one thread times their number. Speeds are medians of turns that rotate; each turn first brings its
+of the bytes (csrc/stream.cpp). Speeds are medians of turns that rotate; each turn first brings its
 bytes into the level that it measures. Arithmetic limits a pass over many rows, which uses each
 weight often; only the instructions of products are timed (csrc/peak.cpp).
 """

@@ -252,12 +252,10 @@ def completion_routes(site: Site) -> list[Route]:
         return ChoicesWriter(exchange, choices, name="cmpl", kind=kind, chunk_kind=kind)
 
     path = "/v1/completions"
-    return [
-        api_route(path, CompletionBody, _refuse_completion, writer, site=site, api="completions")
-    ]
+    return [api_route(path, CompletionBody, _refuse_text, writer, site=site, api="completions")]
 
 
-def _refuse_completion(body: CompletionBody) -> None:
+def _refuse_text(body: CompletionBody) -> None:
     if body.suffix:
         raise refused("suffix", "this server only continues prompts. Leave it out.")
     if body.echo and body.stream and body.logprobs is not None:

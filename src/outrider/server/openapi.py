@@ -1,8 +1,7 @@
 """GET /openapi.json: the server's paths, request bodies and answers.
 
-Schemas of requests derive from the types into which bodies are parsed and from the bounds of their
-parameters, so the document cannot differ from the server. Schemas of answers have the fields that
-an answer always has. Answers may have more, as in the original APIs.
+Schemas of requests derive from the types and bounds with which bodies are parsed, so the document
+cannot differ from the server. Schemas of answers have the fields that an answer always has.
 """
 
 from __future__ import annotations
