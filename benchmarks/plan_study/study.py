@@ -68,7 +68,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """`speed_up` is that of these texts, round by round (foretell.py); `by_law` that of texts whose
+    """`speed_up` is that of these texts, round by round; `by_law` that of texts whose
     rounds have the same stats, and `by_places` what the planner says of counts by place alone.
     `tokens` is E, and `same` says whether the probe wrote plain decoding's text."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -179,3 +180,22 @@ def test_the_servers_front_end_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], check=False, env={}, timeout=60)
     assert done.returncode == 0
+
+
+# Programs of others, and files that a user has.
+OTHER_FILES = {"convert_llama_ggml_to_gguf.py"}
+
+
+def test_comments_and_docstrings_name_modules_that_exist() -> None:
+    """A module that became part of another is a dead end for whoever follows its name."""
+    folders = ("src", "tests", "benchmarks", "scripts")
+    known = {path.name for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    known |= OTHER_FILES
+    named = re.compile(r"(?<![\w/.-])(?:[a-z_]+/)*([a-z_]+\.py)\b")
+    dead = {
+        f"{path.name}: {found[0]}"
+        for path in SOURCES
+        for found in named.finditer(path.read_text(encoding="utf-8"))
+        if found[1] not in known
+    }
+    assert dead == set()

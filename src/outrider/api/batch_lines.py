@@ -361,6 +361,12 @@ def answered(text: str) -> tuple[int, str, bool]:
     return int(number), digest, record.get("error") is not None
 
 
+# Files of a batch: lines are read only as they are needed, and answers are appended.
+#
+# The file of answers is its own journal. An answer is one line, written at once, that names the
+# number and the digest of the line it answers; after a crash an incomplete last line is cut off,
+# and answered lines are not run again. Memory is four bytes for each answered line, so that files
+# may be of any size.
 MAX_LINE_BYTES = 16 << 20
 _FRESH = "name a new file for answers, or begin anew with --fresh"
 

@@ -320,6 +320,11 @@ def switched(source: str, variables: Mapping[str, Any]) -> tuple[dict[str, Any],
     return found, () if own is not None else (f"reasoning_effort 'none': {why}",)
 
 
+# Tools for models whose chat template does not support them: described and called in text.
+#
+# Instructions list the tools as JSON and request calls as JSON; earlier calls and their results are
+# in the conversation in the same form. They use roles that every template has, in alternating
+# turns. server/parsing reads the answers as its format `generic`.
 _INSTRUCTIONS = """\
 You can call these tools:
 

@@ -364,6 +364,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
+# Chat templates that an operator may name for a checkpoint that has none, or a wrong one.
+#
+# Each writes turns of text as the models of its family were trained on them; tools are described in
+# text.
 _ALTERNATING = (
     "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('user and assistant take turns here') }}{% endif %}"

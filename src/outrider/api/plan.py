@@ -63,6 +63,13 @@ from outrider.models.weights import stored_in
 from outrider.pairs.catalog import draft_of
 from outrider.sched.jobs import OPEN_TOKENS
 
+# Drafts that a target has without being named: found with it, or in the cache of the hub.
+#
+# The checkpoint's own MTP block comes first: it was trained with the target and costs least. Heads
+# of the target's sizes within its folder or next to it follow, then draft models. A draft model
+# must give every id the target's meaning and have at most half of the target's weights. Of several
+# the smallest is used, and those next to the target precede those of the cache. Names and sizes are
+# compared first, since a tokenizer takes a moment to read.
 # A draft model that is not this much smaller costs more than it gains.
 MOST_OF_TARGET = 0.5
 _MTP = "mtp"

@@ -403,6 +403,10 @@ class GenerationResult:
         }
 
 
+# Rounds of a request as plain values for a page, with the text of every token.
+#
+# docs/rounds.md describes their shape. The modules in `assets/` show them, in a page of their own
+# and in the server's playground.
 # Significant digits of probabilities and seconds on a page.
 _DIGITS = 6
 _FORCED = "forced"

@@ -15,6 +15,10 @@ from typing import NamedTuple, Protocol, TypeAlias, TypedDict, cast, runtime_che
 from outrider.core.errors import ConfigError, words_of
 from outrider.core.options import SamplingOptions
 
+# JSON schemas in the keywords that llguidance follows in full (docs/structured.md).
+#
+# Keywords with an equivalent in those are rewritten. A keyword that cannot be followed is an error
+# that names it, or is left out with a note if the caller is not strict.
 Object: TypeAlias = Mapping[str, object]
 
 _LEAP_YEAR = r"([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"

@@ -24,6 +24,12 @@ from outrider.api.chat_template import BASE_OUTPUT_CHARS, Helper, HelperLostErro
 from outrider.core.errors import CheckpointError
 from outrider.models.gguf.splits import PATTERNS, TEKKEN
 
+# Regular expressions of tokenizers: the published ones, and limits of unknown ones.
+#
+# The library's engine backtracks. A repetition within a repetition, `(a+)+b`, takes exponential
+# time and panics after ten million steps, so such a pattern is refused. The remaining unknown
+# patterns are polynomial and are tried in a helper process (template_helper.py); published ones
+# need neither.
 # Patterns of rules that GGUF files name, and of other published tokenizers.
 KNOWN = PATTERNS | {
     r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",

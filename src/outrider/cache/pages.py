@@ -255,6 +255,12 @@ class SequencePages:
         return self.parents == list(range(ROOT, len(self.parents) - 1))
 
 
+# Memory limits of the machine, and the number of tokens of KV cache that fit.
+#
+# A process can be limited by the machine (free memory), by its control group (versions 1 and 2, and
+# every group above its own) or by its own limits (RLIMIT_AS, RLIMIT_DATA). RLIMIT limits count
+# addresses, the others pages that were written: a KV cache that was never written counts for RLIMIT
+# alone.
 # Weights, activations and other programs need the remaining memory.
 ARENA_SHARE = 0.25
 # Sizes from here on are no limit: version 1 uses such a number for "none".

@@ -258,6 +258,17 @@ class Frames(Pool[int]):
         )
 
 
+# SnapKV: choice of the keys to keep of a long prompt, by the attention of its last tokens.
+#
+# The last `window` tokens attend to the whole prompt. A key's vote is the attention that it gets,
+# summed over these tokens and averaged over the query heads that share the key; votes are pooled
+# over neighbours. Each layer and KV head keeps the `budget` best keys, the window included (Li et
+# al. 2024, arXiv 2404.14469). The choice depends on the prompt and the model alone. Votes are
+# summed in float64 and compared in float32, so that the order of a sum does not matter; of equals
+# the first stays.
+#
+# Shapes:  W = window, T = prompt tokens, P = those before the window, G = KV heads, R = query heads
+#          that share one, H = query heads, D = head size, M = budget.
 # Neighbours whose votes are averaged.
 POOLED = 5
 

@@ -339,6 +339,10 @@ def _is_message(found: object) -> bool:
     return one.get("role") in _ROLES and isinstance(one.get("content"), str)
 
 
+# `outrider chat` and `outrider run`: a conversation, or one reply.
+#
+# Ctrl-C stops the reply and keeps its text so far; Ctrl-D or /bye leaves. Each line from a terminal
+# or a pipe is a message; three quotation marks begin and end a message of several lines.
 _QUOTES = '"""'
 
 
@@ -443,6 +447,10 @@ def _typed(prompt: str) -> str | None:
         return None
 
 
+# The prompt of `outrider generate`: the text as it is, or as a user message in the chat template.
+#
+# An instruct model was trained on its chat template; without it, its text is seldom useful. A model
+# counts as an instruct model if one of its stop tokens is the end of a turn, or by its name.
 _NAMED = re.compile(r"instruct|chat|assistant|(?<![a-z])it(?![a-z])", re.IGNORECASE)
 
 

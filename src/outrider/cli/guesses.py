@@ -49,7 +49,7 @@ _ANSWERS = {
     "upgrade": "`git pull` and `scripts/setup` in the checkout; `outrider pull MODEL` for a model",
     "version": "`outrider --version`",
 }
-# Flags of other tools that take the same values as ours. core/foreign.py has our names for flags of
+# Flags of other tools that take the same values as ours. core/errors.py has our names for flags of
 # settings; the table below has those of options.
 _OF_SETTINGS = (
     "--target-model -hf --hf-repo "

@@ -412,7 +412,7 @@ def prose(text: str, *, width: int | None = None) -> str:
 
 
 def fitted(page: str, width: int | None = None) -> str:
-    """Wrap the lines of a page to the terminal (wrap.py); a piped page stays as it is."""
+    """Wrap the lines of a page to the terminal (page.py); a piped page stays as it is."""
     limit = _terminal_width() if width is None else width
     return page if limit is None else wrapped(page, limit)
 

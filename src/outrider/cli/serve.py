@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from outrider.server.thread_port import ThreadPort
 
 
+# The models of `outrider serve`: their names, their settings, and whether they fit into memory.
+#
+# A word is a model, or NAME=MODEL, or NAME=MODEL,DRAFT. All other settings apply to all models.
 @dataclass(frozen=True, slots=True)
 class Served:
     """A model, its names, and its settings."""

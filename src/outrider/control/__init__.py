@@ -1,6 +1,6 @@
 """Controllers: how many tokens each request drafts in the next round. No tensors.
 
 Open heuristics.py first (fixed, band, slo), then goodput.py, which learns which lengths pay.
-exploration.py bounds the time that goodput spends on other lengths; watchdog.py turns drafting off
-for requests whose drafts are hardly ever accepted.
+scored.py cuts scored drafts and bounds the time spent on other lengths; watchdog.py turns drafting
+off for requests whose drafts are hardly ever accepted.
 """

@@ -2,7 +2,7 @@
 
 It learns from rounds their cost (estimate/cost.py) and the acceptance at each position of a
 request's next draft (estimate/acceptance.py). Plain decoding is one of the choices; unmeasured
-lengths are tried for a bounded share of the time (exploration.py). Lengths depend on measured time,
+lengths are tried for a bounded share of the time (scored.py). Lengths depend on measured time,
 so two runs may draft differently; they do not depend on the draws of their round, so every exact
 rule preserves the target's distribution.
 """

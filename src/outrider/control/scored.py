@@ -27,6 +27,14 @@ from outrider.core.errors import ContractError
 from outrider.estimate.acceptance import FadingRate, OpenPasses
 from outrider.estimate.cost import ASSUMED, CostMeter, CostTable
 
+# Exploration of draft lengths: `DepthSweep` at first, `Probes` later, for a bounded share of time;
+# `BatchRests` stops drafts that gain a batch next to nothing.
+#
+# `DepthSweep` measures a few depths when nothing is known yet. `Probes` looks again later: at plain
+# decoding and at longer drafts while drafts pay, at short drafts while they do not. Each look that
+# changes nothing doubles the wait for the next. The cost of looks, against the time without them,
+# is booked, and no look begins while this cost is above `SHARE` of all time. Both classes count
+# observed rounds, so decisions follow from traces alone.
 # Largest share of the time of all rounds since the sweep.
 SHARE = 0.01
 # Long enough to measure also a drafter that must catch up first.

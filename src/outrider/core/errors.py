@@ -306,6 +306,11 @@ def _num_edits(one: str, other: str) -> int:
     return row[-1]
 
 
+# Names of our settings in other speculative-decoding projects, for hints and the settings page.
+#
+# In files, variables and Python, a name of another project is never accepted: two names for one
+# setting are two sources of a mistake. It is recognised, and the error gives the name used here. On
+# the command line, flags that take the very same values are read, with a note (cli/guesses.py).
 VARIABLES_OF_OTHERS = ("SPECDEC_", "SHARPI_")
 
 

@@ -32,6 +32,11 @@ from outrider.estimate.theory import prefix_products
 
 _log = logging.getLogger(__name__)
 
+# The portfolio's draft model: the depth at which it pays, from measured cost and acceptance.
+#
+# The value of a model's draft must be predicted before its cost is paid: acceptance from its
+# earlier drafts (estimate/acceptance.py), time from its last ones (`DraftCostMeter`). A model that
+# has not drafted for long makes some short drafts, since texts change.
 _WINDOW = 31
 # Up to so many measurements, the assumed cost of a draft is used.
 _SETTLED = 5

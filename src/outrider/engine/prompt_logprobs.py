@@ -84,6 +84,9 @@ def _logprobs(seq: LiveSequence, logits_NV: Tensor, tokens: Sequence[int]) -> li
     return list(found)
 
 
+# Traces of every node of a draft, with probabilities and verdicts, for requests that want them.
+#
+# Shapes:  N = draft nodes and the root, V = vocabulary.
 def node_traces(
     row: VerifyRow, verdict: Verdict, outcome: Outcome, log_NV: Tensor | None
 ) -> tuple[NodeTrace, ...]:

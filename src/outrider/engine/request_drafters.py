@@ -31,6 +31,10 @@ from outrider.drafters.portfolio import ReplayScored
 from outrider.drafters.prediction import PredictionDrafter
 
 
+# Rows that request drafts, trimming of drafts, and drafts without a pass.
+#
+# Drafts without a pass go before those of a drafter: tokens that a grammar leaves no choice of, and
+# other chains that were chosen, not drawn. So every exact rule keeps the output's distribution.
 def draft_row(seq: LiveSequence, depth: int, *, state: CacheStore, needs: DraftNeeds) -> DraftRow:
     """Return the row that requests a draft `depth` deep. `state` is the target's memory; the
     drafter reads the hidden states that it `needs` from it."""

@@ -25,6 +25,19 @@ from typing import TypeVar
 from outrider.core.budget import RoundTrace
 from outrider.estimate.theory import beta_rates, prefix_products
 
+# Estimators that learn during a run, in constant time per value: one implementation of each.
+#
+# A rate is hits a trial. Old counts fade: each trial leaves a share `fade` of them, so about 1 / (1
+# - fade) trials count. With a prior of `mean`, as good as `weight` trials, the estimate is the mean
+# of a Beta distribution,
+#
+#     posterior = (weight mean + hits) / (weight + trials)
+#
+# A prior of mean 1 estimates the ratio of hits to expected hits: then `trials` are the sum of the
+# expectations. A prior that is to fade as well is put into the counts at the start.
+#
+# These run for every token of every request. So if several counts change together, one call changes
+# them.
 T = TypeVar("T")
 
 # At least as many sequences as ever run at once, so only ended ones are forgotten.

@@ -206,6 +206,15 @@ class Reading:
         return self._seconds_a_token.low * num_tokens
 
 
+# Value of a folder's drafts as stated in it: acceptance and cost, measured once by its maker.
+#
+# Times are in plain passes of the target; a machine scales them but keeps their order. With E(K)
+# from the probabilities of acceptance,
+#
+#     S(K) = E(K) / (d + (K - 1) e + 1 + K r)
+#
+# where d is the time of a first draft, e that of each draft after it, and r that of one more row in
+# the verifying pass.
 # Key in config.json.
 KEY = "outrider_worth"
 

@@ -28,6 +28,11 @@ from outrider.estimate.acceptance import RunningMedian, fit_line
 
 # Prices, as shares of a plain pass of the target.
 
+# Prices and thresholds that decide whether a token is worth a row of the target's pass.
+#
+# Each was measured for its own use, and none follows from another: a controller that knows the cost
+# of rows drafts tokens that a lookup, which does not know it, leaves out. Changing one changes the
+# drafted tokens, never their distribution.
 # One more row: for the watchdog, and to compare several drafters. Measured on CPUs, and smallest
 # for a pass that reads much memory.
 ROW_COST = 0.04

@@ -2,6 +2,6 @@
 
 Open registry.py first: it chooses every operator once, when an engine is built. reference/ defines
 the operators in PyTorch, native/ has them in C++ for CPUs, triton/ for CUDA. plan.py describes
-where each packed token reads and writes in the KV cache; bandwidth.py and arithmetic.py measure the
-machine's speed.
+where each packed token reads and writes in the KV cache; ceilings.py measures the speed of the
+machine.
 """

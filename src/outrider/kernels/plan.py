@@ -156,6 +156,13 @@ class PackedTable:
         return self.floats()
 
 
+# Rows of keys and values in an arena: floats, or integers of 8 bits (`--kv-dtype int8`).
+#
+# A row of integers has the numbers of GGUF's format Q8_0, with all codes before the scales: D bytes
+# of -127 to 127, then a float16 for each 32 of them, so D + D / 16 bytes. A number is its code
+# times its scale. A row's bytes depend on that row alone, so speculation changes no text.
+#
+# Shapes:  D = head size, R = bytes of a row.
 LARGEST = 127
 
 

@@ -404,6 +404,11 @@ def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
+# Contestants that take turns: two or more methods for the same work, timed in alternation.
+#
+# Every contestant runs every piece of work once before the next piece begins, in an order that
+# rotates from visit to visit, so that drift of the machine (clock, neighbours, caches) falls on all
+# alike. Results are ratios within visits; seconds are stored for the record only.
 C = TypeVar("C")
 R = TypeVar("R")
 T = TypeVar("T")

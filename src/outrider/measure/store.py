@@ -367,6 +367,11 @@ def _unknown_line(number: int, why: str = "") -> str:
     return f"a line {number} that this version did not write{why}"
 
 
+# A page of results, written as Markdown or as one HTML file without scripts; and the page of a run,
+# round by round, whose script is part of it.
+#
+# The templates are in templates/. The content of a page is text: HTML escapes it on insertion, for
+# any content of a results file, and shows pictures for light and for dark screens.
 _NUMBER = re.compile(r"[+-]?[\d.,]+×?( \([\d.]+ to [\d.]+\)| ± [\d.]+)?")
 
 

@@ -250,6 +250,11 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(values, percent)) if values else 0.0
 
 
+# Profile of one request: traces in, plain values out, ready for JSON.
+#
+# `counts` depends only on models, prompt, settings and seed, so two runs with one seed give the
+# same bytes. The other parts have times and memory, which vary. Seconds in a trace are those of the
+# whole pass, which other requests may have shared.
 STAGES = ("load", "prefill", "decode")
 
 

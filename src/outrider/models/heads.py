@@ -157,6 +157,15 @@ def head_target(target: CausalLM) -> HeadTarget:
     return target
 
 
+# Draft heads that read the target's hidden states: the common parts of EAGLE and MTP.
+#
+# At position p the net reads the token there and the hidden state of the token before it, and
+# predicts the token at p + 1. For text that the target has read the state is the target's; below it
+# the state is the net's own. The net has a KV cache of its own, and takes tables, operators and
+# precision from its target (`NormedTarget`).
+#
+# Shapes:  P = tokens, N = packed tokens, M = packed logits rows, K = captured layers, D = hidden
+#          size, V = vocabulary of the drafts or vocabulary, R = rows.
 class NormConfig(Protocol):
     @property
     def rms_norm_eps(self) -> float: ...
@@ -402,6 +411,12 @@ def _conversion(pickle: str) -> str:
     )
 
 
+# Draft heads of a target: finds their folders, and remarks on heads that may not fit.
+#
+# Heads are trained for one target, so their folders lie in the target's own folder or next to it. A
+# folder fits if its sizes and layers are the target's; a difference that can only lower acceptance
+# is a caution. Only `weight_remarks` reads the values of weights; the rest reads at most their
+# names.
 @dataclass(frozen=True, slots=True)
 class Remark:
     """A sentence on heads: `wrong` if they cannot draft for the target, else a caution."""

@@ -131,6 +131,9 @@ def check_experts(where: str, experts: Experts) -> None:
 
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
+# Readers of a `config.json`'s layers, by family: windows, ropes, traits and experts.
+#
+# Defaults of absent keys are those of transformers. No tensors.
 Windows = Callable[[JsonObject, int], Sequence[int]]
 
 

@@ -45,6 +45,18 @@ from outrider.models.share import Alone, Comm, LogitParts, Share
 from outrider.models.weight_files import VISION_PREFIXES, TextNames
 from outrider.models.weights import Placement, WeightReader, Weights
 
+# A layer of the Llama line, operator by operator.
+#
+#     x becomes x + out(attention(rope(qkv(norm(x)))))
+#     x becomes x + down(silu(gate(y)) * up(y)), with y = norm(x)
+#
+# where norm scales by the root mean square. Families differ by their config: in biases, in the
+# positions of norms, in attention, and in mixtures (layer_kinds.py). Ranks sum the residual after
+# attention and after the FFN: rank 0 contributes the residual plus its summand, the others only
+# their summands.
+#
+# Shapes:  N = packed tokens, D = hidden size, E = fused q, k and v, F = FFN size, I = inputs, H = a
+#          head or all of a kind, A = heads x head size.
 ALONE = Alone()
 
 

@@ -1,7 +1,7 @@
 """Tensors of a checkpoint of the Llama line, fused and packed: tables and layers.
 
 q, k and v become one matrix, and so do gate and up, unless the files already hold them so (Phi-3).
-A rank reads its share of each (parallel/shard.py).
+A rank reads its share of each (share.py).
 
 Shapes:  V = vocabulary, D = hidden size, E = fused q, k and v, F = FFN size, H = a head or heads.
 """

@@ -41,6 +41,16 @@ from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.rope import Turns, turning_order, turns_of
 from outrider.models.weights import Placement, WeightReader, Weights
 
+# Tensors of a Qwen3-Next or Qwen3.5 checkpoint, fused and packed, and operators of its layers.
+#
+# Norms are stored minus 1, except the norm inside a recurrent layer. Qwen3-Next stores the input
+# projection of such a layer key head by key head (query, key, values and gates), Qwen3.5 as one
+# matrix for each purpose; experts are stored one by one or stacked. Tensors for pictures or multi-
+# token prediction are not read here.
+#
+# Shapes:  D = hidden size, V = vocabulary or value size, H = head size or heads, E = fused q, k, v,
+#          J = taps, C = channels of the convolution, O and P = rows of a matrix, N = packed tokens,
+#          A = heads x head size.
 # Prefixes of a text model within a model for text and pictures, and of a text model by itself.
 _PREFIXES = ("model.language_model.", "model.")
 UNREAD_PREFIXES = ("mtp.", "model.visual.")

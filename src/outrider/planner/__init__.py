@@ -1,6 +1,6 @@
 """Planner: predictions of what speculation brings, without running a model.
 
 Open advise.py first (`outrider plan`), then candidates.py and rounds.py, which compute the forecast
-of one drafter and K. posteriors.py estimates acceptance, roofline.py and devices.py seconds and
-joules from sizes and data sheets, overlap.py trees, drafting ahead and lanes.
+of one drafter and K. rounds.py also estimates acceptance, roofline.py seconds and joules from sizes
+and data sheets, overlap.py trees, drafting ahead and lanes.
 """

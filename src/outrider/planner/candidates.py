@@ -2,7 +2,7 @@
 
 The speed-up is that of a whole job: `batch` texts of `new_tokens` each, from the first round to the
 last, at the mean context. Its interval has two parts: uncertain acceptance (draws of
-posteriors.py), and scattered times, normal on a log scale with 1.4826 times their median deviation.
+rounds.py), and scattered times, normal on a log scale with 1.4826 times their median deviation.
 """
 
 from __future__ import annotations

@@ -30,6 +30,13 @@ from outrider.estimate.cost import Curve
 from outrider.estimate.theory import RoundStats
 from outrider.planner.rounds import DecodeLoad
 
+# Device sheets: peak bandwidth, FLOPs and power of machines, for planning without the machine.
+#
+# Peaks are those of the makers' data sheets, without sparsity. `bandwidth_share` and `flops_share`
+# are the shares that programs reach: 0.9 and 0.8 for recent cards with good kernels (an H200 then
+# meets both limits at 183 rows of bfloat16). `row_tile` is the number of rows of a matrix unit,
+# `overhead` the seconds of a pass that nothing else explains. A user's own sheet is a JSON or YAML
+# file with the same names.
 DTYPES = ("float32", "bfloat16", "int8")
 _FILE_KINDS = (".json", ".yaml", ".yml")
 _SHOW = "see an example: docs/algorithms/planner.md"

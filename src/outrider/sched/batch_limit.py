@@ -182,6 +182,15 @@ def _step(limit: int) -> int:
     return max(limit // SHARE, 1)
 
 
+# Chunk size of chunked prefill: how many prompt tokens a job may read, so that no job takes long.
+#
+# Decisions between jobs (admission, cancelling, Ctrl-C) wait for the longest job, and so do the
+# other requests of its pass. So a chunk takes at most `CHUNK_SECONDS`, or the time of a few one-row
+# passes if the model is so large that any pass takes long. When clients stream their texts, a
+# prompt that takes longer than that, and longer than `LONG_ROUNDS` rounds, is read in chunks that
+# take half as long as the rounds of the same passes: the other requests then get tokens about two
+# thirds as fast. The time of a round changes with texts, drafts and the machine, so every eighth
+# pass reads one prompt token and measures the round anew.
 CHUNK_SECONDS = 0.2
 # A round of a drafter and a pass is longer than a pass of one row: three rounds are about four such
 # passes.

@@ -33,6 +33,11 @@ from outrider.server.site import Site, key_of
 from outrider.server.wire import json_response, read
 
 MOST_LINES, _MOST_MISTAKES = 50_000, 100
+# The lines of a batch. Each is sent to the server's own application, behind access control and with
+# less weight than a client's request.
+#
+# Answers are written to the journals of api/batch_lines.py, so an interrupted batch can be
+# continued.
 # While other requests are in flight, 1 / _SHARE of the usual number of lines runs at once.
 _SHARE = 8
 _POLL_SECONDS, _RETRY_SECONDS = 0.1, 30.0

@@ -56,6 +56,10 @@ def chat_routes(site: Site) -> list[Route]:
     return [api_route("/v1/chat/completions", ChatBody, _refuse, writer, site=site, api="chat")]
 
 
+# POST /v1/completions: continues one or several prompts, given as text or token ids.
+#
+# `echo` with `logprobs` returns the log-probabilities of the prompt's own tokens, which scoring
+# tools use. If the engine cannot compute them, the request is refused.
 def _refuse(body: ChatBody) -> None:
     if body.functions or body.function_call is not None:
         raise refused("functions", "tools replaced them. Send tools and tool_choice.")

@@ -2,7 +2,7 @@
 
 A process is considered hung if its job takes ten times as long as any job before it and at least
 half a minute, or if it sends no report for that long. It is then ended by SIGABRT, on which it logs
-the stack of every thread. The time limit for loading is the caller's (restarts.py).
+the stack of every thread. The time limit for loading is the caller's (`Restarts`).
 """
 
 from __future__ import annotations
@@ -196,6 +196,14 @@ MOST_ENDS, ENDS_SECONDS = 5, 600.0
 # With more starts within this time, further starts wait, whatever their reason.
 MOST_STARTS, STARTS_SECONDS = 6, 60.0
 _PAUSE_SECONDS, _LOAD_RATIO = 0.1, 3.0
+# Limits for restarts of an engine's process: how many, how often, and how long each may take.
+#
+# If an engine crashes while requests run, a request is considered the cause (`Blame`). Such
+# crashes only limit the number of starts per minute. The engine itself is the cause if it crashes
+# without requests or does not start; after too many of these failures it is given up.
+#
+# The first load has no time limit. Later ones have one, because a process that hangs while it loads
+# sends no report: three times the longest load so far, doubled after each load that hung.
 # An engine is overdue after this many time limits of a load: enough for a load that hangs and the
 # next try.
 _OVERDUE_LOADS = 4.0
@@ -273,6 +281,9 @@ def _since(times: deque[float], seconds: float) -> deque[float]:
     return times
 
 
+# Quarantine: after a request's second crash of an engine, the request and its like are refused.
+#
+# Several engines of one model share this knowledge, so that such a request does not crash them all.
 _LOG = logging.getLogger(__name__)
 # The points that a crash adds to a request in flight: if it has written tokens since it was
 # submitted (the requests share these points), if it has written none, and if it is certainly the

@@ -33,6 +33,9 @@ from outrider.server.site import Api, Site, key_of, learns_of_all, request_id_of
 from outrider.server.tools import Tooling, read_with, schema_paths
 from outrider.server.wire import MOST_WARNINGS, encode, json_response, read
 
+# Request parameters that all OpenAI-style APIs share, and their translation to SamplingParams.
+#
+# A parameter that this server cannot honour is refused by name.
 # Fields of SamplingParams that have the same name and meaning in a request body.
 _SAME = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens"),

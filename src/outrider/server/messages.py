@@ -35,6 +35,10 @@ from outrider.server.site import Site
 from outrider.server.tools import Tooling, Turns, mapping, named, wrong
 from outrider.server.wire import json_response, read
 
+# Content blocks of Anthropic's Messages API: their translation to messages of a chat template, and
+# the blocks of an answer.
+#
+# The events of an answer and the message that they add up to are made of the same blocks.
 Block: TypeAlias = Mapping[str, Any]
 # Claude Code's first system block differs in every request; with it, no request could use the
 # prefix cache.

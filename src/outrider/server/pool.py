@@ -261,6 +261,9 @@ class EnginePool(OfOneProcess):
         self._news.set()
 
 
+# Identity of an engine's arithmetic: engines with equal identities write the same texts.
+#
+# A text that one engine began is continued at another one only if their identities are equal.
 _SHOWN = 16
 # Number and size in bytes of the blocks that are read of a large file.
 _NUM_BLOCKS, _BLOCK = 64, 1 << 16

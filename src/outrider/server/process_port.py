@@ -4,7 +4,7 @@ A request in flight continues with the same text if its rule draws each token's 
 position alone (greedy, match, coupled): the tokens that the client has become the beginning of the
 new request. Other requests end with an error. After a crash, requests continue one by one, each
 only after the one before it has written something. This identifies a request that crashes the
-engine: after its second crash, it and its like are refused (blame.py).
+engine: after its second crash, it and its like are refused (engine_child.py).
 """
 
 from __future__ import annotations

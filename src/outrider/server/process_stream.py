@@ -19,6 +19,10 @@ from outrider.core.errors import ConfigError
 from outrider.metrics.summary import Stats, summarise, together
 from outrider.server.port import EngineRequest
 
+# Statistics of a request that several engine processes wrote, as those of one request.
+#
+# The result of the last process only covers the rounds that ran there. The earlier processes
+# reported their rounds with each event, so rounds whose tokens were lost are not counted.
 # Number of rounds that are stored one by one; more are added up.
 _MOST_ROUNDS = 64
 

@@ -187,6 +187,10 @@ def _whole_tool(tool: Item) -> Item:
     return {"description": None, "parameters": None, "strict": None, **tool}
 
 
+# Responses API: the events of one answer, and the object that they add up to.
+#
+# Both are made of the same items, so ids, texts and order agree. Each item is added, grows, and is
+# done before the next one begins; events are numbered.
 # By the type of an item: the type of its part, and the name of its events.
 _TEXTS = {"message": ("output_text", "output_text"), "reasoning": ("reasoning_text",) * 2}
 

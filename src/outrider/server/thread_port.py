@@ -43,6 +43,11 @@ if TYPE_CHECKING:
 _CONTEXT, _NEW_TOKENS = 128, 128
 
 
+# Predicted speed-up of an engine before it has run: `outrider plan` from sizes alone.
+#
+# The playground compares it with the measurement of a race. The planner only has the sizes of
+# target and drafter, the kind of device, and typical acceptance of such drafters, so its interval
+# is wide.
 def promise_of(llm: LLM) -> Promise | None:
     """Return the prediction; None without a drafter or without figures for this device."""
     from outrider.api.memory_parts import WEIGHTS

@@ -227,6 +227,12 @@ def _function(tool: Tool) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else tool
 
 
+# Messages for chat templates, built from the items and blocks of other APIs.
+#
+# Templates expect one system message, at the beginning, and turns that alternate. Instructions are
+# therefore joined, and all items of an assistant's turn (thoughts, text, calls) become one message.
+# Agents send several user messages in a row, and instructions in the middle of a conversation,
+# which templates reject: these become one user message.
 Message: TypeAlias = dict[str, Any]
 _SYSTEM = ("system", "developer")
 

@@ -277,6 +277,24 @@ def exact_rules(sampling: Sampling = PLAIN) -> Mapping[str, AcceptanceRule]:
     return {name: make(sampling) for name, make in EXACT.items()}
 
 
+# Lossy acceptance rules, for study: accept draft tokens that the target finds likely.
+#
+# The walk descends from the root to the first child that passes the rule's test; if none passes,
+# the target's own token is drawn from its distribution there. The test sees the target's
+# distribution at the child's parent (at temperature 1 under greedy decoding). A token of
+# probability 0 never passes, so bans and filters hold.
+#
+#     typical    p(x) > min(e, sqrt(e) exp(-H)), H the entropy of p       e = 0.09
+#     p_min      x is the likeliest, or p(x) >= t                         t = 0.5
+#     threshold  p(x) >= t                                                t = 0.5
+#     top_k      fewer than k tokens are likelier                         k = 5
+#     nucleus    x is in the smallest set of likeliest tokens of mass t   t = 0.9
+#
+# Typical acceptance is that of Medusa (Cai et al. 2024, arXiv 2401.10774), after the truncation of
+# Hewitt, Manning, Liang 2022 (arXiv 2210.15191). p_min with t = 1 is strict argmax: at temperature
+# 0 the text is the target's own.
+#
+# Shapes:  N = distributions, V = vocabulary.
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A drafted token and the target's distribution at its position: `distribution` decides,

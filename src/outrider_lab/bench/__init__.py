@@ -1,7 +1,7 @@
 """Benchmarks of `outrider bench`, and the pages of their results: they measure what users get.
 
-Every study is made of the same pieces: a sample (`sample.py`) is what a contestant did with a piece
-of work in its turn (`turns.py`), kept in a file that a later run goes on with (`store.py`), and
+Every study is made of the same pieces: a sample (`frame.py`) is what a contestant did with a piece
+of work in its turn (`machine.py`), stored in a file that a later run continues (`store.py`), and
 summed up in groups and paired ratios (`frame.py`). `benchmarks/pages/benchmarks.md` has the
 question of each study.
 Nothing here reaches into the engine: models run through api/ and lab/.

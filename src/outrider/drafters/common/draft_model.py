@@ -151,6 +151,13 @@ class ModelDrafter:
         return logits_MV
 
 
+# Self-speculation: the target drafts in its own KV cache, with fewer bits or fewer layers.
+#
+# The cheaper copy reads the keys and values that the target wrote, so it has no prompt to read and
+# no cache of its own. Its drafts are staged in the very slots that the target's next pass writes
+# before it reads them; none of them is ever committed. Zhang et al. 2023, "Draft & Verify"; Tiwari
+# et al. 2025, "QuantSpec". Self-speculation loses where a draft pass costs nearly what the target's
+# costs: small models that fit a CPU cache, and passes spent in attention over a long text.
 @dataclass(frozen=True, slots=True)
 class BorrowedMemory:
     """A StateStore over another's: it may only stage nodes there and take them back. The owner

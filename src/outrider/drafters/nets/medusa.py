@@ -234,6 +234,16 @@ def lite_heads(target: NormedTarget, *, num_heads: int = 2, init: HeadInit = "ti
     return MedusaNet(target, tuple(heads))
 
 
+# Drafts of Medusa heads and block nets, which predict all positions at once and independently.
+#
+# Each position after the pending token has one distribution, the same below every node of its
+# depth. Greedy trees are shaped by these distributions (`confident`) or by counts of how often text
+# was found at each rank (`calibrated`). Drawn trees have a shape that was fixed before by these
+# counts; siblings are drawn without replacement. A tree ends where nodes are worth too little, but
+# fills the rows of a tile that is paid for anyway.
+#
+# Shapes:  B = sequences, K = positions, L = captured layers, C = context tokens, D = hidden size,
+#          V = vocabulary, R = ranks, H = heads.
 TreeKind = Literal["confident", "calibrated"]
 
 _NUM_RANKS = 16

@@ -48,6 +48,11 @@ from outrider.kernels.native.cpu import ENDINGS, cpu_identity, num_physical_core
 
 _log = logging.getLogger(__name__)
 
+# Levels of CPU that kernels are compiled for, and the compiled kernels of an installed wheel, one
+# library for each level.
+#
+# A library's name has a hash of its sources, so edited sources find no library. Its bytes must be
+# those that the wheel's RECORD lists; `scripts/wheel` makes such wheels.
 SOURCES = Path(__file__).parent / "csrc"
 # Rounding is part of the contract: contraction is requested explicitly, -ffast-math never. When GCC
 # tunes for a Zen, it fuses some chains of multiply-adds but not others, depending on the shape of

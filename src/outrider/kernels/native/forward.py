@@ -33,6 +33,9 @@ from outrider.kernels.native.ops import (
 )
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan, PackedTable
 
+# A mixture of experts as one native call: csrc/mixture.cpp.
+#
+# Shapes:  N = tokens, D = hidden size, F = an FFN's size, X = scores of a router.
 # Names of gates, in the order of `Gating` in csrc/linears.h.
 _GATINGS = ("silu", "gelu", "clamped")
 

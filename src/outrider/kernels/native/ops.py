@@ -406,6 +406,17 @@ def pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+# Quantised linears on CPUs: weights of 8 bits in the layout of csrc/quantised.cpp, and blocks of
+# GGUF files in the layout of csrc/groups.h. int4 weights are such blocks, made at load.
+#
+# The kernel of 8 bits reads blocks of B outputs, with the bytes of four inputs of an output next to
+# each other: for each block B float32 scales, then [I / 4][B][4] bytes, each 128 more than the
+# value. Tiles read the same layout with B = 32 on every CPU; zero bytes fill the last 64 inputs.
+# Blocks of files keep their values, with codes, scales and minimums in another order;
+# csrc/groups_add.h has the sums.
+#
+# Shapes:  O = outputs, I = inputs, P = blocks, B = outputs of a block, S = steps of four inputs,
+#          Y = bytes of a block, N = rows.
 class NativeInt8(NativeLinear):
     """`pack` and `linear` of 8-bit weights. Activations are contiguous float32, on the CPU.
 
@@ -521,7 +532,7 @@ class NativeGrouped(NativeLinear):
 
 
 class NativeInt4:
-    """Matrices of 4 bits and an output head of 8, as reference/grouped.py defines them."""
+    """Matrices of 4 bits and an output head of 8, as reference/linear.py defines them."""
 
     scheme = "int4"
 
@@ -542,7 +553,7 @@ class NativeInt4:
         return given(self._blocks.pack([rows]), "layout of these blocks")
 
     def chosen(self, weight_OI: Tensor, bits: int) -> NDArray[np.uint8]:
-        """The blocks of reference/quantise.py, bit for bit."""
+        """The blocks of reference/linear.py, bit for bit."""
         num_out, num_in = weight_OI.shape
         weight_OI = weight_OI.detach().cpu().contiguous()
         if weight_OI.dtype not in SUFFIXES:

@@ -6,7 +6,7 @@ bits do not depend on other rows:
 
     out = sum * (row's scale * output's scale)
 
-A row or a matrix's output that holds NaN or infinity gives NaN. grouped.py has weights of 4 bits.
+A row or a matrix's output that holds NaN or infinity gives NaN. Groups and 4 bits are below.
 
 Shapes:  N = rows, I = inputs, O = outputs, C = the inputs of a chunk.
 """
@@ -168,6 +168,21 @@ def _linear_tiled(x_NI: Tensor, weight_OI: Tensor, tile: int) -> Tensor:
     return torch.cat(results)[:num_rows]
 
 
+# Chooses codes of 4 and 8 bits for weights, in NumPy on the CPU: every machine makes the same
+# choice. The native kernels have the same bits (csrc/quantise.cpp).
+#
+# Every GROUP inputs of an output have a scale and, with 4 bits, a minimum, both float16:
+#
+#     4 bits    weight = scale * code + minimum     codes of 0 to 15, GGUF's Q4_1
+#     8 bits    weight = scale * code               codes of -127 to 127, GGUF's Q8_0
+#
+# For 4 bits, scale and minimum are searched for the least squared error, in which large numbers
+# weigh more: for some widths of a group's range, the search takes the nearest codes, then the best
+# scale and minimum for these codes. A group with a NaN, an infinity or numbers that float16 cannot
+# scale gets the scale NaN.
+#
+# Shapes:  O = outputs, I = inputs, G = groups, C = the inputs of a group, M = groups at once,
+#          B = bytes of a block, F = factors of a group.
 Floats = NDArray[np.float32]
 Codes = NDArray[np.int8]
 Bytes = NDArray[np.uint8]
@@ -177,6 +192,21 @@ Part = tuple[Codes, Floats]
 MOST_CODE, MOST_SIGNED = 15, 127
 # A group's range in steps between codes; beyond 15.5 there would be a code too many.
 _TRIED_STEPS = (14.2, 14.6, 15.0, 15.4)
+# Linears of groups in PyTorch, the definition: weights of 4 bits, and output heads of 8.
+#
+# The codes above define the format of weights. Every GROUP inputs of a row of activations become
+# integers of -127 to 127 and one scale, their largest magnitude over 127. Sums of integers are
+# exact in any order, so a row's bits do not depend on other rows. Group after group, with one
+# rounding in each step,
+#
+#     sum = fma(sum of code * integer, scale * row's scale, sum)
+#     sum = fma(minimum, row's scale * sum of integers, sum)
+#
+# A row or a matrix's output that holds NaN or infinity gives NaN.
+#
+# Shapes:  N = rows, I = inputs, O = outputs, G = groups, C = the inputs of a group,
+#          F = factors of a
+#          group, V = vocabulary, D = hidden size.
 # Groups at once, so few that intermediate results stay in the cache.
 _AT_ONCE = 1 << 13
 

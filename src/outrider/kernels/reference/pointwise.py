@@ -131,6 +131,15 @@ def argmax(logits_MV: Tensor) -> list[int]:
     return host_ints(best_M.masked_fill(is_nan_M, -1))
 
 
+# Greedy acceptance of chains on tensors: a draft is accepted as far as it is the target's argmax.
+#
+#     accept_len = the largest n with draft_i = argmax(logits_i) for all i < n
+#
+# Of equal logits the first one counts, as everywhere. Row i of the logits is compared with draft
+# token i, so the row after the last draft token, which gives the bonus token, is not passed.
+# Shorter drafts are padded with -1, which is never accepted.
+#
+# Shapes:  B = sequences, K = drafted tokens, V = vocabulary, M = logits rows.
 def verify_prefix(
     logits_BKV: Tensor,
     draft_ids_BK: Tensor,

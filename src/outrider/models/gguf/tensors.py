@@ -23,6 +23,13 @@ from outrider.kernels.plan import BlockRows
 from outrider.models.gguf.blocks import decode, held_bytes
 from outrider.models.gguf.reader import Entry, Header, map_file
 
+# Names of tensors: maps the names in GGUF files to those in checkpoints of Hugging Face.
+#
+# Some tensors also have another layout. llama.cpp rotates neighbours (2i, 2i + 1) of a head for
+# `llama`, where checkpoints pair (i, i + H/2), so rows of queries and keys are moved back. GPT-2's
+# matrices are inputs by outputs in checkpoints. Gemma's checkpoints hold a norm's weight minus 1.
+#
+# Shapes:  H = size of a head, O = rows.
 # Factors of rotary frequencies, which config.json has, and no weights.
 FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _LLAMA_OUTER = {

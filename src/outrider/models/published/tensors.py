@@ -22,6 +22,15 @@ from outrider.core.errors import CheckpointError
 from outrider.kernels.plan import BlockRows
 from outrider.models.published.scheme import Scheme
 
+# A quantised matrix as codes and scales, the record that all published layouts are unpacked to.
+#
+# Numbers are made from the record. Kernels that run on blocks (csrc/groups.h) use the codes
+# themselves, as blocks of 32 inputs: of GGUF's type MXFP4 or Q8_0, or of types of our own, 128 to
+# 130, with a zero for each block or with scales that are bfloat16.
+#
+# Shapes:  O = outputs, I = inputs, R = outputs / rows, G = groups of inputs,
+#          N = outputs of a piece,
+#          U = blocks of an output.
 _BLOCK = 32
 # Numbers of the types of blocks, by the dtype of their scales.
 _MXFP4 = 39
@@ -153,6 +162,13 @@ def scales_in(scales: Tensor) -> torch.dtype | None:
     return next((d for d in _FOUR_BITS if torch.equal(whole.to(d).float(), whole)), None)
 
 
+# Layouts of quantised matrices: unpack the tensors that a method stores into codes.
+#
+# 32 // b codes of b bits share a word of 32 bits, the lowest bits first. Nothing in a file is
+# trusted: the size of every part is compared with that of the codes before it is used.
+#
+# Shapes:  O = outputs, I = inputs, W = words, G = groups of inputs, R = rows of scales,
+#          E = experts.
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _FLOAT8 = (torch.float8_e4m3fn,)
 # AWQ's order of eight neighbours in a word.

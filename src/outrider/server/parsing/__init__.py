@@ -1,7 +1,7 @@
 """Parsers that separate a model's output into text, reasoning and tool calls; grammars of answers.
 
 `parser_for` makes the parser of one answer. It follows the checkpoint's `response_template`
-(template.py) or the table of families (families.py). parser.py has the streaming parser itself.
+(grammar.py) or the table of families (families.py). parser.py has the streaming parser itself.
 """
 
 from outrider.server.parsing.formats import format_of, grammar_for, parser_for, shows_special

@@ -317,6 +317,10 @@ class _Source:
         return self.text[self.at - 1]
 
 
+# Calls in tags, and in Python's syntax: Qwen3-Coder, GLM, MiniMax, DeepSeek V3.2, LFM2.
+#
+# Values are written without escapes, so a closing tag is part of the value unless another tag
+# follows it.
 @dataclass(frozen=True, slots=True)
 class Tags:
     """The tags of calls and their arguments. Opening tags are regular expressions with one group,

@@ -343,6 +343,12 @@ _WITH_FORMS: Mapping[str, Callable[[Sequence[OfferedTool]], _Written]] = {
 }
 
 
+# A checkpoint's own `response_template`, as specified by Hugging Face, read as an OutputFormat.
+#
+# It names the fields of the assistant's message, the delimiters of each, and the parser of its
+# text. Fields of text, reasoning and calls are supported; a field that no API knows is shown as it
+# was written. For a template that is not supported, ValueError is raised, and the table of families
+# is used instead.
 _KINDS: Mapping[str, Kind] = {
     "content": "text",
     "thinking": "reasoning",

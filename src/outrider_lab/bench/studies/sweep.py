@@ -2,7 +2,7 @@
 
 A visit takes one piece of work (a prompt, or a batch of them) and decodes it plainly and in every
 other way, in turns. A piece is handed to `generate` at once; with a level it is a closed loop
-(load/drive.py), in which a request is handed in when another has ended. Greedy ids are compared
+(load.py), in which a request is handed in when another has ended. Greedy ids are compared
 with those of plain decoding in the same visit. Whatever error one sample ends in is recorded as its
 reason, and the sweep goes on.
 """
