@@ -24,7 +24,7 @@ from common import NEEDS, Report, cells_before, note, study
 from torch import Tensor
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api.memory import ProcessGauge
+from outrider.api.output import ProcessGauge
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import StepRow
 from outrider.measure.frame import medians, paired_ratio

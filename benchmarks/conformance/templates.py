@@ -8,9 +8,8 @@ from typing import Any
 
 from conformance.counts import Suite
 
-from outrider.api.chat_forms import left_out
-from outrider.api.chat_messages import must_be_in_text, switched
-from outrider.api.chat_template import ChatTemplate
+from outrider.api.chat_messages import left_out, must_be_in_text
+from outrider.api.chat_template import ChatTemplate, switched
 from outrider.core.errors import CheckpointError
 
 _NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}

@@ -73,8 +73,7 @@ def test_nobody_else_reads_files() -> None:
 BEHIND = {"cli/gate.py", "cli/output.py"}
 # Whose stdout is a pipe to the process that started them.
 PIPES = {
-    "api/grammar_helper.py",
-    "api/template_helper.py",
+    "api/helper.py",
     "plugins/parallel/ranks.py",
     "outrider_lab/bench/peers/sides.py",
 }

@@ -17,7 +17,7 @@ import pytest
 from doubles.asgi_client import Got
 from doubles.scripted_port import CARD, ScriptedPort
 from doubles.scripted_site import ask
-from outrider.api.chat_forms import forms
+from outrider.api.chat_messages import forms
 from outrider.server.port import EngineCard
 
 RECORDED = Path(__file__).parents[1] / "clients" / "recorded"

@@ -1,6 +1,6 @@
 """Messages to prompt text, by the checkpoint's own chat template.
 
-A template is untrusted code, so it runs in a helper process (`template_helper`) with one second,
+A template is untrusted code, so it runs in a helper process (`helper.py`) with one second,
 512 MB and an output of at most four times the messages plus 64 KB. The helper starts on the first
 render, serves all later ones, and is killed and replaced when a template misbehaves. If a template
 refuses a conversation, or leaves part of it out, other forms are rendered (`chat_forms`).
@@ -9,6 +9,7 @@ refuses a conversation, or leaves part of it out, other forms are rendered (`cha
 from __future__ import annotations
 
 import json
+import re
 import selectors
 import signal
 import subprocess
@@ -16,28 +17,27 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast
 
-from outrider.api.chat_forms import forms, left_out
 from outrider.api.chat_messages import (
     REASONING,
-    THINKING_SIGNS,
     ChatOptions,
-    Thinking,
+    forms,
     in_text,
+    left_out,
     must_be_in_text,
-    switched,
 )
+from outrider.api.stream import TokenDecoder
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, given, nearest
 from outrider.core.fields import shown
 from outrider.core.files import FileKind, read_text
 
-RENDER_SECONDS = 1.0
+RENDER_SECONDS, _RENDER_CPU_SECONDS = 1.0, 2.0
 START_SECONDS = 20.0
 _EXIT_SECONDS = 1.0
 BASE_OUTPUT_CHARS = 64 * 1024
@@ -49,6 +49,105 @@ _JSON_BYTES_PER_CHAR = 12
 _HERE = "<|outrider goes on here|>"
 _HINT = "--chat-template gives another template; text completions and `outrider generate` need none"
 _PROBE = "These are instructions."
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """Thoughts of a family, between `begin` and `end`, which open an answer or may come `anywhere`.
+    `closing` is the text with which such a model continues to its answer."""
+
+    begin: str
+    end: str
+    closing: str
+    anywhere: bool = False
+
+
+THINK = Thinking("<think>", "</think>", "\n</think>\n\n")
+SEED = Thinking("<seed:think>", "</seed:think>", "</seed:think>")
+MISTRAL = Thinking("[THINK]", "[/THINK]", "[/THINK]")
+GEMMA = Thinking("<|channel>thought", "<channel|>", "<channel|>", anywhere=True)
+_FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
+HARMONY = Thinking("<|channel|>analysis<|message|>", "<|end|>", _FINAL, anywhere=True)
+# The parts of a chat template by which each is recognised.
+THINKING_SIGNS = (
+    (HARMONY, ("<|channel|>", "<|message|>")),
+    (SEED, (SEED.end,)),
+    (GEMMA, (GEMMA.end,)),
+    (MISTRAL, (MISTRAL.end,)),
+    (THINK, (THINK.end,)),
+)
+
+# Tokens of a prompt before its last turn: the tag of thoughts may be special tokens itself.
+_TAG_TOKENS = 32
+# Most tokens of a turn that may continue.
+_TURN_TOKENS = 1 << 15
+# Text between the token that begins a turn and the text of the turn.
+_ROLE = re.compile(r"\s*\w{0,20}\s*")
+
+# Variables of templates that switch thoughts, and a pattern for each in a source.
+_SWITCHES = {
+    "enable_thinking": re.compile(r"\benable_thinking\b"),
+    "thinking": re.compile(
+        r"\bif (?:not )?thinking\b(?![.\[(])|(?<![\w.'\"])thinking *\| *default"
+    ),
+}
+
+
+class PromptEnd(NamedTuple):
+    """The end of a prompt with its special tokens. `turn` is the index at which its last turn
+    begins, after the last special token, or the end of the text if there is none."""
+
+    text: str
+    turn: int
+
+    @classmethod
+    def of(cls, decoder: TokenDecoder, prompt: Sequence[int]) -> PromptEnd:
+        """The end of `prompt`, with its last turn if this is no longer than a turn may be."""
+        special, least = decoder.special_ids, max(0, len(prompt) - _TURN_TOKENS)
+        turn = next((i for i in range(len(prompt), least, -1) if prompt[i - 1] in special), 0)
+        decode = partial(decoder.decode, skip_special=False)
+        if not turn:
+            text = decode(prompt[-_TAG_TOKENS:])
+            return cls(text, len(text))
+        start = max(0, turn - _TAG_TOKENS)
+        return cls(decode(prompt[start:]), len(decode(prompt[start:turn])))
+
+    def is_open(self, begin: str, ends: Iterable[str], *, anywhere: bool) -> bool:
+        """True if the prompt ends between `begin` and one of `ends`: `begin` is its last word, or
+        begins its last turn, or is `anywhere` there."""
+        text, turn = self
+        if text.rstrip().endswith(begin):
+            return True
+        at = text.rfind(begin) if anywhere else text.find(begin, max(0, turn - len(begin)))
+        if at < 0 or at + len(begin) < turn or not (anywhere or _ROLE.fullmatch(text[turn:at])):
+            return False
+        while text.startswith(begin, at):
+            found = [(text.find(end, at), len(end)) for end in ends]
+            closed = [start + size for start, size in found if start >= 0]
+            if not closed:
+                return True
+            # A template may close empty thoughts before the message's own ones.
+            at = min(closed)
+            at += len(text[at:]) - len(text[at:].lstrip())
+        return False
+
+
+def switched(source: str, variables: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Variables as the template `source` names them, and notes on unsupported ones: its own switch
+    replaces `enable_thinking`, which `reasoning_effort` "none" sets to false."""
+    found = dict(variables)
+    own = next((name for name, use in _SWITCHES.items() if use.search(source)), None)
+    if own == "thinking" and "enable_thinking" in found:
+        found = {own: found.pop("enable_thinking"), **found}
+    if found.get("reasoning_effort") != "none":
+        return found, ()
+    if own is not None:
+        found.setdefault(own, False)
+    if "reasoning_effort" in source and re.search("""['"]none['"]""", source):
+        return found, ()
+    del found["reasoning_effort"]
+    why = "the chat template cannot switch thoughts off; a thinking budget of 0 ends them at once"
+    return found, () if own is not None else (f"reasoning_effort 'none': {why}",)
 
 
 class TemplateRefusalError(Exception):
@@ -70,7 +169,7 @@ class ChatTemplate:
         self.source = source
         self._variables = dict(variables)
         self._lock = threading.Lock()
-        self._helper = Helper("template_helper.py")
+        self._helper = Helper("templates")
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
@@ -140,7 +239,8 @@ class ChatTemplate:
             "add_generation_prompt": not continues,
         }
         limit = OUTPUT_RATIO * len(json.dumps(given)) + BASE_OUTPUT_CHARS
-        text = self._rendered({"template": self.source, "limit": limit, "variables": given}, limit)
+        request = {"template": self.source, "limit": limit, "variables": given}
+        text = self._rendered(request | {"seconds": _RENDER_CPU_SECONDS}, limit)
         if not continues:
             return text
         before, here, _ = text.rpartition(_HERE)
@@ -252,12 +352,12 @@ class _EndedError(HelperLostError):
 
 
 class Helper:
-    """A script of this folder that answers in a process of its own, one JSON object per line. The
-    process starts with the first request, and again after it ended. It has a session of its own, so
-    that Ctrl-C in a terminal does not reach it."""
+    """A `job` of helper.py: a process of its own that answers one JSON object per line. It starts
+    with the first request, and again after it ended. It has a session of its own, so that Ctrl-C in
+    a terminal does not reach it. Requests have the `seconds` of processor time that they may take.
+    """
 
-    def __init__(self, name: str, *job: str) -> None:
-        self._script = Path(__file__).with_name(name)
+    def __init__(self, job: str) -> None:
         self._job = job
         self._process: subprocess.Popen[bytes] | None = None
         self._end: Callable[[], object] = lambda: None
@@ -289,7 +389,8 @@ class Helper:
             raise
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-I", str(self._script), *self._job]
+        script = Path(__file__).with_name("helper.py")
+        command = [sys.executable, "-I", str(script), self._job]
         try:
             process = subprocess.Popen(
                 command,
@@ -305,7 +406,7 @@ class Helper:
         except (HelperLostError, OSError) as problem:
             self.close()
             raise MachineError(
-                f"{self._script.name} does not start: {problem}.",
+                f"{script.name} does not start: {problem}.",
                 hint=f"run {' '.join(command)} to see why",
             ) from None
         except BaseException:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from outrider.api.chat_template import Helper, HelperLostError
-from outrider.api.memory import ProcessGauge
+from outrider.api.output import ProcessGauge
 from outrider.api.structure import StructureOptions, chosen, grammar_text
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.draft import common_prefix
@@ -87,7 +87,7 @@ class Grammars:
         self._vocabularies: dict[bool, LLTokenizer] = {}
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
         self._kept_bytes = 0
-        self._helper = Helper("grammar_helper.py")
+        self._helper = Helper("grammars")
         self._refused: OrderedDict[bytes, tuple[str, str | None]] = OrderedDict()
 
     def of(self, options: StructureOptions, *, tried: bool = False) -> Grammar | None:
@@ -160,9 +160,12 @@ class Grammars:
         """Raises ConfigError if reading it takes too much."""
         request = {"grammar": text, "limits": _LIMITS, "seconds": _READING_SECONDS}
         try:
-            self._helper.ask(request, max_bytes=0, seconds=_TRIAL_SECONDS)
+            reply = self._helper.ask(request, max_bytes=0, seconds=_TRIAL_SECONDS)
         except HelperLostError:
             raise _too_slow(name) from None
+        if "ends" in reply:
+            self._helper.close()
+            raise _too_slow(name)
 
     def _compiled(self, name: str, text: str) -> Grammar:
         from llguidance import LLMatcher, LLParserLimits

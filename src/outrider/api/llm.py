@@ -11,8 +11,7 @@ from typing import Self, Unpack
 from outrider.api.chat_messages import ChatOptions
 from outrider.api.grammar import Grammar
 from outrider.api.loading import check_names, load_pair
-from outrider.api.memory import MemoryWatch, gauge
-from outrider.api.output import OutputStream, RequestRouter, TextStream
+from outrider.api.output import MemoryWatch, OutputStream, RequestRouter, TextStream, gauge
 from outrider.api.profile import HasKernels
 from outrider.api.prompts import Message, Prompt, conversation, one_prompt, several_prompts
 from outrider.api.request import RequestHandle, RequestMaker, check_any

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from outrider.api.memory import fitted, table_of
-from outrider.api.memory_parts import Part, draft_room, target_room
+from outrider.api.memory import Part, draft_room, fitted, table_of, target_room
 from outrider.api.plan import LoadPlan, plan_pair
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.collector import give_back, uncollected

@@ -9,155 +9,351 @@ stretch's own, else the usage at the stretch's end counts. MPS reports usage and
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Protocol
+from typing import Literal
 
 import torch
 
-from outrider.api.memory_parts import (
-    Part,
-    files_of,
-    memory_parts,
-    needed,
-    tables_bytes,
-    target_room,
-)
 from outrider.api.plan import LoadPlan
 from outrider.cache.pages import ARENA_SHARE, MemoryLimit, limits, total_bytes
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
 from outrider.core.fields import size
-from outrider.core.files import FileKind, read_bytes
-from outrider.engine.build import whole_pages
-from outrider.kernels.kinds import pick_device
-from outrider.models.hf_config import FAMILIES
+from outrider.core.resolve import ResolvedConfig
+from outrider.core.spec import HEAD_BYTES, QUANTISED_BYTES, DecoderConfig, ModelSpec
+from outrider.drafters.common.draft_model import LEAST_SHARE
+from outrider.engine.build import draft_capacity, model_capacity, most_staged, whole_pages
+from outrider.engine.prompt_logprobs import SCORED_ROWS
+from outrider.kernels.kinds import DTYPES, pick_device
+from outrider.kernels.registry import is_native
+from outrider.models.decoder import ModelCapacity
+from outrider.models.families import LlamaConfig
+from outrider.models.heads import HeadsToLoad
+from outrider.models.hf_config import FAMILIES, read_config
 from outrider.models.loading import spec_of_config
+from outrider.models.weights import StoredWeights, stored_in
 
-_STATUS = Path("/proc/self/status")
+# Bytes that Python holds for a page, and for tokens in it once a text is remembered.
+_PAGE_BYTES = 256
+# Prefix of the names of parts that are weights.
+WEIGHTS = "weights of the "
+# Temporary tensors and libraries; for limits of addresses also stacks and pools of threads.
+_WORKING_BYTES, _WORKING_ADDRESSES = 64 << 20, 192 << 20
+# Weights that are quantised at once, and the temporary bytes of each (kernels/linear).
+_QUANTISED_AT_ONCE, _QUANTISING_BYTES = 1 << 23, 20
+# Temporary bytes of a weight in int4: a matrix becomes codes and blocks before it is packed.
+_BLOCK_BYTES = 3
 
-
-class Gauge(Protocol):
-    """Bytes held by one allocator."""
-
-    def take(self) -> int:
-        """The peak since the last call, as far as it is known."""
-        ...
-
-    def peak(self) -> int | None:
-        """The peak so far; None if it is not counted."""
-        ...
-
-
-class ProcessGauge:
-    """Resident memory of this process, of which models and arena are a part."""
-
-    def __init__(self) -> None:
-        self._high = _resident_bytes()[1]
-
-    def take(self) -> int:
-        now, high = _resident_bytes()
-        raised, self._high = high > self._high, high
-        return high if raised else now
-
-    def now(self) -> int:
-        return _resident_bytes()[0]
-
-    def peak(self) -> int:
-        return _resident_bytes()[1]
+When = Literal["held", "loading", "addresses"]
 
 
-class CudaGauge:
-    """Tensors of this process on a CUDA device. `take` resets the allocator's own peak."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`num_bytes` on `device`: weights and other memory "held" for good, temporary memory while
+    "loading", and "addresses", which count only against limits of addresses."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._highest = 0
-
-    def take(self) -> int:
-        held = torch.cuda.max_memory_allocated(self._device)
-        self._highest = max(self._highest, held)
-        torch.cuda.reset_peak_memory_stats(self._device)
-        return held
-
-    def peak(self) -> int:
-        return max(self._highest, torch.cuda.max_memory_allocated(self._device))
+    name: str
+    num_bytes: int
+    device: str
+    when: When = "held"
+    is_weights: bool = False
 
 
-class MpsGauge:
-    """Memory that Metal allocated for this process."""
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The checkpoints' contents; `draft` and `heads` are None if none is loaded. `heads_read` are
+    the heads to load, with memory for no tokens."""
 
-    def take(self) -> int:
-        return torch.mps.driver_allocated_memory()
-
-    def peak(self) -> None:
-        return None
-
-
-class MemoryWatch:
-    """One LLM's memory: while loading, and in each pass.
-
-    Only an `active` watch, that of a profile, reads those: reading resets CUDA's counter. The peak
-    is there for every result.
-    """
-
-    def __init__(self, gauge: Gauge, *, active: bool) -> None:
-        self._gauge = gauge
-        self._active = active
-        self._load_bytes = gauge.take() if active else 0
-        self._pass_index: int | None = None
-        self._pass_bytes = 0
-
-    @property
-    def peak_bytes(self) -> int | None:
-        """Peak memory of this process so far, for any purpose; None if unknown."""
-        return self._gauge.peak()
-
-    @property
-    def load_bytes(self) -> int:
-        """Peak memory between the watch's creation and `end_load`."""
-        return self._load_bytes
-
-    def end_load(self) -> None:
-        if self._active:
-            self._load_bytes = self._gauge.take()
-
-    def during(self, pass_index: int) -> int:
-        """Peak memory in this pass, if called at its end; 0 from an inactive watch.
-
-        Sequences of one pass get the same answer.
-        """
-        if self._active and pass_index != self._pass_index:
-            self._pass_index, self._pass_bytes = pass_index, self._gauge.take()
-        return self._pass_bytes
+    target: StoredWeights
+    draft: StoredWeights | None = None
+    draft_config: DecoderConfig | None = None
+    heads: StoredWeights | None = None
+    heads_read: HeadsToLoad | None = None
 
 
-def gauge(device: torch.device) -> Gauge:
-    """The gauge of the allocator of `device`."""
-    match device.type:
-        case "cuda":
-            return CudaGauge(device)
-        case "mps":
-            return MpsGauge()
-        case _:
-            return ProcessGauge()
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """One model of a pair: its files, its capacity, and the number of lanes with buffers for it.
+    `shares_table` says that a tied output head of int4 is the table of tokens too."""
+
+    role: str
+    spec: ModelSpec
+    stored: StoredWeights
+    capacity: ModelCapacity
+    device: str
+    in_float32: bool
+    num_lanes: int
+    shares_table: bool = False
 
 
-def _resident_bytes() -> tuple[int, int]:
-    """Resident bytes now, and at most so far. Without /proc, the latter is both."""
-    try:
-        lines = read_bytes(_STATUS, FileKind.SYSTEM).splitlines()
-    except OSError:
-        high = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        high *= 1 if sys.platform == "darwin" else 1024
-        return high, high
-    pairs = (line.split(b":", 1) for line in lines if line.startswith((b"VmRSS", b"VmHWM")))
-    sizes = {name: 1024 * int(value.split()[0]) for name, value in pairs}
-    return sizes[b"VmRSS"], max(sizes.values())
+def files_of(plan: LoadPlan) -> Files:
+    """The plan's checkpoints. Raises CheckpointError for missing weights."""
+    target = stored_in(plan.folder)
+    if plan.model_folder is not None:
+        return Files(target, stored_in(plan.model_folder), read_config(plan.model_folder))
+    if plan.heads_folder is None:
+        return Files(target)
+    return Files(target, heads=stored_in(plan.heads_folder), heads_read=plan.heads(0))
+
+
+def target_room(plan: LoadPlan, heads: HeadsToLoad | None) -> ModelCapacity:
+    config = plan.settings
+    rows = plan.resolved.pass_rows
+    most = max(config.prefill_chunk + rows, config.kv_window if config.kv_budget else 0)
+    capacity = model_capacity(
+        config,
+        plan.num_slots,
+        max_rows=most,
+        max_logits=max(rows, SCORED_ROWS),
+        window=plan.window,
+        num_staged=most_staged(plan.resolved),
+    )
+    return replace(capacity, hidden_layers=plan.hidden_layers(heads))
+
+
+def draft_room(resolved: ResolvedConfig, num_slots: int, window: int = 0) -> ModelCapacity:
+    """Capacity of a draft model for a target with so many slots, including the predicted verdicts
+    of a draft model that drafts ahead."""
+    config, more = resolved.settings, draft_capacity(resolved)
+    # A process of its own gets no such memory.
+    apart = config.drafter_home != "process"
+    capacity = model_capacity(
+        config,
+        num_slots + config.most_batch * whole_pages(more.num_slots, config.page_size),
+        max_rows=max(config.prefill_chunk, 2 * config.most_batch, more.num_rows),
+        max_logits=max(config.most_batch, more.num_logits),
+        window=window,
+        num_staged=apart * (most_staged(resolved) + LEAST_SHARE + more.num_slots),
+    )
+    # A model that drafts ahead stages all its branches.
+    history = max(capacity.states.history, more.num_slots)
+    return replace(capacity, states=replace(capacity.states, history=history))
+
+
+def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> tuple[Part, ...]:
+    """Memory of the pair with `plan.num_slots` positions; nothing is read or allocated. With
+    `has_weights` another engine already holds the target's weights."""
+    config = plan.settings
+    device = pick_device(config.device).type
+    lanes = {"single": 1, "pd": 2}.get(config.schedule, 3)
+    heads = files.heads_read
+    if heads is not None:
+        more = heads.capacity.num_slots + plan.num_slots
+        heads = replace(heads, capacity=replace(heads.capacity, num_slots=more))
+    in_float32 = _in_float32(plan.target, config, device)
+    target = _Model(
+        "target",
+        replace(
+            spec_of_config(plan.target, config.dtype, config.kv_dtype),
+            quantise=config.quantise,
+            stored_bytes=_stored_bytes(files.target, config, config.quantise, in_float32, device),
+        ),
+        files.target,
+        target_room(plan, heads),
+        device,
+        in_float32=in_float32,
+        num_lanes=lanes,
+        # Heads that draft need the table as numbers.
+        shares_table=device == "cpu" and isinstance(plan.target, LlamaConfig) and heads is None,
+    )
+    parts, captured = [*_model_parts(target)], _captured_bytes(target, config, plan.resolved.k + 1)
+    if has_weights:
+        parts = [part for part in parts if not part.is_weights and part.when != "loading"]
+    if files.draft is not None and files.draft_config is not None:
+        home = device if config.drafter_device == "auto" else config.drafter_device
+        in_float32 = _in_float32(files.draft_config, config, home)
+        kept = _stored_bytes(files.draft, config, "none", in_float32, home)
+        draft = _Model(
+            "draft",
+            replace(spec_of_config(files.draft_config, config.dtype), stored_bytes=kept),
+            files.draft,
+            draft_room(plan.resolved, plan.num_slots, plan.window),
+            home,
+            in_float32=in_float32,
+            num_lanes=1,
+        )
+        parts += _model_parts(draft)
+        captured += _captured_bytes(draft, config, 2)
+        distributions = config.most_batch * config.most_k * plan.target.vocab_size * 4
+        parts.append(Part("distributions of drafts", distributions, device))
+    if device == "cuda" and config.fused_round:
+        parts.append(Part("captured rounds", captured, device))
+    if heads is not None and files.heads is not None:
+        parts += _heads_parts(plan, heads, target, files.heads)
+    if plan.own is not None and plan.own.quantise != "none":
+        copy = replace(target, spec=replace(target.spec, quantise=plan.own.quantise))
+        taken = _matrices_bytes(copy)
+        parts.append(Part(f"{WEIGHTS}copy that drafts", taken, device, is_weights=True))
+    extra = _WORKING_ADDRESSES if device == "cpu" else 0
+    return (
+        *parts,
+        *([] if plan.own is None else _copy_parts(target, plan.own.quantise)),
+        Part("temporary memory", _WORKING_BYTES, device),
+        Part("threads", extra, device, "addresses"),
+    )
+
+
+def _in_float32(model: DecoderConfig, config: EngineConfig, device: str) -> bool:
+    """True if the matrices are held as float32, as the reference kernels of CPUs hold all."""
+    dtype = DTYPES.get(model.dtype if config.dtype == "auto" else config.dtype, torch.float32)
+    return device == "cpu" and not is_native(torch.device(device), dtype, config.force_reference)
+
+
+def _stored_bytes(
+    stored: StoredWeights, config: EngineConfig, quantise: str, in_float32: bool, device: str
+) -> int:
+    """Bytes of blocks that stay in their stored form; 0 if they become floats."""
+    stays = device == "cpu" and not in_float32 and stored.stays(config.dtype, quantise)
+    return stored.held_bytes if stays else 0
+
+
+def _model_parts(model: _Model) -> Iterator[Part]:
+    spec, capacity, device = model.spec, model.capacity, model.device
+    of = f"of the {model.role}"
+    yield Part(WEIGHTS + model.role, _weights_bytes(model), device, is_weights=True)
+    yield Part(f"loading {of}", _loading_bytes(model), device, "loading")
+    if device == "cpu":
+        # Files are mapped while they are read, and every matrix begins in a page of 2 MB.
+        mapped = model.stored.num_bytes + model.stored.largest_file
+        pages = 4 * spec.num_layers * (4 << 20)
+        pages = min(pages, spec.weight_bytes) + (32 << 20)
+        yield Part(f"mapped files {of}", mapped + pages, device, "addresses")
+    arena = spec.arena_bytes(
+        capacity.num_slots, capacity.num_local_slots(spec) or capacity.num_slots
+    )
+    yield Part(f"KV arena {of}, {capacity.num_slots} tokens", arena, device)
+    kept = capacity.num_slots * len(capacity.hidden_layers) * spec.hidden_size * spec.bytes_per_kv
+    yield Part(f"hidden states {of}", kept, device)
+    yield Part(f"recurrent states {of}", capacity.states.num_bytes(spec), device)
+    yield Part(f"positions and pages {of}", tables_bytes(spec, capacity), device)
+    yield Part(f"scratch {of}", model.num_lanes * _scratch_bytes(spec, capacity), device)
+    # Logits, and the distributions that sampling makes of them.
+    logits = 2 * model.num_lanes * capacity.max_logits * spec.vocab_size * 4
+    yield Part(f"logits {of}", logits, device)
+    if device.startswith("cuda"):
+        # Imported here: the plugin of a device that most machines lack.
+        from outrider.plugins.gpu.kernels.scratch import PART, attention_scratch, workspace_bytes
+
+        num_parts = -(-capacity.num_positions(spec.max_tokens, reach=spec.reach) // PART)
+        scratch = attention_scratch(capacity.max_rows, spec.num_heads, spec.head_dim, num_parts)
+        yield Part(f"attention {of}", model.num_lanes * workspace_bytes(scratch), device)
+
+
+def _copy_parts(target: _Model, quantise: str) -> Iterator[Part]:
+    """Memory of a copy of the target without its matrices; tables are the target's."""
+    spec, capacity = target.spec, target.capacity
+    if quantise != "none":
+        copy = replace(target, spec=replace(spec, quantise=quantise))
+        yield Part("loading of the copy", _loading_bytes(copy), target.device, "loading")
+    taken = _scratch_bytes(spec, capacity) + capacity.max_logits * spec.vocab_size * 4
+    yield Part("scratch and logits of the copy", taken, target.device)
+
+
+def _heads_parts(
+    plan: LoadPlan, heads: HeadsToLoad, target: _Model, stored: StoredWeights
+) -> Iterator[Part]:
+    # Their own keys and values are of the weights' precision.
+    spec = replace(target.spec, kv_dtype="auto")
+    capacity = heads.capacity
+    weights = stored.num_bytes * spec.bytes_per_weight // 2
+    if heads.folder == plan.folder:
+        weights = spec.num_parameters * spec.bytes_per_weight // spec.num_layers
+    yield Part(f"{WEIGHTS}heads", weights, target.device, is_weights=True)
+    num_layers = spec.num_layers if spec.num_kv_layers is None else spec.num_kv_layers
+    if heads.format.arena:
+        arena = (
+            capacity.num_slots * spec.kv_bytes_per_token // max(1, num_layers) * heads.num_layers
+        )
+        tables = tables_bytes(spec, capacity)
+        yield Part(f"KV arena of the heads, {capacity.num_slots} tokens", arena, target.device)
+        yield Part("positions and pages of the heads", tables, target.device)
+    taken = _scratch_bytes(spec, capacity) + capacity.max_logits * spec.vocab_size * 4
+    yield Part("scratch and logits of the heads", taken, target.device)
+
+
+def _weights_bytes(model: _Model) -> int:
+    """Bytes of the weights as held: a tied output head is a separate copy of the table in another
+    form, except in int4, where it is the table too."""
+    spec = model.spec
+    table = spec.vocab_size * spec.hidden_size * spec.bytes_per_weight
+    if spec.stored_bytes and spec.quantise == "none":
+        # GGUF files have the table in blocks, which the head shares; folders have it in floats.
+        copied = not model.stored.checkpoint.is_gguf and not model.stored.has_head
+        return spec.stored_bytes + copied * table
+    is_head = spec.quantise == "int4" and model.shares_table and not model.stored.has_head
+    return _matrices_bytes(model) + (0 if is_head else table)
+
+
+def _matrices_bytes(model: _Model) -> int:
+    """Bytes of all weights but the table of tokens."""
+    spec = model.spec
+    head = spec.vocab_size * spec.hidden_size
+    matrices = max(0, spec.num_parameters - head)
+    if model.stored.has_head:
+        matrices -= head
+    elif model.device != "cpu" and spec.quantise == "none":
+        head = 0
+    if spec.quantise == "none":
+        return (matrices + head) * (4 if model.in_float32 else spec.bytes_per_weight)
+    width, of_head = QUANTISED_BYTES[spec.quantise], HEAD_BYTES[spec.quantise]
+    if model.in_float32:
+        # The reference holds a byte per code, and the scales in float32.
+        width, of_head = (1.25, 1.125) if spec.quantise == "int4" else (1.0, 1.0)
+    return int(matrices * width + head * of_head)
+
+
+def _loading_bytes(model: _Model) -> int:
+    """Temporary bytes for one matrix at a time: as stored, as converted, and for quantising."""
+    spec = model.spec
+    attended = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    widest = max(spec.vocab_size, attended, 2 * spec.ffn_size)
+    weights = min(widest * spec.hidden_size, spec.num_parameters)
+    most = 2 * weights * max(4 if model.in_float32 else 0, spec.bytes_per_weight)
+    if model.stored.checkpoint.is_gguf and not spec.stored_bytes:
+        # Blocks become float32 first.
+        most += 4 * weights
+    if spec.quantise == "int4":
+        most += weights * _BLOCK_BYTES
+    elif spec.quantise == "int8":
+        most += min(weights, _QUANTISED_AT_ONCE) * _QUANTISING_BYTES
+    return most
+
+
+def tables_bytes(spec: ModelSpec, capacity: ModelCapacity) -> int:
+    """Bytes of cosines and sines in float32, and of the lists of pages."""
+    positions = capacity.num_positions(spec.max_tokens, reach=spec.reach)
+    return positions * spec.head_dim * 4 + capacity.num_slots * _PAGE_BYTES // capacity.page_size
+
+
+def _scratch_bytes(spec: ModelSpec, capacity: ModelCapacity) -> int:
+    """Bytes of the buffers of one step (models/decoder.py), float32. A mixture copies every row to
+    each of its experts and keeps their outputs."""
+    attended = spec.num_heads * spec.head_dim
+    wide = 3 * spec.hidden_size + 2 * attended + 2 * spec.num_kv_heads * spec.head_dim
+    if spec.num_experts:
+        wide += (2 * spec.num_active_experts + 1) * spec.hidden_size
+    return capacity.max_rows * 4 * (wide + 3 * spec.ffn_size)
+
+
+def _captured_bytes(model: _Model, config: EngineConfig, width: int) -> int:
+    """Bytes of rounds in a CUDA graph, of `width` rows per text: buffers, logits, slots, pages."""
+    spec, num_rows = model.spec, config.most_batch * width
+    positions = model.capacity.num_positions(spec.max_tokens, reach=spec.reach)
+    rows = _scratch_bytes(spec, replace(model.capacity, max_rows=num_rows))
+    return rows + 4 * num_rows * spec.vocab_size + 8 * config.most_batch * positions
+
+
+def needed(parts: Sequence[Part], *, of_addresses: bool) -> int:
+    """The peak of all parts. Memory held in addition to weights is written when all are loaded;
+    its addresses are reserved before."""
+    weights = sum(part.num_bytes for part in parts if part.is_weights)
+    rest = sum(part.num_bytes for part in parts if part.when == "held" and not part.is_weights)
+    loading = max((part.num_bytes for part in parts if part.when == "loading"), default=0)
+    if not of_addresses:
+        return weights + max(rest, loading)
+    return weights + rest + loading + sum(p.num_bytes for p in parts if p.when == "addresses")
 
 
 # Largest share of an arena's memory, if its size is automatic, for tables of positions and lists of

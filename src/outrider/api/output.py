@@ -6,13 +6,18 @@ follows one request.
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
-from outrider.api.memory import MemoryWatch
+import torch
+
 from outrider.api.result import DRAFTER_FAILED, GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.api.turns import OfOneProcess, Turns
@@ -20,6 +25,7 @@ from outrider.core.budget import RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Outcome, RoundEvent, TokenLogprobs
 from outrider.core.errors import ConfigError, ContractError, foreign, with_hint
+from outrider.core.files import FileKind, read_bytes
 from outrider.core.sequence import LiveSequence
 from outrider.core.thoughts import ThoughtBudget
 from outrider.engine.engine import Engine
@@ -28,6 +34,124 @@ from outrider.metrics.summary import MemoryTrace, summarise
 # Rounds that take less than this run several per job before readers get them: the work between two
 # jobs takes a noticeable part of a very small model's round.
 CONTROL_SECONDS = 0.003
+_STATUS = Path("/proc/self/status")
+
+
+class Gauge(Protocol):
+    """Bytes held by one allocator."""
+
+    def take(self) -> int:
+        """The peak since the last call, as far as it is known."""
+
+    def peak(self) -> int | None:
+        """The peak so far; None if it is not counted."""
+
+
+class ProcessGauge:
+    """Resident memory of this process, of which models and arena are a part."""
+
+    def __init__(self) -> None:
+        self._high = _resident_bytes()[1]
+
+    def take(self) -> int:
+        now, high = _resident_bytes()
+        raised, self._high = high > self._high, high
+        return high if raised else now
+
+    def now(self) -> int:
+        return _resident_bytes()[0]
+
+    def peak(self) -> int:
+        return _resident_bytes()[1]
+
+
+class CudaGauge:
+    """Tensors of this process on a CUDA device. `take` resets the allocator's own peak."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._highest = 0
+
+    def take(self) -> int:
+        held = torch.cuda.max_memory_allocated(self._device)
+        self._highest = max(self._highest, held)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return held
+
+    def peak(self) -> int:
+        return max(self._highest, torch.cuda.max_memory_allocated(self._device))
+
+
+class MpsGauge:
+    """Memory that Metal allocated for this process."""
+
+    def take(self) -> int:
+        return torch.mps.driver_allocated_memory()
+
+    def peak(self) -> None:
+        return None
+
+
+class MemoryWatch:
+    """One LLM's memory: while loading, and in each pass.
+
+    Only an `active` watch, that of a profile, reads those: reading resets CUDA's counter. The peak
+    is there for every result.
+    """
+
+    def __init__(self, gauge: Gauge, *, active: bool) -> None:
+        self._gauge = gauge
+        self._active = active
+        self._load_bytes = gauge.take() if active else 0
+        self._pass_index: int | None = None
+        self._pass_bytes = 0
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Peak memory of this process so far, for any purpose; None if unknown."""
+        return self._gauge.peak()
+
+    @property
+    def load_bytes(self) -> int:
+        """Peak memory between the watch's creation and `end_load`."""
+        return self._load_bytes
+
+    def end_load(self) -> None:
+        if self._active:
+            self._load_bytes = self._gauge.take()
+
+    def during(self, pass_index: int) -> int:
+        """Peak memory in this pass, if called at its end; 0 from an inactive watch.
+
+        Sequences of one pass get the same answer.
+        """
+        if self._active and pass_index != self._pass_index:
+            self._pass_index, self._pass_bytes = pass_index, self._gauge.take()
+        return self._pass_bytes
+
+
+def gauge(device: torch.device) -> Gauge:
+    """The gauge of the allocator of `device`."""
+    match device.type:
+        case "cuda":
+            return CudaGauge(device)
+        case "mps":
+            return MpsGauge()
+        case _:
+            return ProcessGauge()
+
+
+def _resident_bytes() -> tuple[int, int]:
+    """Resident bytes now, and at most so far. Without /proc, the latter is both."""
+    try:
+        lines = read_bytes(_STATUS, FileKind.SYSTEM).splitlines()
+    except OSError:
+        high = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        high *= 1 if sys.platform == "darwin" else 1024
+        return high, high
+    pairs = (line.split(b":", 1) for line in lines if line.startswith((b"VmRSS", b"VmHWM")))
+    sizes = {name: 1024 * int(value.split()[0]) for name, value in pairs}
+    return sizes[b"VmRSS"], max(sizes.values())
 
 
 @dataclass(slots=True)

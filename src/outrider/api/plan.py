@@ -13,9 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from outrider.api.chat_template import template_source
-from outrider.api.self_copy import why_no_copy
-from outrider.api.tokenizer import Tokenizer, first_differences, num_common_ids
-from outrider.api.translate import TextTranslator
+from outrider.api.tokenizer import TextTranslator, Tokenizer, first_differences, num_common_ids
 from outrider.cache.pages import arena_slots
 from outrider.core.config import MOST_BATCH, EngineConfig
 from outrider.core.errors import (
@@ -29,7 +27,7 @@ from outrider.core.plugins import AUTO, COPY, KINDS, MODEL, drafter_named
 from outrider.core.resolve import Measured, ResolvedConfig, resolve
 from outrider.core.spec import DecoderConfig
 from outrider.core.tree import MAX_WIDTH
-from outrider.drafters.common.draft_model import SelfDraftSpec, own_copy
+from outrider.drafters.common.draft_model import SelfDraftSpec, own_copy, why_no_copy
 from outrider.engine.build import (
     DRAFT_CONTEXT,
     model_capacity,
@@ -349,9 +347,9 @@ class LoadPlan:
 def plan_pair(
     model: str, draft: str | None, config: EngineConfig, *, search: bool = True
 ) -> LoadPlan:
-    """Plan a pair. With `search`, drafter auto takes a draft model that was not named
-    (api/plan.py), or a copy of the target (api/self_copy.py). A `model` may be heads that
-    name their target: then that is the target, and they draft.
+    """Plan a pair. With `search`, drafter auto takes a draft model that was not named,
+    or a copy of the target. A `model` may be heads that name their target: then that is the
+    target, and they draft.
     Raises ConfigError, CheckpointError, VocabularyError or CapacityError."""
     folder = find_model(model)
     draft = draft or draft_of(model, config.drafter)

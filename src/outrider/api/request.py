@@ -1,21 +1,24 @@
-"""Requests: a sequence from a prompt and parameters, and the handle of a submitted request.
+"""Requests: a sequence from a prompt and parameters, and requests of callers and of tasks.
 
 A tokenizer may be third-party code: any error of it is caught and reported.
 """
 
 from __future__ import annotations
 
+import math
+from asyncio import AbstractEventLoop, Future
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
+from time import monotonic
 
-from outrider.api.chat_messages import PromptEnd, Thinking
+from outrider.api.chat_template import PromptEnd, Thinking
 from outrider.api.grammar import Grammar, Grammars
 from outrider.api.loading import LoadedPair
 from outrider.api.output import OutputStream
 from outrider.api.prompts import PromptReader
-from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.result import GenerationResult, Mailbox, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.api.structure import RequestOptions, StructureOptions, structure_in
 from outrider.api.tokenizer import Tokenizer, spellings
@@ -27,6 +30,7 @@ from outrider.core.logits import AllowedTokens, CallbackConstraint, LogitsProces
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.core.thoughts import ThoughtBudget, ThoughtTags
+from outrider.sched.fair_queue import LEAST_WEIGHT, MOST_WEIGHT
 
 
 class Thoughts:
@@ -113,6 +117,56 @@ class RequestHandle(OfOneProcess):
         if not self.done:
             raise ConfigError("the request has not ended.", hint="call advance until it has")
         return self.make_result(self.reader)
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class AsyncRequest:
+    """A request of a task of `loop`. A `quiet` one is notified only of its end. Requests of several
+    `key`s share the engine in proportion to their `weight`.
+
+    The engine's thread writes `handle`, `events`, `ended` and `error`; `waiter` is the loop's.
+    """
+
+    loop: AbstractEventLoop
+    ids: Sequence[int]
+    params: SamplingParams
+    allowed: AllowedTokens | Grammar | None = None
+    structure: StructureOptions = field(default_factory=StructureOptions)
+    sample: int = 0
+    written: Sequence[int] = ()
+    quiet: bool = False
+    key: str = ""
+    weight: float = 1.0
+    came: float = field(default_factory=monotonic)
+    num_charged: int = 0
+    handle: RequestHandle | None = None
+    events: Mailbox = field(default_factory=Mailbox)
+    ended: bool = False
+    error: BaseException | None = None
+    waiter: Future[None] | None = None
+
+    def __post_init__(self) -> None:
+        if not LEAST_WEIGHT <= self.weight <= MOST_WEIGHT:
+            raise ConfigError(
+                f"the weight of a request is {self.weight}.",
+                hint=f"a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}; 1 is the default",
+            )
+
+    @property
+    def deadline(self) -> float:
+        return self.came + self.params.max_time if self.params.max_time else math.inf
+
+    async def news(self) -> None:
+        """Wait for an event or the end; only the request's own loop may call it."""
+        self.waiter = self.loop.create_future()
+        try:
+            await self.waiter
+        finally:
+            self.waiter = None
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
 
 class RequestMaker(PromptReader):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from html import escape
 from importlib.resources import files
 from typing import Any, cast
@@ -514,3 +515,30 @@ def text_of(run: Mapping[str, Any]) -> str:
     """The text of the run."""
     nodes: Sequence[Mapping[str, Any]] = [n for one in run["rounds"] for n in one["nodes"]]
     return "".join(node.get("text", "") for node in nodes)
+
+
+@dataclass(slots=True)
+class Mailbox:
+    """The waiting events of one request. Its owners must use it from one thread at a time."""
+
+    _merged: list[TextEvent] = field(default_factory=list[TextEvent])
+    """Events older than those in `_fresh`; each was more than MOST_EVENTS events."""
+    _fresh: deque[TextEvent] = field(default_factory=deque[TextEvent])
+
+    def put(self, events: Iterable[TextEvent]) -> None:
+        self._fresh += events
+        if len(self._fresh) > MOST_EVENTS:
+            self._merged.append(TextEvent.merged(self._fresh))
+            self._fresh.clear()
+
+    def take(self) -> TextEvent | None:
+        """The next event; one for all if more wait than a reader gets separately."""
+        if self._merged:
+            event = TextEvent.merged([*self._merged, *self._fresh])
+            self._merged.clear()
+            self._fresh.clear()
+            return event
+        return self._fresh.popleft() if self._fresh else None
+
+    def __bool__(self) -> bool:
+        return bool(self._merged or self._fresh)

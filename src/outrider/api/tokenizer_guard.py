@@ -28,7 +28,7 @@ from outrider.models.gguf.splits import PATTERNS, TEKKEN
 #
 # The library's engine backtracks. A repetition within a repetition, `(a+)+b`, takes exponential
 # time and panics after ten million steps, so such a pattern is refused. The remaining unknown
-# patterns are polynomial and are tried in a helper process (template_helper.py); published ones
+# patterns are polynomial and are tried in a helper process (helper.py); published ones
 # need neither.
 # Patterns of rules that GGUF files name, and of other published tokenizers.
 KNOWN = PATTERNS | {
@@ -45,7 +45,7 @@ KNOWN = PATTERNS | {
     ".",
 }
 
-_TRIAL_SECONDS = 20.0
+_TRIAL_SECONDS, _TRIAL_CPU_SECONDS = 20.0, 10.0
 MAX_CHARS = 4096
 MAX_COUNT = 1000
 MAX_DEPTH = 32
@@ -74,9 +74,9 @@ def try_out(patterns: Sequence[str]) -> str | None:
     their own, since a search cannot be interrupted. Raises MachineError if it does not start."""
     if not patterns:
         return None
-    helper = Helper("template_helper.py", "patterns")
+    helper = Helper("patterns")
     try:
-        request = {"patterns": list(patterns)}
+        request = {"patterns": list(patterns), "seconds": _TRIAL_CPU_SECONDS}
         reply = helper.ask(request, max_bytes=BASE_OUTPUT_CHARS, seconds=_TRIAL_SECONDS)
     except HelperLostError as problem:
         return f"its patterns take too long: {problem}"

@@ -41,7 +41,7 @@ from outrider.pairs.catalog import is_called
 from outrider.server.access import read_keys
 
 if TYPE_CHECKING:
-    from outrider.api.memory_parts import Part
+    from outrider.api.memory import Part
     from outrider.api.plan import LoadPlan
     from outrider.server.access import Address, DoorRules
     from outrider.server.batches import Batches

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from outrider.api.chat_messages import switched
+from outrider.api.chat_template import switched
 from outrider.api.structure import KEYS, StructureOptions, structure_of
 from outrider.core.fields import WHOLE, shown
 from outrider.core.params import SamplingParams

@@ -12,8 +12,7 @@ from typing import Self
 
 import msgspec
 
-from outrider.api.mailbox import Mailbox
-from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.result import GenerationResult, Mailbox, TextEvent
 from outrider.core.budget import RoundTrace
 from outrider.core.errors import ConfigError
 from outrider.metrics.summary import Stats, summarise, together

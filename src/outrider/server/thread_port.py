@@ -13,10 +13,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self, cast
 
-from outrider.api.async_llm import AsyncLLM
-from outrider.api.engine_thread import AsyncRequest, EngineThread
+from outrider.api.async_llm import AsyncLLM, EngineThread
 from outrider.api.llm import LLM
 from outrider.api.prompts import ChatIds
+from outrider.api.request import AsyncRequest
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import TokenDecoder, pieces_of
 from outrider.core.budget import RoundTrace
@@ -50,7 +50,7 @@ _CONTEXT, _NEW_TOKENS = 128, 128
 # is wide.
 def promise_of(llm: LLM) -> Promise | None:
     """Return the prediction; None without a drafter or without figures for this device."""
-    from outrider.api.memory_parts import WEIGHTS
+    from outrider.api.memory import WEIGHTS
     from outrider.planner.advise import Question, advise
     from outrider.planner.candidates import DraftOption, Engines, PlannedJob
     from outrider.planner.suppose import Candidate, sheet_like, supposed

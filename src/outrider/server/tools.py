@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from msgspec import Struct
 
-from outrider.api.chat_messages import PromptEnd
+from outrider.api.chat_template import PromptEnd
 from outrider.api.structure import StructureOptions, chosen
 from outrider.core.params import SamplingParams
 from outrider.server.errors import ApiError, refused

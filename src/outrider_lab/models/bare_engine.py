@@ -13,7 +13,7 @@ from itertools import count
 import torch
 
 from outrider.api.loading import machine_of
-from outrider.api.memory_parts import draft_room
+from outrider.api.memory import draft_room
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from outrider.api.chat_forms import left_out
-from outrider.api.chat_messages import checked_messages, checked_tools
+from outrider.api.chat_messages import checked_messages, checked_tools, left_out
 from outrider.api.chat_template import ChatTemplate, Rendered
 from outrider.core.errors import CheckpointError
 

@@ -11,7 +11,7 @@ from doubles.hostile_structures import HOSTILE
 from doubles.letters import letters
 from outrider.api import grammar as module
 from outrider.api.grammar import Grammars
-from outrider.api.memory import ProcessGauge
+from outrider.api.output import ProcessGauge
 from outrider.core.errors import ConfigError
 
 LETTERS = 'abcdefghijklmnopqrstuvwxyz0123456789{}[]":,. _-'

@@ -7,9 +7,8 @@ from typing import cast
 
 import pytest
 
-from outrider.api import mailbox
-from outrider.api.mailbox import Mailbox
-from outrider.api.result import MOST_EVENTS, TextEvent
+from outrider.api import result as mailbox
+from outrider.api.result import MOST_EVENTS, Mailbox, TextEvent
 
 
 def event(number: int) -> TextEvent:

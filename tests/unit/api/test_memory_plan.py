@@ -21,11 +21,11 @@ import outrider.pairs as pairs
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api import memory
 from outrider.api.loading import load_pair
-from outrider.api.memory import fitted
-from outrider.api.memory_parts import (
+from outrider.api.memory import (
     Part,
     _scratch_bytes,  # pyright: ignore[reportPrivateUsage]
     files_of,
+    fitted,
     memory_parts,
     needed,
 )

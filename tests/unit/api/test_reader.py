@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from doubles.clocks import FakeClock
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api.memory import MemoryWatch
-from outrider.api.output import OutputStream
+from outrider.api.output import MemoryWatch, OutputStream
 from outrider.api.result import GenerationResult
 from outrider.api.stream import StopMatcher
 from outrider.api.tokenizer import Tokenizer

@@ -13,15 +13,15 @@ import pytest
 
 from doubles.gguf_writer import wide_llama
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api import loading, self_copy
+from outrider.api import loading
 from outrider.api.loading import load_pair
-from outrider.api.memory import fitted
-from outrider.api.memory_parts import files_of, memory_parts
+from outrider.api.memory import files_of, fitted, memory_parts
 from outrider.api.plan import LoadPlan, plan_pair
-from outrider.api.self_copy import copy_pays, why_no_copy
 from outrider.core.errors import CapacityError
 from outrider.core.plugins import COPY, WITH_FOUND, WITHOUT_DRAFT
 from outrider.core.spec import ModelSpec
+from outrider.drafters.common import draft_model
+from outrider.drafters.common.draft_model import copy_pays, why_no_copy
 from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.models.hf_config import read_config
 from outrider.models.loading import resolve
@@ -38,8 +38,8 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache" / "hub"))
-    monkeypatch.setattr(self_copy, "_LEAST_BYTES", 0)
-    monkeypatch.setattr(self_copy, "_TIMES_CACHE", 0)
+    monkeypatch.setattr(draft_model, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(draft_model, "_TIMES_CACHE", 0)
     place = tmp_path / "models" / "target"
     place.parent.mkdir()
     return Path(shutil.copytree(resolve("outrider/embedded"), place))
@@ -94,10 +94,10 @@ def test_small_and_quantised_and_other_models_make_no_copy(
     (target / "config.json").write_text(json.dumps({**stored, "quantization_config": scheme}))
     assert "quantised already" in why_no_copy(target, config, EngineConfig())
     (target / "config.json").write_text(json.dumps(stored))
-    monkeypatch.setattr(self_copy, "_TIMES_CACHE", 1 << 20)
+    monkeypatch.setattr(draft_model, "_TIMES_CACHE", 1 << 20)
     assert "caches hold" in why_no_copy(target, config, EngineConfig())
-    monkeypatch.setattr(self_copy, "_TIMES_CACHE", 0)
-    monkeypatch.setattr(self_copy, "_WEIGHTS_A_CORE", 1000)
+    monkeypatch.setattr(draft_model, "_TIMES_CACHE", 0)
+    monkeypatch.setattr(draft_model, "_WEIGHTS_A_CORE", 1000)
     assert "would take long" in why_no_copy(target, config, EngineConfig())
     monkeypatch.undo()
     assert why_no_copy(target, config, EngineConfig())

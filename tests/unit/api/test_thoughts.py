@@ -7,17 +7,18 @@ from typing import Any
 import pytest
 
 from doubles.letters import letters
-from outrider.api.chat_messages import (
+from outrider.api.chat_template import (
     GEMMA,
     HARMONY,
     MISTRAL,
     SEED,
     THINK,
+    ChatTemplate,
+    ChatTemplates,
     PromptEnd,
     Thinking,
     switched,
 )
-from outrider.api.chat_template import ChatTemplate, ChatTemplates
 from outrider.api.request import Thoughts
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CheckpointError

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from doubles.vocabularies import EMBEDDED, END, byte_level, sentence_pieces, tokenizer
 from outrider.api.stream import REPLACEMENT
-from outrider.api.tokenizer import Tokenizer
-from outrider.api.translate import TextTranslator
+from outrider.api.tokenizer import TextTranslator, Tokenizer
 
 TARGET = Tokenizer.load(EMBEDDED)
 FILLER = "Filler words: "

@@ -20,7 +20,7 @@ from doubles.hf_checkpoints import write_hf
 from doubles.published import FORMATS, Format, mxfp4, write_published
 from doubles.tiny_checkpoints import save_tensors, variant
 from outrider import EngineConfig
-from outrider.api.memory_parts import files_of, memory_parts
+from outrider.api.memory import files_of, memory_parts
 from outrider.api.plan import plan_pair
 from outrider.core import env
 from outrider.core.errors import CheckpointError, given

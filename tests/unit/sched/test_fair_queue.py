@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.api.engine_thread import AsyncRequest
+from outrider.api.request import AsyncRequest
 from outrider.core.errors import ConfigError, ContractError
 from outrider.core.params import SamplingParams
 from outrider.sched.fair_queue import FairQueue

@@ -44,7 +44,7 @@ class Translation(Protocol):
 
 
 class Translator(Protocol):
-    """A translator between two vocabularies; api/translate.py has the one that ships."""
+    """A translator between two vocabularies; api/tokenizer.py has the one that ships."""
 
     def open(self) -> Translation: ...
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from outrider.api.llm import LLM
 from outrider.api.plan import resolve_pair
 from outrider.api.result import GenerationResult
-from outrider.api.self_copy import why_no_copy
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
 from outrider.core.draft import common_prefix
@@ -30,6 +29,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.files import open_regular
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import COPY, drafter_named
+from outrider.drafters.common.draft_model import why_no_copy
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.gguf.reader import header_of
 from outrider.models.hf_config import read_config

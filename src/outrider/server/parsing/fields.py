@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from outrider.api.chat_messages import PromptEnd
+from outrider.api.chat_template import PromptEnd
 from outrider.server.events import Part, ToolClose, ToolDelta
 from outrider.server.parsing.calls import ReadCalls, ReadHead
 from outrider.server.parsing.delimiter import Delimiter

@@ -8,7 +8,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from outrider.api.chat_messages import PromptEnd, has_place_for_tools
+from outrider.api.chat_messages import has_place_for_tools
+from outrider.api.chat_template import PromptEnd
 from outrider.api.structure import resolved
 from outrider.server.events import OutputParser, PlainParser
 from outrider.server.parsing.calls import Schemas

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from outrider.api.memory import ProcessGauge
+from outrider.api.output import ProcessGauge
 from outrider.core.clock import Clock
 from outrider.core.errors import CapacityError
 from outrider.core.fields import size

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from doubles.scripted_port import CARD
-from outrider.api.chat_messages import PromptEnd
+from outrider.api.chat_template import PromptEnd
 from outrider.server.events import Part, PlainParser, ReasoningDelta, TextDelta, ToolDelta, ToolOpen
 from outrider.server.parsing import parser_for
 from outrider.server.parsing.delimiter import PENDING, Match, literal, pattern

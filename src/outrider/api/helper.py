@@ -1,9 +1,11 @@
-"""Helper process that renders chat templates and tries patterns; it may be killed at any time.
+"""Helper process that runs programs of a checkpoint or a request; it may be killed at any time.
 
-Templates and tokenizer patterns are programs that came with a checkpoint. Jinja's sandbox keeps a
-template from Python, but not from looping or from filling memory. `chat_template` therefore starts
-this script, which imports nothing of the package, limits its own memory, processor time and files,
-and answers one JSON line with one JSON line. The Jinja environment mirrors that of transformers.
+Templates, tokenizer patterns and grammars take as long as they like: Jinja's sandbox keeps a
+template from Python, but not from looping or from filling memory, and llguidance counts no steps of
+some kinds of reading (thirty thousand optional letters take half a minute). `chat_template.Helper`
+therefore starts this script, which imports nothing of the package, limits its own memory, processor
+time and files, and answers one JSON line with one JSON line. The Jinja environment mirrors that of
+transformers.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
-from functools import lru_cache
-from importlib import import_module
+from functools import lru_cache, partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import jinja2
 import jinja2.ext
@@ -27,14 +30,14 @@ import jinja2.runtime
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-MEMORY_BYTES = 512 * 2**20
-RENDER_CPU_SECONDS = 2
-TRIAL_CPU_SECONDS = 10
 # A search of this text with a step for each pair of characters takes less than 0.1 seconds.
 TRIAL_CHARS, TRIAL_SECONDS = 4096, 1.0
 _SAMPLES = "aA1 \n.'_é中▁"
 _META = set("\\^$.|?*+()[]{}")
 _MAX_LETTERS = 24
+
+Request: TypeAlias = dict[str, Any]
+Reply: TypeAlias = dict[str, str]
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -115,7 +118,7 @@ def compiled(environment: ImmutableSandboxedEnvironment, source: str) -> jinja2.
     return environment.from_string(source)
 
 
-def render(environment: ImmutableSandboxedEnvironment, request: dict[str, Any]) -> str:
+def render(environment: ImmutableSandboxedEnvironment, request: Request) -> Reply:
     """The rendered text; raises TemplateError if it grows beyond the request's limit."""
     template = compiled(environment, request["template"])
     pieces: list[str] = []
@@ -125,7 +128,7 @@ def render(environment: ImmutableSandboxedEnvironment, request: dict[str, Any]) 
         if num_left < 0:
             raise jinja2.exceptions.TemplateError("the text it writes is too long")
         pieces.append(piece)
-    return "".join(pieces)
+    return {"text": "".join(pieces)}
 
 
 def slow_text(pattern: str) -> str | None:
@@ -156,36 +159,60 @@ def slow_text(pattern: str) -> str | None:
     return None
 
 
-def try_patterns(request: dict[str, Any]) -> dict[str, str]:
-    for pattern in request["patterns"]:
-        run = slow_text(pattern)
-        if run is not None:
-            return {"error": f"the pattern {pattern!r:.60} takes too long with a run of {run!r}"}
-    return {"text": ""}
+def _renderer() -> Callable[[Request], Reply]:
+    return partial(render, make_environment())
 
 
-def _limit_memory_and_files() -> None:
-    for kind, limit in (
-        (resource.RLIMIT_AS, MEMORY_BYTES),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, 16),
-        (resource.RLIMIT_NPROC, 0),
-    ):
-        try:
+def _pattern_trial() -> Callable[[Request], Reply]:
+    # Imported before the limits, which prevent opening a library.
+    from tokenizers import pre_tokenizers
+
+    del pre_tokenizers
+
+    def trial(request: Request) -> Reply:
+        for pattern in request["patterns"]:
+            if (run := slow_text(pattern)) is not None:
+                why = f"takes too long with a run of {run!r}"
+                return {"error": f"the pattern {pattern!r:.60} {why}"}
+        return {"text": ""}
+
+    return trial
+
+
+def _grammar_trial() -> Callable[[Request], Reply]:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+    # The cost of reading hardly depends on the vocabulary: this one has a token per byte.
+    vocabulary = LLTokenizer("byte")
+
+    def trial(request: Request) -> Reply:
+        limits = LLParserLimits(**request["limits"])
+        matcher = LLMatcher(vocabulary, request["grammar"], log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        return {}
+
+    return trial
+
+
+# By the name of a job: a function that prepares answers, and the limit of memory.
+JOBS: dict[str, tuple[Callable[[], Callable[[Request], Reply]], int]] = {
+    "templates": (_renderer, 512 << 20),
+    "patterns": (_pattern_trial, 512 << 20),
+    "grammars": (_grammar_trial, 1 << 30),
+}
+
+
+def _limit(num_bytes: int) -> None:
+    none = (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC)
+    limits = {resource.RLIMIT_AS: num_bytes, resource.RLIMIT_NOFILE: 16} | dict.fromkeys(none, 0)
+    for kind, limit in limits.items():
+        # macOS refuses some of them.
+        with suppress(OSError, ValueError):
             resource.setrlimit(kind, (limit, limit))
-        except (OSError, ValueError):  # macOS refuses some of them
-            continue
 
 
-def _allow_cpu(more: int) -> None:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = int(used.ru_utime + used.ru_stime) + more
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, hard))
-
-
-def _answer(reply: dict[str, str]) -> None:
+def _answer(reply: Reply) -> None:
     sys.stdout.write(json.dumps(reply) + "\n")
     sys.stdout.flush()
 
@@ -204,22 +231,21 @@ def main() -> None:
     # It ends with its input; Ctrl-C is for the calling process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.excepthook = _answer_and_die
-    environment = make_environment()
-    if "patterns" in sys.argv:
-        # Imported before the limits, which prevent opening a library.
-        import_module("tokenizers.pre_tokenizers")
-    _limit_memory_and_files()
+    prepare, num_bytes = JOBS[sys.argv[1]]
+    answer = prepare()
+    _limit(num_bytes)
     _answer({})
     for line in sys.stdin:
         request = json.loads(line)
-        tries = "patterns" in request
-        _allow_cpu(TRIAL_CPU_SECONDS if tries else RENDER_CPU_SECONDS)
+        # Processor time: the signal ends the process immediately, even in the midst of native code.
+        signal.setitimer(signal.ITIMER_PROF, request["seconds"])
         try:
-            reply = try_patterns(request) if tries else {"text": render(environment, request)}
+            reply = answer(request)
         except jinja2.exceptions.TemplateError as error:
             reply = {"error": str(error)[:500]}
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             reply = {"error": _words(type(error), error)}
+        signal.setitimer(signal.ITIMER_PROF, 0)
         _answer(reply)
 
 
