@@ -10,14 +10,16 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache
 from html import escape
 from importlib.resources import files
-from typing import Any, cast
+from types import NoneType, UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
-from outrider.api.stream import Detokenizer, TokenDecoder
-from outrider.core.budget import Budget, Choice, RoundTrace
-from outrider.core.draft import NodeTrace, Origin, RoundEvent, TokenLogprobs
+from outrider.api.stream import TokenDecoder, pieces_of
+from outrider.core.budget import RoundTrace
+from outrider.core.draft import Origin, RoundEvent, TokenLogprobs
 from outrider.core.errors import ConfigError, OutriderError, with_hint
 from outrider.core.params import FinishReason
 from outrider.core.plugins import KINDS
@@ -38,34 +40,41 @@ from outrider.metrics.summary import (
 MOST_EVENTS = 16
 # The beginning of a note, followed by the reason.
 DRAFTER_FAILED = "speculation was turned off: "
-_OPTIONAL = ("seed", "stop", "error", "thought_tokens", "thoughts_cut")
-_TRACED = {item.name for item in fields(RoundTrace)}
-_NODE = [item.name for item in fields(NodeTrace)]
+# Fields that every record has; others are left out if they have their default.
+_ALWAYS = ("text", "token_ids", "finish_reason", "exact", "stats", "token_seconds")
 
 
-def read_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field of a GenerationResult, with its type. Raises KeyError, TypeError or ValueError
-    for a record that `GenerationResult.to_dict` would not write."""
-    return {
-        "text": record["text"],
-        "token_ids": tuple(record["token_ids"]),
-        "finish_reason": record["finish_reason"],
-        "stats": Stats.from_dict(record["stats"]),
-        "notes": tuple(record.get("notes", ())),
-        "rounds": tuple(_trace(part) for part in record.get("rounds", ())),
-        "logprobs": tuple(_logprobs(part) for part in record.get("logprobs", ())),
-        "round_events": tuple(_event(part) for part in record.get("round_events", ())),
-        "prompt_logprobs": tuple(
-            entry and _logprobs(entry) for entry in record.get("prompt_logprobs", ())
-        ),
-        "exact": record.get("exact", True),
-        "token_seconds": tuple(record.get("token_seconds", ())),
-        "memory": _memory(record.get("memory")),
-        **{name: record.get(name) for name in (*_OPTIONAL, "peak_memory_bytes")},
-        "queue_seconds": record.get("queue_seconds", 0.0),
-        "num_cached_tokens": record.get("num_cached_tokens", 0),
-        "prediction_tokens": tuple(record.get("prediction_tokens") or ()) or None,
-    }
+_hints = cache(get_type_hints)
+
+
+def _plain(value: Any) -> Any:
+    """A field of a result in plain values."""
+    if isinstance(value, Stats):
+        return value.to_dict()
+    if isinstance(value, RoundEvent):
+        return event_record(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in cast("tuple[Any, ...]", value)]
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """A value of the type `kind` from `_plain`; keys that `kind` lacks are ignored. Raises KeyError
+    for a missing key without a default, TypeError or ValueError for a value of another type."""
+    kinds = [part for part in get_args(kind) if part is not NoneType]
+    if value is None or get_origin(kind) in (Union, UnionType):
+        return None if value is None else _read(kinds[0], value)
+    if get_origin(kind) is tuple:
+        each = kinds[:1] * len(value) if kinds[-1] is Ellipsis else kinds
+        return tuple(_read(part, item) for part, item in zip(each, value, strict=True))
+    if not is_dataclass(kind):
+        return value
+    if kind is RoundEvent:
+        value = {**value, "trace": value}
+    hints = _hints(kind)
+    # Fields without a default are read in any case.
+    found = [i for i in fields(kind) if i.name in value or i.default is i.default_factory]
+    return cast("Any", kind)(**{i.name: _read(hints[i.name], value[i.name]) for i in found})
 
 
 def event_record(event: RoundEvent) -> dict[str, Any]:
@@ -73,34 +82,6 @@ def event_record(event: RoundEvent) -> dict[str, Any]:
     nodes = [asdict(node) for node in event.nodes]
     budget = event.budget and asdict(event.budget)
     return asdict(event.trace) | {"nodes": nodes, "budget": budget}
-
-
-def _trace(record: Mapping[str, Any]) -> RoundTrace:
-    return RoundTrace(**{name: record[name] for name in _TRACED if name in record})
-
-
-def _event(record: Mapping[str, Any]) -> RoundEvent:
-    nodes = (NodeTrace(**{name: node[name] for name in _NODE}) for node in record["nodes"])
-    return RoundEvent(_trace(record), tuple(nodes), _budget(record.get("budget")))
-
-
-def _budget(record: Mapping[str, Any] | None) -> Budget | None:
-    if record is None:
-        return None
-    choice = record["choice"]
-    fields: dict[str, Any] = {**record, "choice": choice and Choice(**choice)}
-    return Budget(**fields)
-
-
-def _logprobs(record: Mapping[str, Any]) -> TokenLogprobs:
-    top = tuple((token, logprob) for token, logprob in record["top"])
-    return TokenLogprobs(record["token_id"], record["logprob"], top)
-
-
-def _memory(record: Mapping[str, Any] | None) -> MemoryTrace | None:
-    if record is None:
-        return None
-    return MemoryTrace(record["load_bytes"], tuple(record["pass_bytes"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,36 +285,12 @@ class GenerationResult:
     def to_dict(self) -> dict[str, object]:
         """Plain values, ready for JSON; empty and unrequested ones are left out after `metrics`,
         which repeats values that follow from the rest."""
-        record: dict[str, object] = {
-            "text": self.text,
-            "token_ids": list(self.token_ids),
-            "finish_reason": self.finish_reason,
-            "exact": self.exact,
-            "stats": self.stats.to_dict(),
-            "token_seconds": list(self.token_seconds),
-            "peak_memory_bytes": self.peak_memory_bytes,
-            "metrics": self._metrics(),
-        }
-        if self.queue_seconds:
-            record["queue_seconds"] = self.queue_seconds
-        if self.num_cached_tokens:
-            record["num_cached_tokens"] = self.num_cached_tokens
-        if self.prediction_tokens is not None:
-            record["prediction_tokens"] = list(self.prediction_tokens)
-        known = [(name, getattr(self, name)) for name in _OPTIONAL]
-        record |= {name: value for name, value in known if value is not None}
-        if self.notes:
-            record["notes"] = list(self.notes)
-        if self.logprobs:
-            record["logprobs"] = [asdict(entry) for entry in self.logprobs]
-        if self.prompt_logprobs:
-            record["prompt_logprobs"] = [entry and asdict(entry) for entry in self.prompt_logprobs]
-        if self.round_events:
-            record["round_events"] = [event_record(event) for event in self.round_events]
-        if self.rounds:
-            record["rounds"] = [asdict(trace) for trace in self.rounds]
-        if self.memory:
-            record["memory"] = asdict(self.memory)
+        record: dict[str, object] = {name: _plain(getattr(self, name)) for name in _ALWAYS}
+        record |= {"peak_memory_bytes": self.peak_memory_bytes, "metrics": self._metrics()}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name not in record and value != item.default:
+                record[item.name] = _plain(value)
         return record
 
     @classmethod
@@ -341,7 +298,7 @@ class GenerationResult:
         """The result that wrote `record`. Computed and unknown keys are ignored. Raises ConfigError
         if `record` is not of a result."""
         try:
-            return cls(**read_fields(record))
+            return _read(cls, record)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"this is not the record of a result: {type(error).__name__} at {error}.",
@@ -494,10 +451,7 @@ def spelled(decoder: TokenDecoder, token_id: int) -> str:
 
 def _pieces(result: GenerationResult, decoder: TokenDecoder) -> list[str]:
     """The text of each token, as far as it belongs to the result: a stop string does not."""
-    detokenizer = Detokenizer(decoder)
-    pieces = [detokenizer.push(token_id) for token_id in result.token_ids]
-    if pieces:
-        pieces[-1] += detokenizer.flush()
+    pieces = pieces_of(decoder, result.token_ids)
     left = len(result.text)
     for index, piece in enumerate(pieces):
         pieces[index] = piece[:left]

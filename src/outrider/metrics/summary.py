@@ -9,9 +9,9 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import groupby, zip_longest
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
@@ -129,18 +129,6 @@ class Stats:
         found: dict[str, object] = {item.name: getattr(self, item.name) for item in fields(self)}
         copies = {"seconds": dict(self.seconds), "rounds_by": dict(self.rounds_by)}
         return found | copies | {"acceptance_histogram": list(self.acceptance_histogram)}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Stats:
-        """Return the Stats that `to_dict` wrote. Raises KeyError if a required field is missing."""
-        values = {
-            item.name: record[item.name]
-            for item in fields(cls)
-            if item.default is MISSING or item.name in record
-        }
-        values["seconds"] = dict(values["seconds"])
-        values["acceptance_histogram"] = tuple(values.get("acceptance_histogram", ()))
-        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)
