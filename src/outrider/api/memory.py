@@ -1,10 +1,9 @@
-"""Memory: a check that a pair fits this machine, before allocation, and measured peaks of a run.
+"""Memory of a pair part by part, computed before any allocation, and a check that it fits.
 
-The parts (memory_parts.py) are compared with every limit of the machine (cache/pages.py). A KV
-cache without a requested size shrinks until all fits; a pair that does not fit is refused, with the
-parts and the settings under which it would. CUDA's allocator has a peak that can be reset, so each
-stretch has its own. The peak of a process cannot be reset: if a stretch raised it, it is the
-stretch's own, else the usage at the stretch's end counts. MPS reports usage and no peak.
+The sizes come from configurations, files and settings; models/decoder.py allocates by them. The
+parts are compared with every limit of the machine (cache/pages.py). A KV cache without a requested
+size shrinks until all fits; a pair that does not fit is refused, with the parts and the settings
+under which it would.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -485,43 +484,32 @@ def _ways(plan: LoadPlan, fits: Callable[[LoadPlan], bool]) -> Iterator[str]:
         if found is not None and found.num_slots > config.most_k + 2:
             yield f"--context {min(found.num_slots, plan.window)}"
     steps = list(_steps(plan))
-    for flag, how in steps:
-        if fits(plan.with_settings(how)):
-            yield flag
-    # No single flag is enough: combine them one after another.
-    flags: list[str] = []
-    together = config
-    for flag, how in _strongest(steps):
-        flags.append(flag)
-        changed = {
-            name: getattr(how, name)
-            for name in ("batch_size", "prefill_chunk", "quantise")
-            if getattr(how, name) != getattr(config, name)
-        }
-        together = replace(together, **changed)
-        small = plan.with_settings(together)
+    for name, value in steps:
+        if fits(plan.with_settings(replace(config, **{name: value}))):
+            yield _flag(name, value)
+    # No single flag is enough: combine the last of each, one after another.
+    together: dict[str, Any] = {}
+    for name, value in dict(steps).items():
+        together[name] = value
+        small = plan.with_settings(replace(config, **together))
         if not config.arena_tokens:
             small = replace(small, num_slots=_least_slots(small))
         if fits(small):
-            yield " ".join(flags)
+            yield " ".join(_flag(*one) for one in together.items())
 
 
-def _steps(plan: LoadPlan) -> Iterator[tuple[str, EngineConfig]]:
+def _steps(plan: LoadPlan) -> Iterator[tuple[str, Any]]:
+    """Settings that take less memory, and values of each, the smallest changes first."""
     config = plan.settings
-    for batch in _halves(config.most_batch, 1):
-        yield f"--batch-size {batch}", replace(config, batch_size=batch)
-    for chunk in _halves(config.prefill_chunk, 32):
-        yield f"--prefill-chunk {chunk}", replace(config, prefill_chunk=chunk)
+    yield from (("batch_size", batch) for batch in _halves(config.most_batch, 1))
+    yield from (("prefill_chunk", chunk) for chunk in _halves(config.prefill_chunk, 32))
     if plan.target.family in FAMILIES and config.tensor_parallel == 1:
         order = ("none", "int8", "int4")
-        for kind in order[order.index(config.quantise) + 1 :]:
-            yield f"--quantise {kind}", replace(config, quantise=kind)
+        yield from (("quantise", kind) for kind in order[order.index(config.quantise) + 1 :])
 
 
-def _strongest(steps: Sequence[tuple[str, EngineConfig]]) -> Iterator[tuple[str, EngineConfig]]:
-    """The last step of each flag."""
-    last = {flag.split()[0]: (flag, how) for flag, how in steps}
-    yield from last.values()
+def _flag(setting: str, value: object) -> str:
+    return f"--{setting.replace('_', '-')} {value}"
 
 
 def _halves(count: int, least: int) -> Iterator[int]:

@@ -1,7 +1,10 @@
 """Outputs of the engine to readers: outcomes become text events and results, request by request.
 
 `RequestRouter` passes outcomes, traces and endings to the readers of requests; an `OutputStream`
-follows one request.
+follows one request. A `Gauge` measures the peak of memory for a result. CUDA's allocator has a peak
+that can be reset, so each stretch has its own. The peak of a process cannot be reset: if a stretch
+raised it, it is the stretch's own, else the usage at the stretch's end counts. MPS reports usage
+and no peak.
 """
 
 from __future__ import annotations

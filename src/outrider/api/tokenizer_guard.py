@@ -224,13 +224,7 @@ def _bytes_by_character() -> dict[str, int]:
 
 
 _BYTE_OF = _bytes_by_character()
-_CHARACTER_OF = {byte: character for character, byte in _BYTE_OF.items()}
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
-
-
-def byte_text(data: bytes) -> str:
-    """Bytes as byte-level vocabularies write them."""
-    return "".join(_CHARACTER_OF[byte] for byte in data)
 
 
 MAX_ID = 1 << 22
@@ -283,7 +277,7 @@ def check(loaded: object, where: str) -> Growth:
     try:
         data = _entry("the file", loaded)
         patterns: list[str] = []
-        normalizing = _normalizers(data.get("normalizer"), patterns)
+        normalizing = _chain("normalizer", "normalizers", data, _NORMALIZERS, patterns)
         splitting = _chain("pre_tokenizer", "pretokenizers", data, _PRE_TOKENIZERS, patterns)
         decoding = _chain("decoder", "decoders", data, _DECODERS, patterns)
         _bounded("normalizer makes of a byte", normalizing, MAX_NORMALIZING)
@@ -314,52 +308,31 @@ def _steps(part: str, key: str, loaded: object, depth: int = 0) -> Iterator[tupl
         yield from _steps(part, key, step, depth + 1)
 
 
-def _normalizers(loaded: object, patterns: list[str]) -> float:
-    """Growth by normalizers. A form grows a text only once, until another step changes it."""
-    growth, taken, count = 1.0, set[float](), 0
-    for kind, entry in _steps("normalizer", "normalizers", loaded):
-        count += 1
-        if kind in _FORMS:
-            if _FORMS[kind] not in taken:
-                growth *= _FORMS[kind]
-                taken |= {_FORMS[kind]} if _FORMS[kind] < _COMPATIBLE else {_COMPATIBLE, _CANONICAL}
-        elif kind in _NORMALIZERS:
-            factor = _NORMALIZERS[kind](entry, patterns)
-            if factor > 1:
-                taken.clear()
-            growth *= factor
-        else:
-            raise _RefusedError(f"normalizer: unknown type {kind!r:.60}")
-    _bounded("steps of the normalizer", count, MAX_STEPS)
-    return growth
-
-
-_Check = Callable[[Entry, list[str]], float]
+# The most bytes that a part makes of one, or the function that finds it.
+_Factor = float | Callable[[Entry, list[str]], float]
 
 
 def _chain(
-    part: str, key: str, data: Entry, known: Mapping[str, _Check], patterns: list[str]
+    part: str, key: str, data: Entry, known: Mapping[str, _Factor], patterns: list[str]
 ) -> float:
-    factors: list[float] = []
+    """Growth by the steps of a part. A form grows a text only once, until another step changes
+    it."""
+    growth, taken, count = 1.0, set[float](), 0
     for kind, entry in _steps(part, key, data.get(part)):
+        count += 1
         if kind not in known:
             raise _RefusedError(f"{part}: unknown type {kind!r:.60}")
-        factors.append(known[kind](entry, patterns))
-    _bounded(f"steps of the {part}", len(factors), MAX_STEPS)
-    return math.prod(factors)
-
-
-def _same(_entry: Entry, _patterns: list[str]) -> float:
-    return 1.0
-
-
-def _twice(_entry: Entry, _patterns: list[str]) -> float:
-    return 2.0
-
-
-def _bert(_entry: Entry, _patterns: list[str]) -> float:
-    # Spaces around Chinese characters, three bytes each; then accents apart and lower case.
-    return 5 / 3 * _CANONICAL * _LOWER
+        found = known[kind]
+        factor = found(entry, patterns) if callable(found) else found
+        if kind in _FORMS:
+            if factor in taken:
+                continue
+            taken |= {factor} if factor < _COMPATIBLE else {_COMPATIBLE, _CANONICAL}
+        elif factor > 1:
+            taken.clear()
+        growth *= factor
+    _bounded(f"steps of the {part}", count, MAX_STEPS)
+    return growth
 
 
 def _prepend(entry: Entry, _patterns: list[str]) -> float:
@@ -424,37 +397,30 @@ def _word_piece(entry: Entry, _patterns: list[str]) -> float:
     return 2.0
 
 
-_NORMALIZERS: Mapping[str, _Check] = {
-    "BertNormalizer": _bert,
-    "ByteLevel": _twice,
-    "Nmt": _same,
+_NORMALIZERS: Mapping[str, _Factor] = {
+    **_FORMS,
+    # Spaces around Chinese characters, three bytes each; then accents apart and lower case.
+    "BertNormalizer": 5 / 3 * _CANONICAL * _LOWER,
+    "ByteLevel": 2.0,
     "Precompiled": _precompiled,
     "Prepend": _prepend,
     "Replace": _replace,
-    "Strip": _same,
-    "StripAccents": _same,
+    **dict.fromkeys(("Nmt", "Strip", "StripAccents"), 1.0),
 }
-_PRE_TOKENIZERS: Mapping[str, _Check] = {
-    "BertPreTokenizer": _same,
+_PRE_TOKENIZERS: Mapping[str, _Factor] = {
     "ByteLevel": _byte_level,
-    "CharDelimiterSplit": _same,
-    "Digits": _same,
     "Metaspace": _metaspace,
-    "Punctuation": _same,
     "Split": _split,
-    "UnicodeScripts": _same,
-    "Whitespace": _same,
-    "WhitespaceSplit": _same,
+    **dict.fromkeys(("BertPreTokenizer", "CharDelimiterSplit", "Digits", "Punctuation"), 1.0),
+    **dict.fromkeys(("UnicodeScripts", "Whitespace", "WhitespaceSplit"), 1.0),
 }
-_DECODERS: Mapping[str, _Check] = {
+_DECODERS: Mapping[str, _Factor] = {
     "BPEDecoder": _bpe_end,
-    "ByteFallback": _same,
-    "ByteLevel": _twice,
-    "Fuse": _same,
-    "Metaspace": _same,
+    "ByteLevel": 2.0,
     "Replace": _replace,
     "Strip": _strip,
     "WordPiece": _word_piece,
+    **dict.fromkeys(("ByteFallback", "Fuse", "Metaspace"), 1.0),
 }
 
 

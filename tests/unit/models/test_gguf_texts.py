@@ -12,15 +12,16 @@ from tokenizers import Tokenizer as Backend
 from doubles.gguf_writer import Gguf
 from outrider.api.stream import Detokenizer
 from outrider.api.tokenizer import Tokenizer
-from outrider.api.tokenizer_guard import byte_text
+from outrider.api.tokenizer_guard import _BYTE_OF  # pyright: ignore[reportPrivateUsage]
 from outrider.models.gguf.reader import read_header
 from outrider.models.gguf.splits import RULES
 from outrider.models.gguf.vocabulary import tokenizer_of
 
 NORMAL, UNKNOWN, CONTROL, OWN, BYTE = 1, 2, 3, 4, 6
+CHARACTER_OF = {byte: character for character, byte in _BYTE_OF.items()}
 # Bytes that no UTF-8 has are other tokens.
 NO_UTF8 = (0xC0, 0xC1, *range(0xF5, 0x100))
-LETTERS = [f"<{i}>" if i in NO_UTF8 else byte_text(bytes([i])) for i in range(256)]
+LETTERS = [f"<{i}>" if i in NO_UTF8 else CHARACTER_OF[i] for i in range(256)]
 PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁a", "\n"]
 PIECE_KINDS = [UNKNOWN, CONTROL, CONTROL, *([BYTE] * 256), *([NORMAL] * 4)]
 
@@ -149,6 +150,6 @@ def test_every_rule_has_its_pieces_in_the_table() -> None:
 
 def test_files_that_name_no_rule_are_cut_by_characters(tmp_path: Path) -> None:
     """Falcon's rule on bytes cuts the second byte of the sign off, for it looks like a number."""
-    square = byte_text("²".encode())
+    square = "".join(map(CHARACTER_OF.__getitem__, "²".encode()))
     found = letters(tmp_path, (square, NORMAL), tokenizer__ggml__merges=[" ".join(square)])
     assert found.encode("x²") == [ord("x"), 256]
