@@ -15,16 +15,14 @@ import time
 from array import array
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 from outrider.api.chat_messages import content_text
 from outrider.api.prompts import Message, Prompt
-from outrider.api.result import GenerationResult
+from outrider.api.result import GenerationResult, chat_logprobs, completion_logprobs
 from outrider.api.structure import KEYS, StructureOptions, structure_of
 from outrider.api.tokenizer import Tokenizer
-from outrider.core.draft import TokenLogprobs
 from outrider.core.errors import ConfigError, MachineError, OutriderError, nearest
 from outrider.core.fields import shown
 from outrider.core.files import Lock, open_regular, parse_json
@@ -268,7 +266,9 @@ class Answers:
             record["texts"] = [result.text for result in results]
             record["finish_reasons"] = [result.finish_reason for result in results]
         if line.params.logprobs:
-            record["logprobs"] = [self._chat_logprobs(result) for result in results]
+            record["logprobs"] = [
+                chat_logprobs(self.tokenizer, result.logprobs) for result in results
+            ]
         notes = tuple(dict.fromkeys(note for result in results for note in result.notes))
         record |= {"notes": notes} if notes else {}
         number = sum(result.num_tokens for result in results)
@@ -278,50 +278,17 @@ class Answers:
 
     def _choice(self, line: BatchLine, index: int, result: GenerationResult) -> dict[str, Any]:
         finish = _FINISH.get(result.finish_reason or "", "stop")
+        items, logprobs = result.logprobs, None
         if line.kind == "chat":
-            message = {"role": "assistant", "content": result.text}
-            logprobs = {"content": self._chat_logprobs(result)} if line.params.logprobs else None
-            return {
-                "index": index,
-                "message": message,
-                "logprobs": logprobs,
-                "finish_reason": finish,
-            }
-        logprobs = self._completion_logprobs(result) if line.params.logprobs else None
-        return {"index": index, "text": result.text, "logprobs": logprobs, "finish_reason": finish}
-
-    def _chat_logprobs(self, result: GenerationResult) -> list[dict[str, Any]]:
-        return [
-            self._entry(item.token_id, item.logprob)
-            | {"top_logprobs": [self._entry(*pair) for pair in item.top]}
-            for item in result.logprobs
-        ]
-
-    def _completion_logprobs(self, result: GenerationResult) -> dict[str, Any]:
-        tokens = [self._token(item.token_id) for item in result.logprobs]
-        offsets = list(accumulate(map(len, tokens), initial=0))[:-1]
-        return {
-            "tokens": tokens,
-            "token_logprobs": [_finite(item.logprob) for item in result.logprobs],
-            "top_logprobs": [self._top(item) for item in result.logprobs],
-            "text_offset": offsets,
-        }
-
-    def _top(self, item: TokenLogprobs) -> dict[str, float]:
-        return {self._token(token_id): _finite(logprob) for token_id, logprob in item.top}
-
-    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        data = self.tokenizer.token_bytes(token_id)
-        numbers = None if data is None else list(data)
-        return {"token": self._token(token_id), "logprob": _finite(logprob), "bytes": numbers}
-
-    def _token(self, token_id: int) -> str:
-        return self.tokenizer.decode([token_id], skip_special=False)
-
-
-def _finite(logprob: float) -> float:
-    """`logprob`, or a large negative number for -inf, which JSON lacks."""
-    return max(logprob, -9999.0)
+            if line.params.logprobs:
+                logprobs = {"content": chat_logprobs(self.tokenizer, items)}
+            text = {"message": {"role": "assistant", "content": result.text}}
+        else:
+            if line.params.logprobs:
+                ids = [item.token_id for item in items]
+                logprobs = completion_logprobs(self.tokenizer, items, ids, 0)
+            text = {"text": result.text}
+        return {"index": index, **text, "logprobs": logprobs, "finish_reason": finish}
 
 
 def openai_answer(

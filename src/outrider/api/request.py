@@ -203,7 +203,8 @@ class RequestMaker(PromptReader):
     ) -> AllowedTokens | Grammar | None:
         """The mask of the vocabulary. Raises ConfigError for a structure that cannot be followed,
         or that takes too long to read with `tried`, and for two masks."""
-        grammar = self._grammars.of(structure_in(options), tried=tried)
+        structure = structure_in(options)
+        grammar = self._grammars.of(structure, tried=tried) if structure else None
         if grammar is None:
             return allowed
         if allowed is not None:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from html import escape
 from importlib.resources import files
+from itertools import accumulate
 from types import NoneType, UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
@@ -359,6 +360,55 @@ class GenerationResult:
             "tokens_per_round": self.tokens_per_round,
             "p_hit": self.p_hit,
         }
+
+
+# Log-probabilities as OpenAI's two older APIs write them.
+
+
+def finite(logprob: float) -> float:
+    """`logprob`, or a large negative number for -inf, which JSON lacks."""
+    return max(logprob, -9999.0)
+
+
+def token_text(decoder: TokenDecoder, token_id: int) -> str:
+    return decoder.decode([token_id], skip_special=False)
+
+
+def chat_logprobs(
+    decoder: TokenDecoder, items: Iterable[TokenLogprobs], num_top: int | None = None
+) -> list[dict[str, Any]]:
+    """The format of chat completions, with the `num_top` likeliest tokens; None is all known."""
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        data = decoder.token_bytes(token_id)
+        values = None if data is None else list(data)
+        text = token_text(decoder, token_id)
+        return {"token": text, "logprob": finite(logprob), "bytes": values}
+
+    return [
+        entry(item.token_id, item.logprob)
+        | {"top_logprobs": [entry(*pair) for pair in item.top[:num_top]]}
+        for item in items
+    ]
+
+
+def completion_logprobs(
+    decoder: TokenDecoder, items: Sequence[TokenLogprobs | None], ids: Sequence[int], start: int
+) -> dict[str, Any]:
+    """The format of completions. An item is None if unknown, such as that of a prompt's first
+    token; `start` is the number of characters before the first token."""
+    tokens = [token_text(decoder, token_id) for token_id in ids]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [None if item is None else finite(item.logprob) for item in items],
+        "top_logprobs": [
+            None
+            if item is None
+            else {token_text(decoder, token_id): finite(p) for token_id, p in item.top}
+            for item in items
+        ],
+        "text_offset": list(accumulate(map(len, tokens), initial=start))[:-1],
+    }
 
 
 # Rounds of a request as plain values for a page, with the text of every token.

@@ -9,9 +9,10 @@ from typing import Any, cast
 
 from starlette.routing import Route
 
+from outrider.api.result import chat_logprobs, completion_logprobs
 from outrider.core.draft import TokenLogprobs
 from outrider.server.answers import Answer, cancel
-from outrider.server.encoding import ChoicesWriter, chat_logprobs, completion_logprobs
+from outrider.server.encoding import ChoicesWriter
 from outrider.server.errors import ApiError, refused
 from outrider.server.events import Part, ReasoningDelta, Step, TextDelta, ToolDelta, ToolOpen
 from outrider.server.exchange import Asked, Exchange, api_route, params_of, structure_asked

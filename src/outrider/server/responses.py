@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from outrider.api.result import chat_logprobs
 from outrider.core.params import SamplingParams
 from outrider.server.answers import Answer, thought_details
-from outrider.server.encoding import chat_logprobs
 from outrider.server.errors import ApiError, refused
 from outrider.server.events import (
     End,

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from outrider import __version__
-from outrider.server.encoding import token_text
+from outrider.api.result import token_text
 from outrider.server.errors import ApiError
 from outrider.server.port import ChatPrompt, EngineCard, NotReadyError
 from outrider.server.reply import Reply

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.api import chat_messages as known
+from outrider.api import chat_template as known
 from outrider.server.parsing import calls
 from outrider.server.parsing import delimiter as tagged
 from outrider.server.parsing.calls import DEEPSEEK_TOKEN
