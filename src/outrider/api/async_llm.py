@@ -28,7 +28,7 @@ from typing import Self, TypeVar, Unpack
 from outrider.api.llm import EMBEDDED, LLM
 from outrider.api.output import OutputStream
 from outrider.api.prompts import Message, Prompt, several_prompts
-from outrider.api.request import AsyncRequest
+from outrider.api.request import AsyncRequest, check_any
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.structure import RequestOptions, StructureOptions, sampling_of, structure_in
 from outrider.api.turns import OfOneProcess
@@ -513,10 +513,7 @@ class AsyncLLM(OfOneProcess):
             for request in requests:
                 while not request.ended:
                     await request.news()
-            failed = [request.error for request in requests]
-            first = next(filter(None, failed), None)
-            if first is not None and all(failed):
-                raise first
+            check_any([request.error for request in requests])
             return [self._outcome(request) for request in requests]
         finally:
             for request in requests:

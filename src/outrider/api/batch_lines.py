@@ -166,16 +166,13 @@ def _structure(body: Mapping[str, Any], kind: Kind) -> StructureOptions:
 
 def _value(name: str, value: Any) -> Any:
     if name in ("stop", "bad_words"):
-        return (value,) if isinstance(value, str) else tuple(value) if _is_list(value) else value
+        value = [value] if isinstance(value, str) else value
+        return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
     if name == "logit_bias" and isinstance(value, dict):
         entries = cast("dict[str, Any]", value).items()
         # JSON has no keys but texts.
         return {int(key) if key.isdecimal() else key: bias for key, bias in entries}
     return value
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list)
 
 
 def _prompts(body: Mapping[str, Any], kind: Kind) -> Sequence[Prompt]:

@@ -36,6 +36,7 @@ from outrider.api.stream import TokenDecoder
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, given, nearest
 from outrider.core.fields import shown
 from outrider.core.files import FileKind, read_text
+from outrider.models.json_object import token_text
 
 RENDER_SECONDS, _RENDER_CPU_SECONDS = 1.0, 2.0
 START_SECONDS = 20.0
@@ -334,13 +335,6 @@ class ChatTemplates:
                 "completions and `outrider generate` need none",
             )
         return self.by_name.get("tool_use", default) if tools else default
-
-
-def token_text(entry: object) -> str | None:
-    """A token as tokenizer_config.json writes it: plain, or an object with its content."""
-    if isinstance(entry, dict):
-        entry = cast("dict[str, object]", entry).get("content")
-    return entry if isinstance(entry, str) else None
 
 
 class HelperLostError(Exception):

@@ -166,15 +166,6 @@ class OllamaModel:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class OllamaReply:
-    """A completion. `seconds` is the server's time of writing, without prompt and loading."""
-
-    text: str
-    num_tokens: int
-    seconds: float
-
-
 class Ollama:
     """Client of Ollama. Raises ConfigError for a bad `url`; calls raise MachineError without a
     server.
@@ -197,12 +188,12 @@ class Ollama:
             ) from None
         return [_model(entry) for entry in objects(answer.get("models"))]
 
-    def generate(self, model: str, prompt: str, *, max_tokens: int) -> OllamaReply:
-        """One greedy completion."""
+    def generate(self, model: str, prompt: str, *, max_tokens: int) -> Completion:
+        """One greedy completion, with the server's time of writing, without prompt and loading."""
         options = {"num_predict": max_tokens, "temperature": 0}
         body = {"model": model, "prompt": prompt, "stream": False, "options": options}
         answer = self._writer.ask("/api/generate", body)
-        return OllamaReply(
+        return Completion(
             text=str(answer.get("response", "")),
             num_tokens=int(number(answer.get("eval_count"))),
             seconds=number(answer.get("eval_duration")) / 1e9,
@@ -222,7 +213,8 @@ def _model(entry: dict[str, Any]) -> OllamaModel:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A completion. `seconds` is from sending the request to the end of the answer."""
+    """A completion. `seconds` is from sending the request to the end of the answer, unless the
+    server reports a time of its own."""
 
     text: str
     num_tokens: int

@@ -14,7 +14,7 @@ from outrider.api.loading import check_names, load_pair
 from outrider.api.output import MemoryWatch, OutputStream, RequestRouter, TextStream, gauge
 from outrider.api.profile import HasKernels
 from outrider.api.prompts import Message, Prompt, conversation, one_prompt, several_prompts
-from outrider.api.request import RequestHandle, RequestMaker, check_any
+from outrider.api.request import RequestHandle, RequestMaker, check_any, error_of
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.structure import RequestOptions, sampling_of
 from outrider.api.tokenizer import Tokenizer
@@ -216,7 +216,7 @@ class LLM(OfOneProcess):
                 for prompt, wanted in zip(self.requests.ids_of_all(batch), each, strict=True)
             ]
             self._run([group for group in groups if isinstance(group, list)])
-            check_any(groups)
+            check_any([error_of(group) for group in groups])
             results: list[GenerationResult] = []
             for group, wanted in zip(groups, each, strict=True):
                 readers = group if isinstance(group, list) else []

@@ -332,7 +332,7 @@ class RequestMaker(PromptReader):
         return f"at most {limit} of {wanted} tokens fit the window of {window} ({reason})"
 
 
-def _error_of(group: list[OutputStream] | OutriderError) -> BaseException | None:
+def error_of(group: list[OutputStream] | OutriderError) -> BaseException | None:
     """The error of a prompt that could not be run; None if any of its completions ended well."""
     if isinstance(group, OutriderError):
         return group
@@ -340,9 +340,7 @@ def _error_of(group: list[OutputStream] | OutriderError) -> BaseException | None
     return errors[0] if errors and all(errors) else None
 
 
-def check_any(groups: Sequence[list[OutputStream] | OutriderError]) -> None:
+def check_any(errors: Sequence[BaseException | None]) -> None:
     """Raise the first error if no prompt could be run."""
-    failed = [_error_of(group) for group in groups]
-    first = next(filter(None, failed), None)
-    if first is not None and all(failed):
-        raise first
+    if errors and errors[0] is not None and all(errors):
+        raise errors[0]

@@ -21,7 +21,7 @@ from typing import Any, Unpack, cast
 from tokenizers import Tokenizer as Backend
 
 from outrider.api.chat_messages import ChatOptions
-from outrider.api.chat_template import ChatTemplates, Rendered, token_text
+from outrider.api.chat_template import ChatTemplates, Rendered
 from outrider.api.stream import REPLACEMENT
 from outrider.api.tokenizer_guard import NO_GROWTH, Growth, Spelling, check, spelling_of, try_out
 from outrider.core.errors import CheckpointError, ConfigError, out_of_memory
@@ -30,6 +30,7 @@ from outrider.core.files import FileKind, file_identity, parse_json, read_text
 from outrider.core.interrupts import is_interrupt
 from outrider.models.checkpoint import CONFIG, GENERATION, Checkpoint, open_checkpoint
 from outrider.models.gguf.vocabulary import TURN_ENDS, has_messages
+from outrider.models.json_object import token_text
 
 _WORDS, _SETTINGS, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 _DOCUMENTS = (_WORDS, _SETTINGS, _TEMPLATE, GENERATION, CONFIG)
@@ -116,10 +117,6 @@ class Tokenizer:
         stop_ids = (*self.stop_ids, *(token_id for token_id in found if token_id is not None))
         config = {**self._config, "chat_template": source}
         return Tokenizer(self._backend, config, stop_ids, self._growth, checkpoint=self.checkpoint)
-
-    def is_of_the_text_of(self, other: Tokenizer) -> bool:
-        """True if both were read from one tokenizer.json, and so do not differ at all."""
-        return self._backend is other._backend
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Ids of a text. With `add_special` the checkpoint may put its BOS before the text; text of
@@ -262,7 +259,8 @@ class Tokenizer:
 def first_differences(first: Tokenizer, second: Tokenizer, limit: int = 5) -> list[Difference]:
     """The lowest ids that the two read differently; empty if a draft may use either. Padding, which
     no text contains, is no difference."""
-    if first.is_of_the_text_of(second):
+    if first._backend is second._backend:
+        # Both were read from one tokenizer.json.
         return []
     left, right = first.meanings, second.meanings
     found: list[Difference] = []
@@ -360,18 +358,7 @@ def _read_text(path: Path, kind: FileKind) -> str:
 
 def _read_json(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     """The object in the document `name`; empty if there is none."""
-    if not checkpoint.has(name):
-        return {}
-    path = checkpoint.file(name)
-    if path is None:
-        return dict(checkpoint.document(name).values)
-    try:
-        data = parse_json(_read_text(path, FileKind.of(path)))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: expected a JSON object.")
-    return cast("dict[str, Any]", data)
+    return dict(checkpoint.document(name).values) if checkpoint.has(name) else {}
 
 
 def _stop_ids(

@@ -106,7 +106,7 @@ def ollama(call: Call[OllamaOptions]) -> int:
     if asked.model:
         reply = server.generate(asked.model, asked.prompt, max_tokens=asked.max_tokens)
         record["reply"] = asdict(reply)
-        rate = f", {reply.num_tokens / reply.seconds:.0f} tok/s" if reply.seconds > 0 else ""
+        rate = f", {reply.tokens_per_second:.0f} tok/s" if reply.seconds > 0 else ""
         lines.append(f"\n{asked.prompt}{reply.text}\n")
         lines.append(f"{reply.num_tokens} tokens{rate} (Ollama's figures)")
     answer(asked, record, "\n".join(lines))

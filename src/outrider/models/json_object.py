@@ -148,6 +148,13 @@ def _kind(value: object) -> str:
     return "a list" if isinstance(value, list) else f"{value!r:.40}"
 
 
+def token_text(entry: object) -> str | None:
+    """A token as tokenizer_config.json writes it: plain, or an object with its content."""
+    if isinstance(entry, dict):
+        entry = cast("dict[str, object]", entry).get("content")
+    return entry if isinstance(entry, str) else None
+
+
 OTHER_CHECKPOINT = "choose another checkpoint; `outrider models pairs` lists some that load"
 CONTRADICTION = "config.json contradicts itself: download it again, or choose another checkpoint"
 

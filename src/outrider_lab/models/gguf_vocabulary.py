@@ -18,7 +18,7 @@ from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.files import FileKind, read_text
 from outrider.models.checkpoint import open_checkpoint
 from outrider.models.gguf.splits import RULES, Rule
-from outrider.models.json_object import JsonObject
+from outrider.models.json_object import JsonObject, token_text
 from outrider_lab.models.gguf import Value
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
@@ -200,7 +200,8 @@ def _special(
     config = checkpoint.document(name) if checkpoint.has(name) else JsonObject(name, {})
     ids = {text: token_id for token_id, text in enumerate(tokens)}
     found: dict[str, Value] = {}
-    begin, end = (ids.get(_token_text(config, key)) for key in ("bos_token", "eos_token"))
+    marks = (token_text(config.values.get(key)) for key in ("bos_token", "eos_token"))
+    begin, end = (ids.get(mark or "") for mark in marks)
     if begin is not None:
         found["tokenizer.ggml.bos_token_id"] = begin
     # The one that the tokenizer names comes first.
@@ -211,13 +212,6 @@ def _special(
     if template := _template(folder, config):
         found["tokenizer.chat_template"] = template
     return found
-
-
-def _token_text(config: JsonObject, key: str) -> str:
-    value = config.values.get(key)
-    if isinstance(value, dict):
-        value = cast("dict[str, object]", value).get("content")
-    return value if isinstance(value, str) else ""
 
 
 def _opens(raw: JsonObject, token: str) -> bool:
