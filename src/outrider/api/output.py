@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
@@ -24,11 +23,11 @@ import torch
 from outrider.api.result import DRAFTER_FAILED, GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.api.turns import OfOneProcess, Turns
+from outrider.cache.pages import own_bytes
 from outrider.core.budget import RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Outcome, RoundEvent, TokenLogprobs
 from outrider.core.errors import ConfigError, ContractError, foreign, with_hint
-from outrider.core.files import FileKind, read_bytes
 from outrider.core.sequence import LiveSequence
 from outrider.core.thoughts import ThoughtBudget
 from outrider.engine.engine import Engine
@@ -37,7 +36,6 @@ from outrider.metrics.summary import MemoryTrace, summarise
 # Rounds that take less than this run several per job before readers get them: the work between two
 # jobs takes a noticeable part of a very small model's round.
 CONTROL_SECONDS = 0.003
-_STATUS = Path("/proc/self/status")
 
 
 class Gauge(Protocol):
@@ -45,9 +43,11 @@ class Gauge(Protocol):
 
     def take(self) -> int:
         """The peak since the last call, as far as it is known."""
+        ...
 
     def peak(self) -> int | None:
         """The peak so far; None if it is not counted."""
+        ...
 
 
 class ProcessGauge:
@@ -146,15 +146,12 @@ def gauge(device: torch.device) -> Gauge:
 
 def _resident_bytes() -> tuple[int, int]:
     """Resident bytes now, and at most so far. Without /proc, the latter is both."""
-    try:
-        lines = read_bytes(_STATUS, FileKind.SYSTEM).splitlines()
-    except OSError:
+    now, high = own_bytes(b"VmRSS"), own_bytes(b"VmHWM")
+    if now is None or high is None:
         high = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         high *= 1 if sys.platform == "darwin" else 1024
         return high, high
-    pairs = (line.split(b":", 1) for line in lines if line.startswith((b"VmRSS", b"VmHWM")))
-    sizes = {name: 1024 * int(value.split()[0]) for name, value in pairs}
-    return sizes[b"VmRSS"], max(sizes.values())
+    return now, max(now, high)
 
 
 @dataclass(slots=True)

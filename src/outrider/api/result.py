@@ -68,10 +68,10 @@ def _read(kind: Any, value: Any) -> Any:
     if get_origin(kind) is tuple:
         each = kinds[:1] * len(value) if kinds[-1] is Ellipsis else kinds
         return tuple(_read(part, item) for part, item in zip(each, value, strict=True))
-    if not is_dataclass(kind):
-        return value
     if kind is RoundEvent:
         value = {**value, "trace": value}
+    if not is_dataclass(kind):
+        return value
     hints = _hints(kind)
     # Fields without a default are read in any case.
     found = [i for i in fields(kind) if i.name in value or i.default is i.default_factory]

@@ -291,7 +291,7 @@ def limits(device: torch.device, share: float = 1.0) -> tuple[MemoryLimit, ...]:
     for limit, used in _group_limits():
         found.append(MemoryLimit(f"memory limit of the control group, {size(limit)}", limit - used))
     for resource, command, counted, limit in address_limits():
-        used = _own_bytes(counted)
+        used = own_bytes(counted)
         if used is not None:
             name = f"{resource} ({command}), {size(limit)}"
             found.append(MemoryLimit(name, limit - used, of_addresses=True))
@@ -377,7 +377,8 @@ def _available_bytes() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _own_bytes(name: bytes) -> int | None:
+def own_bytes(name: bytes) -> int | None:
+    """The bytes behind `name` in the status of this process; None without /proc."""
     kilobytes = _field(_PROC / "self" / "status", name)
     return None if kilobytes is None else 1024 * kilobytes
 

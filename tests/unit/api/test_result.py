@@ -157,7 +157,7 @@ FULL = replace(PROFILED, notes=("n",), logprobs=(TokenLogprobs(1, -0.5),), seed=
 
 def test_what_is_empty_is_left_out() -> None:
     added = list(FULL.to_dict())[len(PLAIN.to_dict()) :]
-    assert added == ["seed", "error", "notes", "logprobs", "rounds", "memory"]
+    assert added == ["notes", "rounds", "logprobs", "memory", "seed", "error"]
 
 
 def test_computed_values_are_in_the_record() -> None:
