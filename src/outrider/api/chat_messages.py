@@ -4,6 +4,10 @@ Callers write them as OpenAI's API does: content is text or a list of text parts
 call are JSON text. Published templates want one text and objects, and have several names for the
 model's thoughts. Clients send an assistant's turns and results of tools again with every request,
 so odd ones are read as far as possible, with a note; a mistake elsewhere raises ConfigError.
+
+A template may accept no system message, or one at the beginning only, no `developer`, only
+alternating turns, one call per turn, ids of nine characters, or tools with descriptions. `forms`
+yields a conversation as it is and then in other forms, the nearest first.
 """
 
 from __future__ import annotations
@@ -87,7 +91,9 @@ def _message(message: Mapping[str, Any], where: str, notes: list[str]) -> dict[s
         found["tool_calls"] = [
             _call(call, f"{where}.tool_calls[{i}]", notes) for i, call in enumerate(calls)
         ]
-    thought = _reasoning(message, where) or thought
+    # The model's thoughts, from the first name with a value.
+    name = next((name for name in REASONING if message.get(name) is not None), None)
+    thought = (_text(message[name], f"{where}.{name}") if name else "") or thought
     if thought:
         found["reasoning_content"] = thought
     if not (calls or thought or content) and message.get("content") is None:
@@ -137,14 +143,6 @@ def _part(part: Mapping[str, Any]) -> str | None:
         if isinstance(given, list):
             return "".join(_part(_object(one, name)) or "" for one in cast("list[object]", given))
     return None
-
-
-def _reasoning(message: Mapping[str, Any], where: str) -> str:
-    """The model's thoughts, from the first name with a value."""
-    for name in REASONING:
-        if message.get(name) is not None:
-            return _text(message[name], f"{where}.{name}")
-    return ""
 
 
 def _calls(message: Mapping[str, Any], where: str) -> Sequence[object]:

@@ -3,7 +3,7 @@
 A template is untrusted code, so it runs in a helper process (`helper.py`) with one second,
 512 MB and an output of at most four times the messages plus 64 KB. The helper starts on the first
 render, serves all later ones, and is killed and replaced when a template misbehaves. If a template
-refuses a conversation, or leaves part of it out, other forms are rendered (`chat_forms`).
+refuses a conversation, or leaves part of it out, other forms are rendered (`forms`).
 """
 
 from __future__ import annotations
@@ -397,15 +397,14 @@ class Helper:
             )
             self._end = weakref.finalize(self, _end, process)
             _read(process, START_SECONDS, BASE_OUTPUT_CHARS)
-        except (HelperLostError, OSError) as problem:
+        except BaseException as problem:
             self.close()
+            if not isinstance(problem, HelperLostError | OSError):
+                raise
             raise MachineError(
                 f"{script.name} does not start: {problem}.",
                 hint=f"run {' '.join(command)} to see why",
             ) from None
-        except BaseException:
-            self.close()
-            raise
         self._process = process
         return process
 

@@ -375,7 +375,9 @@ def plan_pair(
     _check_claim(folder, target)
     draft_config, translator = _fitted(resolved, draft_folder, tokenizer, target)
     own = own_copy(config, resolved.copy, folder, target)
-    has_draft = draft_config is not None
+    has_draft, num_common = draft_config is not None, 0
+    if draft_config is not None and draft_config.vocab_size != target.vocab_size:
+        num_common = num_common_ids(tokenizer, target.vocab_size, draft_config.vocab_size)
     window = resolve_window(config, target.max_tokens, has_draft=has_draft, k=resolved.k)
     context = str(config.context or (DRAFT_CONTEXT if has_draft else "auto"))
     plan = LoadPlan(
@@ -386,7 +388,7 @@ def plan_pair(
         draft_folder=draft_folder,
         draft_name=draft or ("" if found is None else str(found.folder)),
         translator=translator,
-        num_common=_num_common(draft_config, tokenizer, target),
+        num_common=num_common,
         own=own,
         window=window,
         window_reason=f"target {target.max_tokens}, context {context}",
@@ -527,13 +529,6 @@ def _check_vocabulary(target: Tokenizer, draft: Tokenizer, name: str) -> None:
         hint="translate with --drafter bridge, choose a draft of the target's own family "
         "(`outrider models pairs`), or draft without a model: --drafter ngram",
     )
-
-
-def _num_common(draft: DecoderConfig | None, tokenizer: Tokenizer, target: DecoderConfig) -> int:
-    """Number of ids that a draft model with another vocabulary size may draft; 0 for all."""
-    if draft is None or draft.vocab_size == target.vocab_size:
-        return 0
-    return num_common_ids(tokenizer, target.vocab_size, draft.vocab_size)
 
 
 def _default_slots(plan: LoadPlan) -> int:

@@ -108,13 +108,8 @@ class TextEvent:
     @classmethod
     def merged(cls, events: Sequence[TextEvent]) -> TextEvent:
         """One event with the content of all `events`."""
-        return cls(
-            tuple(token for event in events for token in event.token_ids),
-            tuple(origin for event in events for origin in event.origins),
-            tuple(piece for event in events for piece in event.pieces),
-            tuple(entry for event in events for entry in event.logprobs),
-            tuple(entry for event in events for entry in event.round_events),
-        )
+        names = [item.name for item in fields(cls)]
+        return cls(*(tuple(x for event in events for x in getattr(event, name)) for name in names))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -523,7 +518,9 @@ def text_of(run: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class Mailbox:
-    """The waiting events of one request. Its owners must use it from one thread at a time."""
+    """The waiting events of one request: those of a slow reader become one larger event. However
+    many wait, each token is copied at most twice: into a merged event, and when the reader takes
+    all of them. Its owners must use it from one thread at a time."""
 
     _merged: list[TextEvent] = field(default_factory=list[TextEvent])
     """Events older than those in `_fresh`; each was more than MOST_EVENTS events."""

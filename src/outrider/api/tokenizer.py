@@ -463,7 +463,13 @@ class _Vocabulary:
 
 class TextTranslator:
     """Translates between `target` and `draft`, whose models have `target_size` and `draft_size`
-    ids: a tokenizer may know more, which are never written."""
+    ids: a tokenizer may know more, which are never written.
+
+    Ids go through text, a round at a time (drafter bridge). A draft's ids are extended, never
+    recomputed, so a round costs bounded work and a draft model keeps its committed tokens. Special
+    tokens that both vocabularies spell alike are translated; other special tokens of the target are
+    left out, and other special tokens of the draft end a draft.
+    """
 
     def __init__(
         self, target: Tokenizer, draft: Tokenizer, *, target_size: int, draft_size: int
