@@ -27,10 +27,17 @@ from typing import Self, TypeVar, Unpack
 
 from outrider.api.llm import EMBEDDED, LLM
 from outrider.api.output import OutputStream
-from outrider.api.prompts import Message, Prompt, several_prompts
+from outrider.api.prompts import (
+    Message,
+    Prompt,
+    RequestOptions,
+    sampling_of,
+    several_prompts,
+    structure_in,
+)
 from outrider.api.request import AsyncRequest, check_any
 from outrider.api.result import GenerationResult, TextEvent
-from outrider.api.structure import RequestOptions, StructureOptions, sampling_of, structure_in
+from outrider.api.structure import StructureOptions
 from outrider.api.turns import OfOneProcess
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, OutriderError, QueueFullError

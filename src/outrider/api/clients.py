@@ -53,20 +53,17 @@ class Server:
 
     def ask(self, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
         """The JSON object at `path`; a `body` is posted. Raises MachineError."""
-        pause = _FIRST_WAIT_SECONDS
-        for _ in range(self.retries):
+        left, pause = self.retries, _FIRST_WAIT_SECONDS
+        while True:
             try:
-                return self._ask(path, body)
-            except _NoAnswerError:
-                self.wait(pause)
-                pause *= 2
-        try:
-            return self._ask(path, body)
-        except _NoAnswerError as error:
-            tries = f" ({self.retries + 1} tries)" if self.retries else ""
-            raise MachineError(
-                f"no answer from {self.url}{path}: {error}{tries}.", hint="is the server running?"
-            ) from None
+                with self._opened(path, body) as answer:
+                    return _object(answer.url, answer.read(MAX_BYTES + 1))
+            except _NoAnswerError as error:
+                if not left:
+                    tries = f" ({self.retries + 1} tries)" if self.retries else ""
+                    raise self._unanswered(path, f"{error}{tries}") from None
+            self.wait(pause)
+            left, pause = left - 1, 2 * pause
 
     def lines(self, path: str, body: Mapping[str, object]) -> Generator[str]:
         """The lines of an answer that is sent in pieces, each as soon as it arrives; `body` is
@@ -80,13 +77,11 @@ class Server:
                         raise _too_long(self.url + path)
                     yield line.decode(errors="replace").rstrip("\r\n")
         except _NoAnswerError as error:
-            raise MachineError(
-                f"no answer from {self.url}{path}: {error}.", hint="is the server running?"
-            ) from None
+            raise self._unanswered(path, str(error)) from None
 
-    def _ask(self, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
-        with self._opened(path, body) as answer:
-            return _object(answer.url, answer.read(MAX_BYTES + 1))
+    def _unanswered(self, path: str, why: str) -> MachineError:
+        why = f"no answer from {self.url}{path}: {why}."
+        return MachineError(why, hint="is the server running?")
 
     @contextmanager
     def _opened(self, path: str, body: Mapping[str, object] | None) -> Generator[HTTPResponse]:

@@ -13,10 +13,17 @@ from outrider.api.grammar import Grammar
 from outrider.api.loading import check_names, load_pair
 from outrider.api.output import MemoryWatch, OutputStream, RequestRouter, TextStream, gauge
 from outrider.api.profile import HasKernels
-from outrider.api.prompts import Message, Prompt, conversation, one_prompt, several_prompts
+from outrider.api.prompts import (
+    Message,
+    Prompt,
+    RequestOptions,
+    conversation,
+    one_prompt,
+    sampling_of,
+    several_prompts,
+)
 from outrider.api.request import RequestHandle, RequestMaker, check_any, error_of
 from outrider.api.result import GenerationResult, TextEvent
-from outrider.api.structure import RequestOptions, sampling_of
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.turns import OfOneProcess, Turns
 from outrider.core.budget import JobTrace

@@ -1,4 +1,4 @@
-"""Prompts in the forms of callers: text, ids, NumPy arrays and tensors of ids."""
+"""Prompts and keywords of callers: text, ids, NumPy arrays and tensors of ids; options by kind."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from operator import index
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from outrider.api.chat_messages import checked_messages, checked_tools, checked_variables
+from outrider.api.structure import OPTIONS, StructureOptions
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import (
     ConfigError,
@@ -19,6 +20,7 @@ from outrider.core.errors import (
 )
 from outrider.core.fields import BYTES_PER_TOKEN, MESSAGES, shown
 from outrider.core.interrupts import breakable
+from outrider.core.options import SamplingOptions
 
 
 class HasToList(Protocol):
@@ -42,6 +44,20 @@ class ChatIds(NamedTuple):
         for note in self.notes:
             _LOG.warning("%s", note)
         return self.ids
+
+
+class RequestOptions(SamplingOptions, StructureOptions, total=False):
+    """Keywords of a request: sampling parameters and structures."""
+
+
+def sampling_of(options: RequestOptions) -> SamplingOptions:
+    """The options that are fields of SamplingParams, and unknown ones."""
+    return cast("SamplingOptions", {k: v for k, v in options.items() if k not in OPTIONS})
+
+
+def structure_in(options: Mapping[str, object]) -> StructureOptions:
+    given = {k: v for k, v in options.items() if k in OPTIONS}
+    return cast("StructureOptions", given)
 
 
 _LOG = logging.getLogger(__name__)

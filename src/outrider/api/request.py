@@ -17,10 +17,10 @@ from outrider.api.chat_template import PromptEnd, Thinking
 from outrider.api.grammar import Grammar, Grammars
 from outrider.api.loading import LoadedPair
 from outrider.api.output import OutputStream
-from outrider.api.prompts import PromptReader
+from outrider.api.prompts import PromptReader, RequestOptions, structure_in
 from outrider.api.result import GenerationResult, Mailbox, TextEvent
 from outrider.api.stream import StopMatcher
-from outrider.api.structure import RequestOptions, StructureOptions, structure_in
+from outrider.api.structure import StructureOptions
 from outrider.api.tokenizer import Tokenizer, spellings
 from outrider.api.turns import OfOneProcess
 from outrider.core.errors import CheckpointError, ConfigError, OutriderError, foreign

@@ -13,7 +13,6 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias, TypedDict, cast, runtime_checkable
 
 from outrider.core.errors import ConfigError, words_of
-from outrider.core.options import SamplingOptions
 
 # JSON schemas in the keywords that llguidance follows in full (docs/structured.md).
 #
@@ -292,7 +291,7 @@ WHITE_SPACE = r"( |\n{1,2}[\x20\t]{0,20})"
 MAX_STRUCTURE_BYTES = 1 << 16
 _NAMES = ("schema", "json", "regex", "choices", "grammar")
 # All options, including those that modify one of these.
-_ALL = (*_NAMES, "strict", "parts")
+OPTIONS = (*_NAMES, "strict", "parts")
 _HINTS = {"grammar": "GBNF is a subset of what llama.cpp reads; Lark is read as well"}
 
 
@@ -327,23 +326,9 @@ class StructureOptions(TypedDict, total=False):
     parts: Mapping[str, Schema]
 
 
-class RequestOptions(SamplingOptions, StructureOptions, total=False):
-    """Keywords of a request: sampling parameters and structures."""
-
-
-def sampling_of(options: RequestOptions) -> SamplingOptions:
-    """The options that are fields of SamplingParams, and unknown ones."""
-    return cast("SamplingOptions", {k: v for k, v in options.items() if k not in _ALL})
-
-
-def structure_in(options: Mapping[str, object]) -> StructureOptions:
-    given = {k: v for k, v in options.items() if k in _ALL}
-    return cast("StructureOptions", given)
-
-
 def chosen(options: StructureOptions) -> str | None:
     """The given option, or None. Raises ConfigError for two, or for an unknown name."""
-    unknown = [name for name in options if name not in _ALL]
+    unknown = [name for name in options if name not in OPTIONS]
     if unknown:
         raise ConfigError(
             f"{unknown[0]!r} is no option of a request.", hint=f"known: {', '.join(_NAMES)}"

@@ -118,6 +118,10 @@ class Tokenizer:
         config = {**self._config, "chat_template": source}
         return Tokenizer(self._backend, config, stop_ids, self._growth, checkpoint=self.checkpoint)
 
+    def is_of_the_text_of(self, other: Tokenizer) -> bool:
+        """True if both were read from one tokenizer.json, and so do not differ at all."""
+        return self._backend is other._backend
+
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Ids of a text. With `add_special` the checkpoint may put its BOS before the text; text of
         the chat template already has it. Raises ConfigError for text that is not Unicode,
@@ -259,8 +263,7 @@ class Tokenizer:
 def first_differences(first: Tokenizer, second: Tokenizer, limit: int = 5) -> list[Difference]:
     """The lowest ids that the two read differently; empty if a draft may use either. Padding, which
     no text contains, is no difference."""
-    if first._backend is second._backend:
-        # Both were read from one tokenizer.json.
+    if first.is_of_the_text_of(second):
         return []
     left, right = first.meanings, second.meanings
     found: list[Difference] = []

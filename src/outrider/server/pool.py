@@ -18,9 +18,18 @@ from typing import Any, Self, TypeVar, Unpack, cast
 import torch
 
 from outrider.api.llm import LLM
-from outrider.api.prompts import Message, Prompt, conversation, one_prompt, several_prompts
+from outrider.api.prompts import (
+    Message,
+    Prompt,
+    RequestOptions,
+    conversation,
+    one_prompt,
+    sampling_of,
+    several_prompts,
+    structure_in,
+)
 from outrider.api.result import GenerationResult
-from outrider.api.structure import RequestOptions, StructureOptions, sampling_of, structure_in
+from outrider.api.structure import StructureOptions
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.turns import OfOneProcess
 from outrider.core.config import EngineConfig

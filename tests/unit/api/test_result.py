@@ -51,6 +51,7 @@ SPEC = replace(
         num_emitted=103,
         seconds=SECONDS | {"draft": 0.07},
         acceptance_histogram=(1, 2, 3, 6, 13),
+        rounds_by={"model": 24, "none": 1},
     ),
     token_seconds=(),
 )
@@ -222,6 +223,13 @@ def test_a_record_that_lacks_something_is_refused(lacking: str) -> None:
     with pytest.raises(ConfigError, match=f"not the record of a result.*{lacking}") as caught:
         GenerationResult.from_dict(record)
     assert "--json" in str(caught.value.hint)
+
+
+def test_statistics_that_lack_something_are_refused() -> None:
+    record = json.loads(SPEC.to_json_line())
+    del record["stats"]["num_drafted"]
+    with pytest.raises(ConfigError, match=r"not the record of a result.*num_drafted"):
+        GenerationResult.from_dict(record)
 
 
 @pytest.mark.parametrize(
