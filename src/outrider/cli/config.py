@@ -35,6 +35,6 @@ def config(call: Call[JsonOption]) -> int:
 def completion(call: Call[Options]) -> int:
     shell = cast("Literal['bash', 'zsh', 'fish']", needed(call, "SHELL"))
     # `shell` is only the name of a shell; none is started.
-    script = completion_app().generate_completion(prog_name="outrider", shell=shell)  # nosec B604
+    script = completion_app().generate_completion(prog_name="outrider", shell=shell)
     print(script)
     return 0

@@ -386,7 +386,7 @@ class Address:
         """The base URL for clients on this machine."""
         scheme = "https" if self.certificate else "http"
         # Nothing is bound here: a server that listens everywhere also answers at the loopback.
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # nosec B104
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104
         name = f"[{host}]" if ":" in host else host
         return f"{scheme}://{name}:{self.port}"
 

@@ -116,9 +116,7 @@ def _download(chosen: Published) -> Path:
 
     try:
         # Prompts, which are read as data; records have their digest.
-        folder = snapshot_download(  # nosec B615
-            chosen.repo, repo_type="dataset", allow_patterns=[chosen.files]
-        )
+        folder = snapshot_download(chosen.repo, repo_type="dataset", allow_patterns=[chosen.files])
     except (OSError, HFValidationError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise MachineError(
