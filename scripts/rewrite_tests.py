@@ -1,7 +1,7 @@
 """Rewrites the assertions of all tests once, into the files where pytest looks for them.
 
-Each process of pytest would do so for itself, at the same time as the others. Without this step all
-is the same, half a minute later.
+pytest would do so on one core, while it collects them. Without this step all is the same, half a
+minute later.
 """
 
 # What pytest does itself has no public name.
@@ -36,7 +36,7 @@ def keep(config: Any, files: Sequence[Path]) -> None:
 
 
 def main() -> None:
-    config = _prepareconfig(["--noconftest", "-p", "no:xdist", str(ROOT / "tests")])
+    config = _prepareconfig(["--noconftest", str(ROOT / "tests")])
     files = sorted((ROOT / "tests").rglob("*.py"), key=lambda file: file.stat().st_size)
     fork, count = get_context("fork"), os.cpu_count() or 1
     shares = [fork.Process(target=keep, args=(config, files[i::count])) for i in range(count)]

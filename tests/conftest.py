@@ -21,6 +21,8 @@ from hypothesis import HealthCheck, settings
 # Before anything imports a helper: its assertions hold under `python -O` too, as those of tests do.
 pytest.register_assert_rewrite(*(path.name for path in Path(__file__).parent.iterdir()))
 
+pytest_plugins = ["checks.processes"]
+
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 settings.register_profile("deep", max_examples=1000, deadline=None, suppress_health_check=SLOW)
