@@ -17,11 +17,10 @@ import httpx
 from common import TARGET, Report, first_prompts, note, study
 
 from outrider.core.config import EngineConfig
-from outrider.estimate.calibration import Calibration
 from outrider.metrics.summary import percentile
+from outrider_lab.planner.calibration import Calibration
 from outrider_lab.simulator.events import Chance, JobCosts, Simulated
-from outrider_lab.simulator.fleet import Fleet
-from outrider_lab.simulator.load import Lengths, SimulatedLoad, poisson, requests_of
+from outrider_lab.simulator.load import Fleet, Lengths, SimulatedLoad, poisson, requests_of
 from outrider_lab.simulator.simulate import simulate
 
 SEED, SHARED, FAMILIES = 5, 64, 4

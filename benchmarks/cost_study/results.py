@@ -34,13 +34,7 @@ from cost_study.units import (
     engine_name,
     product_name,
 )
-from outrider.estimate.theory import (
-    AheadTimes,
-    estimated_beta,
-    expected_tokens,
-    measured_speed_up,
-    speed_up,
-)
+from outrider.estimate.theory import expected_tokens, measured_speed_up
 from outrider.measure.frame import paired_ratio, ratio_of_medians
 from outrider_lab.bench.cost_record import (
     SCHEMA,
@@ -56,6 +50,8 @@ from outrider_lab.bench.cost_record import (
 )
 from outrider_lab.bench.reference import draft_shares as published_shares
 from outrider_lab.models.gemm import GemmShape, products
+from outrider_lab.planner.overlap import AheadTimes
+from outrider_lab.planner.rounds import estimated_beta, speed_up
 
 _FLOAT_BYTES = 4
 # The values of a contestant, by number of the visit.

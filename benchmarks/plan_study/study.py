@@ -25,12 +25,12 @@ from plan_study.measure import (
 from plan_study.record import Study
 
 from outrider.core.params import SamplingParams
-from outrider.estimate.calibration import Calibration, DrafterCosts
-from outrider.planner.candidates import DraftOption, PlannedJob, gain, stats_of
-from outrider.planner.rounds import believe
 from outrider_lab.bench.calibrate.engines import TimedEngine, TimedEngines
 from outrider_lab.bench.calibrate.probe import Ahead, Probe, probe, rounds_at
 from outrider_lab.bench.workload import ADVERSARIAL
+from outrider_lab.planner.calibration import Calibration, DrafterCosts
+from outrider_lab.planner.candidates import DraftOption, PlannedJob, gain, stats_of
+from outrider_lab.planner.rounds import believe
 
 # How adversarial text is drawn.
 HOT = SamplingParams(temperature=1.0)

@@ -11,22 +11,13 @@ import math
 from dataclasses import dataclass, replace
 
 from outrider.core.spec import ModelSpec
-from outrider.estimate.theory import RoundStats, expected_tokens, prefix_products
-from outrider.planner import rounds
-from outrider.planner.roofline import (
-    DeviceSheet,
-    Energy,
-    Joules,
-    PassWork,
-    Power,
-    pass_seconds,
-    reading_seconds,
-    ridge_rows,
-    round_joules,
-    row_seconds,
-)
-from outrider.planner.rounds import DecodeLoad
+from outrider.estimate.forecast import DeviceSheet, PassWork, Power, reading_seconds, row_seconds
+from outrider.estimate.theory import expected_tokens, prefix_products
 from outrider_lab.cli.simulate_setup import spec_named
+from outrider_lab.planner import rounds
+from outrider_lab.planner.calibration import RoundStats
+from outrider_lab.planner.roofline import Energy, Joules, pass_seconds, ridge_rows, round_joules
+from outrider_lab.planner.rounds import DecodeLoad
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ EXCEPTIONS = {
     ("plugins/parallel/meeting.py", "open"): "memory that it made",
     ("models/weight_files.py", "safe_open"): "behind check_header",
     ("pairs/catalog.py", "read_text"): "names of this package",
-    ("planner/roofline.py", "read_text"): "sheets of this package",
+    ("estimate/forecast.py", "read_text"): "sheets of this package",
     ("server/pool.py", "open"): "4 MiB at most of files that loading has read",
     ("server/web.py", "read_bytes"): "pages of this package",
     ("outrider_lab/train/checkpoint.py", "safe_open"): "behind check_header",

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from outrider.core.budget import RoundTrace
 from outrider.core.protocols import Controller
-from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
 from outrider.estimate.cost import Curve
+from outrider_lab.planner.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
 
 
 def counts(rates: Sequence[float], num_rounds: int = 10_000) -> tuple[PlaceCount, ...]:

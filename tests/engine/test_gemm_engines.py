@@ -10,8 +10,9 @@ import pytest
 from cost_study.engines import Bed, CostEngine, CostRun, Text, rooms
 from cost_study.pair import CostPair, Make, pair_shape
 
-from outrider.estimate.theory import MissCurve, estimated_beta, expected_tokens
+from outrider.estimate.theory import MissCurve, expected_tokens
 from outrider_lab.models.gemm import NonGemmCosts
+from outrider_lab.planner.rounds import estimated_beta
 
 TEXT = Text(prompt_tokens=8, max_tokens=60)
 AR = CostEngine(study="batch", method="ar")

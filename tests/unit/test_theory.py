@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import outrider.estimate.theory as closed_form
+import outrider_lab.planner.rounds as closed_form
 from checks.documents import Document
 from doubles.racing import Written
 from doubles.rig import Request, Rig, model_drafter

@@ -10,23 +10,21 @@ import pytest
 from checks.documents import Document
 from checks.theory_device import BYTE, OPERATION, Device, Numbers, model_of
 from outrider.core.tree import best_shape, chain_shape
+from outrider.estimate.forecast import Mixture
 from outrider.estimate.theory import (
-    AheadTimes,
     Misses,
     beta_rates,
     chances,
-    expected_by_place,
     expected_hit_rate,
     expected_tokens,
     geometric,
     measured_speed_up,
     optimal,
-    speed_up,
-    steady_hits,
     uniform,
 )
-from outrider.planner.overlap import crossover_batch
-from outrider.planner.roofline import Mixture, critical_context
+from outrider_lab.planner.overlap import AheadTimes, crossover_batch, steady_hits
+from outrider_lab.planner.roofline import critical_context
+from outrider_lab.planner.rounds import expected_by_place, speed_up
 
 PAGE = Document.named("docs/theory.md").between("## 5.", "## Sources")
 PROSE = PAGE.prose

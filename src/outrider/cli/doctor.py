@@ -25,12 +25,11 @@ from outrider.cli.session import start_logging
 from outrider.cli.verb_options import DoctorOptions
 from outrider.cli.verdict import toy_note
 from outrider.core.config import QUANTISE_COSTS
-from outrider.core.env import cache_folder, compiler
+from outrider.core.env import CALIBRATIONS, cache_folder, compiler
 from outrider.core.errors import MachineError, OutriderError
 from outrider.core.fields import size
 from outrider.core.files import NotPrivateError, private_folder
 from outrider.core.settings import Resolved
-from outrider.estimate.calibration import CALIBRATIONS
 from outrider.kernels.ceilings import ArithmeticCeiling, Ceiling, arithmetic_ceilings, ceilings
 from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.native.build import COMPILERS, built_kernels, trusted_folders

@@ -18,8 +18,7 @@ from outrider.control.scored import DepthSweep, Probes, sweep_depths
 from outrider.core.budget import Budget, Choice, Reason, RoundTrace
 from outrider.core.errors import ContractError
 from outrider.estimate.acceptance import Acceptance, FadingMean, OpenPasses, seconds_of
-from outrider.estimate.calibration import Reading
-from outrider.estimate.cost import ASSUMED, LEAST_WEIGHED, CostMeter, CostTable
+from outrider.estimate.cost import ASSUMED, LEAST_WEIGHED, CostMeter, CostTable, Reading
 
 _log = logging.getLogger(__name__)
 

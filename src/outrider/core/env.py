@@ -94,6 +94,10 @@ def threads() -> int:
     return int(found) if found.isdecimal() and int(found) <= MOST_THREADS else 0
 
 
+# The folder of stored calibrations of `outrider plan` within the cache.
+CALIBRATIONS = "calibrations"
+
+
 def cache_folder() -> Path | None:
     """The folder of compiled kernels; it may not exist yet. None for a user without a home.
 

@@ -248,6 +248,10 @@ class DrafterKind:
     heads. A copy of the target has `fewer_bits`, or fewer layers. A drafter that `scores` gives the
     acceptance probability of each of its tokens. With `keeps_apart` no draft depends on the texts
     of other requests.
+
+    Until it has run, a share `accepted` of first tokens is assumed to be accepted, later ones
+    alike, and a share `drafted` of rounds to have a draft: round numbers. One step of a drafter
+    that drafts `at_once` has all tokens. `advice` says when to try one that needs no file.
     """
 
     name: str
@@ -266,6 +270,10 @@ class DrafterKind:
     fewer_bits: bool = False
     scores: bool = False
     keeps_apart: bool = False
+    accepted: float = 0.5
+    drafted: float = 1.0
+    at_once: bool = False
+    advice: str = ""
     format: HeadFormat | None = None
 
     @property

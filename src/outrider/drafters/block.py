@@ -26,4 +26,6 @@ KIND = DrafterKind(
     needs_words="block heads",
     format=HeadFormat(model_types=("outrider_block",)),
     keeps_apart=True,
+    accepted=0.55,
+    at_once=True,
 )

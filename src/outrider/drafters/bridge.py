@@ -141,4 +141,5 @@ KIND = DrafterKind(
     needs_words="a draft model",
     not_in_process="a draft model with another vocabulary",
     keeps_apart=True,
+    accepted=0.55,
 )

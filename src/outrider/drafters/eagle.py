@@ -42,4 +42,5 @@ KIND = DrafterKind(
         three_layers=True,
     ),
     keeps_apart=True,
+    accepted=0.65,
 )

@@ -101,4 +101,10 @@ def build(context: BuildContext) -> LiteDrafter:
     return LiteDrafter(target, sampler, alpha=context.config.lite_alpha)
 
 
-KIND = DrafterKind(name="eagle-lite", build=build, reads=("last layer",), keeps_apart=True)
+KIND = DrafterKind(
+    name="eagle-lite",
+    build=build,
+    reads=("last layer",),
+    keeps_apart=True,
+    accepted=0.2,
+)

@@ -12,4 +12,7 @@ KIND = DrafterKind(
     branches=True,
     settings=("skip_layers",),
     keeps_apart=True,
+    accepted=0.4,
+    advice="the target drafts with some of its layers left out: no file and no memory; loses "
+    "unless the checkpoint was trained to end early",
 )

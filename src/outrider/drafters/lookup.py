@@ -13,5 +13,10 @@ def build(context: BuildContext) -> PortfolioDrafter:
 
 
 KIND = DrafterKind(
-    name="lookup", build=build, branches=True, reads=("corpus", "prediction"), scores=True
+    name="lookup",
+    build=build,
+    branches=True,
+    reads=("corpus", "prediction"),
+    scores=True,
+    drafted=0.4,
 )

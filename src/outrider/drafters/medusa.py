@@ -33,4 +33,5 @@ KIND = DrafterKind(
         model_types=("outrider_medusa", "medusa"), keys=("medusa_num_heads",), arena=False
     ),
     keeps_apart=True,
+    at_once=True,
 )

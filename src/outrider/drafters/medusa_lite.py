@@ -25,5 +25,10 @@ def build(context: BuildContext) -> Drafter:
 
 
 KIND = DrafterKind(
-    name="medusa-lite", build=build, branches=True, reads=("last layer",), keeps_apart=True
+    name="medusa-lite",
+    build=build,
+    branches=True,
+    reads=("last layer",),
+    keeps_apart=True,
+    accepted=0.2,
 )

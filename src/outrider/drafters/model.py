@@ -43,4 +43,5 @@ KIND = DrafterKind(
     drafts_ahead=True,
     needs_words="a draft model",
     keeps_apart=True,
+    accepted=0.65,
 )

@@ -29,4 +29,5 @@ KIND = DrafterKind(
     in_target=True,
     format=HeadFormat(model_types=("outrider_mtp",)),
     keeps_apart=True,
+    accepted=0.65,
 )

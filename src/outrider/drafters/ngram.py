@@ -213,4 +213,11 @@ def build(context: BuildContext) -> NgramDrafter:
     )
 
 
-KIND = DrafterKind(name="ngram", build=build, scores=True, keeps_apart=True)
+KIND = DrafterKind(
+    name="ngram",
+    build=build,
+    scores=True,
+    keeps_apart=True,
+    drafted=0.3,
+    advice="copies from the text so far: for texts that repeat themselves",
+)

@@ -487,4 +487,5 @@ KIND = DrafterKind(
     not_in_process="the draft model of a portfolio",
     without_draft="lookup",
     scores=True,
+    accepted=0.65,
 )

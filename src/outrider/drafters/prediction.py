@@ -132,4 +132,5 @@ KIND = DrafterKind(
     reads=("prediction",),
     must_have=("prediction",),
     keeps_apart=True,
+    drafted=0.5,
 )

@@ -29,4 +29,7 @@ KIND = DrafterKind(
     settings=("skip_layers",),
     fewer_bits=True,
     keeps_apart=True,
+    accepted=0.95,
+    advice="the target's own matrices in fewer bits draft over its memory: no file, high "
+    "acceptance; pays where the target is read from memory and not from a cache",
 )

@@ -24,7 +24,7 @@ from itertools import pairwise
 from outrider.core.budget import RoundTrace
 from outrider.core.errors import ConfigError
 from outrider.core.tree import Shape, fill_rows
-from outrider.estimate.acceptance import RunningMedian, fit_line
+from outrider.estimate.acceptance import BySequence, RunningMedian, fit_line
 
 # Prices, as shares of a plain pass of the target.
 
@@ -331,6 +331,49 @@ class CostMeter:
                     times = self._drafts.setdefault((count, round(depth)), RunningMedian(WINDOW))
                     for _ in range(_TRUST):
                         times.add(seconds)
+
+
+# Number of remembered readings, and the tokens of a reading that is long enough to count.
+NUM_READINGS = 31
+LEAST_READ = 16
+
+
+class Reading:
+    """Time in which a drafter reads text, learnt from the traces of passes in their order."""
+
+    def __init__(self) -> None:
+        # Unread tokens; 0 for a sequence whose last round had a draft.
+        self._unread: BySequence[int] = BySequence()
+        self._seconds_a_token = RunningMedian(NUM_READINGS)
+
+    def ended(self, traces: Sequence[RoundTrace]) -> int:
+        """Count a pass. Returns the tokens that its drafter had to read first; 1 for a new text."""
+        unread, total = self._unread, 0
+        for trace in traces:
+            seq_id = trace.seq_id
+            if trace.num_drafted:
+                total += unread.get(seq_id, 1)
+                unread.note(seq_id, 0)
+            else:
+                fresh = trace.num_prompt_tokens + trace.num_emitted
+                unread.note(seq_id, unread.get(seq_id, 0) + fresh)
+        return total
+
+    def add(self, seconds: float, num_tokens: int) -> None:
+        """Count a reading of so many tokens."""
+        if num_tokens >= LEAST_READ:
+            self._seconds_a_token.add(max(seconds, 0.0) / num_tokens)
+
+    def is_due(self, seq_id: int) -> bool:
+        """True if the drafter would have to read tokens of this text."""
+        return bool(self._unread.get(seq_id))
+
+    def seconds(self, seq_ids: Iterable[int]) -> float:
+        """Time of reading the rest of these texts; 0 before it was measured."""
+        if not self._seconds_a_token:
+            return 0.0
+        num_tokens = sum(self._unread.get(seq_id, 0) for seq_id in seq_ids)
+        return self._seconds_a_token.low * num_tokens
 
 
 def _rows_bucket(num_rows: int) -> int:

@@ -1,4 +1,4 @@
-"""Closed forms of speculative decoding: expected tokens, speed-up, drafting ahead, fan-out.
+"""Closed forms of speculative decoding: expected tokens, speed-up, fan-out.
 
 beta is the probability that a drafted token is accepted given that all before it were, the same at
 every position; K tokens are drafted a round. Then
@@ -22,65 +22,6 @@ from itertools import accumulate
 from operator import mul
 
 from outrider.core.errors import ContractError
-
-
-@dataclass(frozen=True, slots=True)
-class AheadTimes:
-    """Times of drafting ahead in units of T_verify; `batch` sequences verify together.
-
-    While the target verifies a round, a drafter with resources of its own prepares for the verdicts
-    that it predicts. In units of T_verify, with E tokens a round after a hit or a miss, T_p the
-    time of drafting ahead, T_b that of drafting after a miss and s of handing over,
-
-        S = (p E_hit + (1 - p) E_miss) / (p max(1, T_p) + (1 - p)(1 + T_b) + s)
-
-    tokens in a time of T_verify. In a batch of b that verifies together a round waits for its
-    slowest row: the denominator has p^b instead of p, the numerator still p. (Kumar, Dao, May,
-    "Speculative speculative decoding", Theorem 7, which has s = 0.)
-
-    If drafter and target share one memory, each slows the other down: of the time in which they run
-    together a share `contention` is lost. It is 0 with a device each, and 1 if running at once
-    gains nothing.
-    """
-
-    p_hit: float
-    tokens_hit: float
-    tokens_miss: float
-    ahead: float
-    fallback: float
-    batch: float = 1.0
-    sync: float = 0.0
-    contention: float = 0.0
-
-    @property
-    def tokens(self) -> float:
-        """Tokens of a round of one sequence."""
-        return self.p_hit * self.tokens_hit + (1 - self.p_hit) * self.tokens_miss
-
-    @property
-    def round_time(self) -> float:
-        """Duration of a round of a batch that verifies together."""
-        all_hit = self.p_hit**self.batch
-        lost = self.contention * min(1.0, self.ahead)
-        taken = all_hit * max(1.0, self.ahead) + (1 - all_hit) * (1 + self.fallback)
-        return taken + lost + self.sync
-
-    @property
-    def speed(self) -> float:
-        """Tokens of one sequence in a time of T_verify."""
-        return self.tokens / self.round_time
-
-
-def steady_hits(after_hit: float, after_miss: float) -> float:
-    """The share of rounds that are hits in the long run; 1 if neither ever changes.
-
-    Hits come in runs: after a hit the draft was a full one, and the next verdict is more likely to
-    be predicted. With p_hh the share of hits after a hit and p_mh after a miss, in the long run
-
-        p = p_mh / (1 - p_hh + p_mh)
-    """
-    leaving = 1 - after_hit + after_miss
-    return after_miss / leaving if leaving else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,47 +142,6 @@ def calibrate(ranks: Sequence[int], default: MissCurve) -> MissCurve:
     return MissCurve(scale=min(1.0, math.exp(mean_y - slope * mean_x)), power=-slope)
 
 
-@dataclass(frozen=True, slots=True)
-class RoundStats:
-    """Outcomes of rounds. `kept` entry j is the probability that a round accepts more than j draft
-    tokens. A share `drafting` of rounds drafts anything, and those draft `num_drafted` tokens.
-
-    The probabilities that more than j tokens of drafts of up to K are accepted, for j from 0 to K -
-    1, give the tokens of a round: E = 1 + the sum of these probabilities.
-    """
-
-    kept: tuple[float, ...]
-    drafting: float
-    num_drafted: float
-
-    @property
-    def tokens(self) -> float:
-        """E, the target's own token included."""
-        return 1 + math.fsum(self.kept)
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted / drafted."""
-        drafted = self.drafting * self.num_drafted
-        return (self.tokens - 1) / drafted if drafted else 0.0
-
-    @property
-    def variance(self) -> float:
-        """Variance of the tokens of a round."""
-        second = math.fsum((2 * depth + 1) * kept for depth, kept in enumerate(self.kept))
-        return max(0.0, second - (self.tokens - 1) ** 2)
-
-    def cut(self, depth: int) -> RoundStats:
-        """Outcomes of rounds that may draft no deeper: a tree loses nodes in proportion."""
-        if depth >= len(self.kept):
-            return self
-        drafted = self.num_drafted * depth / len(self.kept)
-        return RoundStats(self.kept[:depth], self.drafting if depth else 0.0, drafted)
-
-
-PLAIN = RoundStats((), 0.0, 0.0)
-
-
 def expected_tokens(beta: float, k: int) -> float:
     """E, the target's own token included; between 1 and `k` + 1."""
     if not 0 <= beta <= 1:
@@ -258,11 +158,6 @@ def prefix_products(rates: Sequence[float]) -> list[float]:
     return list(accumulate(rates, mul))
 
 
-def expected_by_place(rates: Sequence[float]) -> float:
-    """E of a draft as long as `rates`, the target's own token included."""
-    return 1 + math.fsum(prefix_products(rates))
-
-
 def beta_rates(u: float, v: float, k: int) -> list[float]:
     """The rates a_1 to a_k of a request whose beta is drawn from Beta(u, v); `u`, `v` > 0.
 
@@ -276,29 +171,6 @@ def beta_rates(u: float, v: float, k: int) -> list[float]:
     if not v > 0:
         raise ContractError("v is above 0")
     return [(u + index) / (u + v + index) for index in range(k)]
-
-
-def acceptance_rate(beta: float, k: int) -> float:
-    """Accepted / drafted of rounds of `k` > 0."""
-    return (expected_tokens(beta, k) - 1) / k
-
-
-def estimated_beta(num_accepted: int, num_refused: int) -> float | None:
-    """beta from counts: `num_refused` rounds refused a token, others accepted all. None without
-    any.
-
-    The share of accepted tokens among the judged ones, which is its maximum likelihood estimate.
-    """
-    num_judged = num_accepted + num_refused
-    return num_accepted / num_judged if num_judged else None
-
-
-def speed_up(tokens: float, draft_time: float) -> float:
-    """S over plain decoding, if verifying takes as long as a plain pass.
-
-    `draft_time` is the time of all draft passes of a round in plain passes of the target.
-    """
-    return tokens / (1 + draft_time)
 
 
 def measured_speed_up(tokens: float, *, plain: float, draft: float, verify: float) -> float:

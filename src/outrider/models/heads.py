@@ -29,7 +29,7 @@ from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.plugins import KINDS, MODEL, HeadFormat
 from outrider.core.protocols import CacheStore, CausalLM, StepRow
 from outrider.core.spec import ModelSpec
-from outrider.estimate.calibration import KEY, StatedWorth
+from outrider.estimate.forecast import KEY, StatedWorth
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedPlan
 from outrider.models.checkpoint import (

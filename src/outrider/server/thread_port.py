@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Self, cast
+from typing import Self, cast
 
 from outrider.api.async_llm import AsyncLLM, EngineThread
 from outrider.api.llm import LLM
+from outrider.api.memory import WEIGHTS
 from outrider.api.prompts import ChatIds
 from outrider.api.request import AsyncRequest
 from outrider.api.result import GenerationResult, TextEvent
@@ -23,6 +24,8 @@ from outrider.core.budget import RoundTrace
 from outrider.core.errors import ConfigError
 from outrider.core.fields import WHOLE, size
 from outrider.core.params import SamplingParams
+from outrider.core.plugins import drafter_named
+from outrider.estimate.forecast import forecast, sheet_like
 from outrider.models.hf_config import read_sampling
 from outrider.server.lane_load import LaneLoad
 from outrider.server.pool import numerics_of
@@ -36,42 +39,33 @@ from outrider.server.port import (
     Promise,
 )
 
-if TYPE_CHECKING:
-    from outrider.api.llm import LLM
-
-# Tokens of a typical answer in a chat, with a batch of one.
+# Tokens of a typical question and answer in a chat.
 _CONTEXT, _NEW_TOKENS = 128, 128
 
 
-# Predicted speed-up of an engine before it has run: `outrider plan` from sizes alone.
-#
-# The playground compares it with the measurement of a race. The planner only has the sizes of
-# target and drafter, the kind of device, and typical acceptance of such drafters, so its interval
-# is wide.
 def promise_of(llm: LLM) -> Promise | None:
-    """Return the prediction; None without a drafter or without figures for this device."""
-    from outrider.api.memory import WEIGHTS
-    from outrider.planner.advise import Question, advise
-    from outrider.planner.candidates import DraftOption, Engines, PlannedJob
-    from outrider.planner.suppose import Candidate, sheet_like, supposed
+    """Return the predicted speed-up of one text of the engine before it has run; None without a
+    drafter or without figures for this device.
 
+    The playground compares it with the measurement of a race. It only knows the sizes of target and
+    drafter, the kind of device, and typical acceptance of such drafters, so its interval is wide.
+    """
     if not llm.k:
         return None
     weights = {name: held for name, held in llm.memory.items() if name.startswith(WEIGHTS)}
-    of_drafter = sum(weights.values()) - weights.get(f"{WEIGHTS}target", 0)
-    candidate = Candidate.of(llm.drafter, llm.drafter, llm.spec, of_drafter)
-    question = Question(
-        job=PlannedJob(batch=1, context=_CONTEXT, new_tokens=_NEW_TOKENS),
-        candidates=(DraftOption(llm.drafter, llm.k),),
-        engines=Engines(names=("single",)),
-    )
     gpu = None if llm.device.type == "cpu" else str(llm.device)
     try:
-        sheet = sheet_like(llm.device.type, gpu)
-        best = advise(supposed(llm.spec, sheet, [candidate], machine=""), question).best
+        found = forecast(
+            llm.spec,
+            drafter_named(llm.drafter),
+            llm.k,
+            sheet_like(llm.device.type, gpu),
+            num_bytes=sum(weights.values()) - weights.get(f"{WEIGHTS}target", 0),
+            context=_CONTEXT + _NEW_TOKENS / 2,
+        )
     except ConfigError:
         return None
-    return best and Promise(speed_up=best.speed_up, low=best.low, high=best.high)
+    return Promise(speed_up=found.speed_up, low=found.low, high=found.high)
 
 
 class ThreadStream(AsyncIterator[TextEvent]):

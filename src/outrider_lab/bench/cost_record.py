@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from outrider.estimate.theory import expected_tokens, measured_speed_up, speed_up
+from outrider.estimate.theory import expected_tokens, measured_speed_up
 from outrider.measure.machine import is_busy
 from outrider.measure.store import Section, plain_table
+from outrider_lab.planner.rounds import speed_up
 
 SCHEMA = "outrider-bench-ssd/1"
 RESULTS, SAMPLES = "results.json", "samples.jsonl"

@@ -128,8 +128,8 @@ def _small_print(picture: LanePicture, shown: Sequence[JobTrace], end: float) ->
     part = f"the first {1e3 * seconds:.0f} ms, " if len(shown) < len(picture.jobs) else ""
     of_all = f"{len(shown)} of {len(picture.jobs)} jobs" if part else f"{len(shown)} jobs"
     overlap = 100 * timeline(shown).overlap_fraction
-    told = f"{part}{of_all}; two lanes or more ran in {overlap:.0f} % of the busy time"
-    return f"{picture.small_print}; {told}" if picture.small_print else told
+    sentence = f"{part}{of_all}; two lanes or more ran in {overlap:.0f} % of the busy time"
+    return f"{picture.small_print}; {sentence}" if picture.small_print else sentence
 
 
 def _span(job: JobTrace, origin: float) -> Span:

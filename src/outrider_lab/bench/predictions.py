@@ -131,7 +131,7 @@ def of_unseen(results: Sequence[Result]) -> list[tuple[str, Accuracy]]:
     }
     found: list[tuple[str, Accuracy]] = []
     for name, way in ways.items():
-        told = [replace(one, predicted=said) for one in results if (said := way(one)) is not None]
-        if told:
-            found.append((name, accuracy(told)))
+        judged = [replace(one, predicted=said) for one in results if (said := way(one)) is not None]
+        if judged:
+            found.append((name, accuracy(judged)))
     return found

@@ -10,7 +10,7 @@ Shapes:  N = tokens, M = tokens that count, V = vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
@@ -388,3 +388,33 @@ def sections(found: Quality) -> Iterator[Section]:
         )
     if found.findings:
         yield Section(title="Read with care", points=found.findings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfDrafts:
+    """Targets in several formats, and the copies of them in 8 or 4 bits, `copies`, that draft: how
+    many of these drafts a target accepts."""
+
+    target: str
+    engine: EngineConfig
+    params: SamplingParams
+    prompts: Sequence[str]
+    copies: Sequence[str]
+
+    def measured(self, rows: Iterable[FormatRow]) -> Iterator[FormatRow]:
+        """`rows` with what drafts of each copy are kept; nothing where a target cannot draft for
+        itself."""
+        for row in rows:
+            found = {f"{copy}_drafts": self._kept(row.form, copy) for copy in self.copies}
+            yield replace(row, **found)
+
+    def _kept(self, form: str, copy: str) -> float | None:
+        config = replace(self.engine, drafter="quantised-self", sampler="block")
+        config = replace(config, self_quantise=copy, **settings_of(form))
+        try:
+            with closing(LLM(self.target, config=config)) as llm:
+                results = llm.generate(list(self.prompts), self.params.seeded(0))
+        except OutriderError:
+            return None
+        drafted = sum(result.stats.num_drafted for result in results)
+        return sum(result.stats.num_accepted for result in results) / drafted if drafted else None

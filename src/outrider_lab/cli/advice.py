@@ -15,11 +15,10 @@ from outrider.core.errors import OutriderError
 from outrider.core.fields import size, words_of
 from outrider.core.params import SamplingParams
 from outrider.core.spec import ModelSpec
-from outrider.estimate.calibration import Calibration
+from outrider.estimate.forecast import sheet_like
 from outrider.kernels.kinds import pick_device
 from outrider.measure.machine import machine
 from outrider.models.loading import resolve
-from outrider.planner.suppose import Candidate, sheet_like, supposed
 from outrider_lab.bench.calibrate.extent import BESIDE_WEIGHTS, Bounds, extent_of
 from outrider_lab.bench.calibrate.found import Asked, Found, Watch
 from outrider_lab.bench.requests import texts_of
@@ -31,6 +30,8 @@ from outrider_lab.bench.studies.drafters_lineup import (
     known,
 )
 from outrider_lab.bench.workload import builtin_texts
+from outrider_lab.planner.calibration import Calibration
+from outrider_lab.planner.suppose import Candidate, supposed
 
 AUTO = "auto"
 _USUAL = ("model", "mtp", "eagle", "medusa", "block", "ngram", "suffix")
@@ -162,8 +163,9 @@ class ProgressMeter(Meter):
         """Partial answers come on stderr, too: `verdict` is what they say."""
 
         def partly(found: Found) -> None:
-            told = f"so far, after {found.seconds:.0f} s: {verdict(found)} {found.origins.sentence}"
-            print(prose(told, width=80), file=sys.stderr, flush=True)
+            known = f"{verdict(found)} {found.origins.sentence}"
+            news = f"so far, after {found.seconds:.0f} s: {known}"
+            print(prose(news, width=80), file=sys.stderr, flush=True)
 
         def warns(words: str) -> None:
             print(prose(words, width=80), file=sys.stderr, flush=True)

@@ -29,6 +29,7 @@ from outrider_lab.bench.quality import (
     Quality,
     RuleRow,
     RuleStudy,
+    SelfDrafts,
     compare_formats,
     compare_rules,
     load_judge,
@@ -36,7 +37,6 @@ from outrider_lab.bench.quality import (
     sections,
     windows_of,
 )
-from outrider_lab.bench.self_drafts import SelfDrafts
 from outrider_lab.bench.workload import builtin_texts
 from outrider_lab.cli import engine_setup
 from outrider_lab.cli.bench_options import QualityOptions

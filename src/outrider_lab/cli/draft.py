@@ -24,10 +24,6 @@ from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import drafter_named
 from outrider.kernels.kinds import pick_device
-from outrider.planner.advise import Question, advise
-from outrider.planner.candidates import Option, PlannedJob
-from outrider.planner.suppose import ESTIMATED
-from outrider.planner.suppose import Origin as OriginOfFigure
 from outrider_lab.bench.calibrate.answer import COUNTED_TOKENS, answer
 from outrider_lab.bench.calibrate.found import Answer, Found
 from outrider_lab.bench.studies.drafters_lineup import PLAIN, Drafts, available, contestants_named
@@ -43,6 +39,10 @@ from outrider_lab.cli.draft_fit import Fit, Measured, compare, measure
 from outrider_lab.cli.plan_page import bounds_record
 from outrider_lab.cli.suggestions import Suggestion, suggestions
 from outrider_lab.cli.verb_options import DraftCheckOptions, DraftSuggestOptions
+from outrider_lab.planner.advise import Question, advise
+from outrider_lab.planner.candidates import Option, PlannedJob
+from outrider_lab.planner.suppose import ESTIMATED
+from outrider_lab.planner.suppose import Origin as OriginOfFigure
 
 # A text that is planned for where no prompt was read.
 _CONTEXT, _NEW_TOKENS = 128, 128
@@ -162,8 +162,8 @@ def known_of(
 
 def _first(known: Found) -> str:
     """Of the page: where its figures come from."""
-    told = [] if known.origins.is_whole else [known.origins.sentence]
-    return prose(" ".join([f"{known.origins.basis.capitalize()}, the fastest first.", *told]))
+    origins = [] if known.origins.is_whole else [known.origins.sentence]
+    return prose(" ".join([f"{known.origins.basis.capitalize()}, the fastest first.", *origins]))
 
 
 def _told(known: Found) -> list[str]:

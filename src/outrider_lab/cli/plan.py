@@ -15,11 +15,8 @@ from outrider.core.config import EngineConfig
 from outrider.core.env import cache_folder
 from outrider.core.errors import ConfigError
 from outrider.core.settings import ProgramConfig
-from outrider.estimate.calibration import Calibration, PassCosts
 from outrider.estimate.cost import Curve
 from outrider.kernels.kinds import pick_device
-from outrider.planner.advise import Question, advise, must_fit
-from outrider.planner.candidates import PlannedJob
 from outrider_lab.bench.calibrate.answer import COUNTED_TOKENS, answer
 from outrider_lab.bench.calibrate.found import Found
 from outrider_lab.bench.studies.drafters_lineup import Drafts
@@ -31,9 +28,9 @@ from outrider_lab.cli.advice import (
     prompt_texts,
     with_trees,
 )
-from outrider_lab.cli.plan_command import deciding_command
 from outrider_lab.cli.plan_page import (
     Origin,
+    deciding_command,
     elsewhere,
     is_sheet,
     page_of,
@@ -41,7 +38,9 @@ from outrider_lab.cli.plan_page import (
     replicas_part,
 )
 from outrider_lab.cli.verb_options import PlanOptions
-from outrider_lab.simulator.replicas import ReplicaPlan, replica_plans
+from outrider_lab.planner.advise import Question, ReplicaPlan, advise, must_fit, replica_plans
+from outrider_lab.planner.calibration import Calibration, PassCosts
+from outrider_lab.planner.candidates import PlannedJob
 
 # Tokens of a prompt where none are read.
 _SHEET_CONTEXT = 512

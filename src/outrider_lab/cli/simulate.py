@@ -17,8 +17,8 @@ from outrider.cli.output import check_writable, fitted, json_line, screen_table,
 from outrider_lab.bench import drawing
 from outrider_lab.bench.charts import Axis, Chart, Color, Line, Lines, Panel
 from outrider_lab.bench.lanes import LanePicture, lane_chart
-from outrider_lab.cli.figure_file import figure_file
 from outrider_lab.cli.simulate_setup import OF_LOAD, OF_SHEETS, Sweep, study_of, sweep_of, too_large
+from outrider_lab.cli.trace import figure_file
 from outrider_lab.cli.verb_options import SimulateOptions
 from outrider_lab.metrics.chrome_trace import trace_pieces
 from outrider_lab.simulator.events import widest_fan_out

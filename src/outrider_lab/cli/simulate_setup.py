@@ -20,13 +20,13 @@ from outrider.core.fields import numbers_of, split
 from outrider.core.files import FileKind, read_text
 from outrider.core.settings import Given, typed
 from outrider.core.spec import ModelSpec
-from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.models.families import DECODER_FAMILIES, GPT2Config, LlamaConfig, parse_llama
 from outrider.models.json_object import JsonObject
-from outrider.planner.roofline import calibrate, device_sheet
-from outrider.planner.rounds import believe
 from outrider_lab.cli.verb_options import SimulateOptions
-from outrider_lab.simulator.fleet import Failure
+from outrider_lab.planner.calibration import Calibration, DrafterCosts
+from outrider_lab.planner.roofline import calibrate, device_sheet
+from outrider_lab.planner.rounds import believe
+from outrider_lab.simulator.load import Failure
 from outrider_lab.simulator.study import CLOSED, TOGETHER, SimulatedStudy
 
 _FAILURE = re.compile(r"(?P<replica>\d+)@(?P<at>\d+(?:\.\d+)?)\+(?P<seconds>\d+(?:\.\d+)?)")

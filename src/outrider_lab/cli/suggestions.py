@@ -21,7 +21,6 @@ from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.families import DECODER_FAMILIES
 from outrider.models.heads import find_heads, has_own_mtp, name_of, own_mtp_depth
 from outrider.pairs.catalog import draft_of, list_pairs
-from outrider_lab.bench.studies.drafters_lineup import available
 from outrider_lab.cli.draft_fit import SMALL_FILES
 from outrider_lab.train.target import read_decoder_config
 
@@ -143,34 +142,24 @@ def _local(here: Sequence[LocalModel], target: str, folder: Path) -> Iterator[Su
         )
 
 
-# Drafters that need no file, in the order in which they are worth trying.
-_WITHOUT_FILES = {
-    "quantised-self": "the target's own matrices in fewer bits draft over its memory: no file, "
-    "high acceptance; pays where the target is read from memory and not from a cache",
-    "layer-skip": "the target drafts with some of its layers left out: no file and no memory; "
-    "loses unless the checkpoint was trained to end early",
-    "suffix": "copies what followed the longest part of the text that came before: for edits, "
-    "logs, code; costs next to nothing where nothing repeats",
-    "recycling": "goes by which tokens followed which in this run: needs no model",
-    "ngram": "copies from the text so far: for texts that repeat themselves",
-}
 # Bits a weight below which a copy in 4 bits, which has five with its scales, saves next to nothing.
 _FEW_BITS = 7
-_OF_LLAMAS = ("quantised-self", "layer-skip")
 
 
 def _without_files(target: str, folder: Path) -> Iterator[Suggestion]:
+    """Copies of the target first, then drafters that read its text."""
     family = open_checkpoint(folder).document(CONFIG).text("model_type", "")
-    for drafter, reason in _WITHOUT_FILES.items():
-        if KINDS[drafter].fewer_bits and _has_few_bits(target, folder):
+    advised = (kind for kind in KINDS.values() if kind.advice)
+    for kind in sorted(advised, key=lambda one: one.source != "copy"):
+        if kind.fewer_bits and _has_few_bits(target, folder):
             continue
-        if drafter in available() and (drafter not in _OF_LLAMAS or family in DECODER_FAMILIES):
+        if kind.source != "copy" or family in DECODER_FAMILIES:
             yield Suggestion(
-                drafter=drafter,
+                drafter=kind.name,
                 draft=None,
                 ready=True,
-                reason=reason,
-                command=_generate(target, f"--drafter {drafter}"),
+                reason=kind.advice,
+                command=_generate(target, f"--drafter {kind.name}"),
             )
 
 

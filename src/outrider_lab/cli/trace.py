@@ -19,22 +19,39 @@ from outrider.cli.output import check_writable, fitted, json_line, screen_table,
 from outrider.cli.session import open_llm, run_record
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.clock import HOST_CLOCK
-from outrider.core.errors import ContractError
+from outrider.core.errors import ConfigError, ContractError, MachineError
 from outrider.core.fields import size
 from outrider.core.params import SamplingParams
 from outrider.measure.machine import Monitor, Usage
 from outrider.measure.store import percent
 from outrider.metrics.summary import pass_shapes, summarise
+from outrider_lab.bench.drawing import why_not
 from outrider_lab.bench.workload import DOMAINS, builtin_texts
-from outrider_lab.cli.figure_file import figure_file
 from outrider_lab.cli.verb_options import TraceOptions
 from outrider_lab.metrics.chrome_trace import trace_pieces
-from outrider_lab.metrics.lanes import Counters, scheduler_stats
-from outrider_lab.metrics.timeline import hit_rate, over_time, timeline
+from outrider_lab.metrics.timeline import Counters, hit_rate, over_time, scheduler_stats, timeline
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
     from outrider.api.request import RequestHandle
+
+
+def figure_file(name: str | None) -> Path | None:
+    """The file of a verb's --figure, checked before anything runs. Raises ConfigError and
+    MachineError."""
+    if name is None:
+        return None
+    path = Path(name)
+    if path.suffix not in (".svg", ".png"):
+        raise ConfigError(
+            f"--figure {name}: a figure is an SVG file.", hint="--figure lanes.svg, for example"
+        )
+    reason = why_not()
+    if reason is not None:
+        raise MachineError(reason, hint="leave --figure out")
+    check_writable(path)
+    return path
+
 
 VIEWERS = "https://ui.perfetto.dev or chrome://tracing"
 

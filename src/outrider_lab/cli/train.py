@@ -90,7 +90,7 @@ def described(progress: Standing) -> str:
 if TYPE_CHECKING:
     from torch import nn
 
-    from outrider.estimate.calibration import StatedWorth
+    from outrider.estimate.forecast import StatedWorth
     from outrider_lab.train.loop import Trainer, TrainRecipe
     from outrider_lab.train.session import RunWish, Session, TextSession
     from outrider_lab.train.tokens import TokenOptions

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.errors import ConfigError
-from outrider.estimate.calibration import Calibration, DrafterCosts
-from outrider.estimate.theory import expected_by_place, prefix_products
+from outrider.estimate.theory import prefix_products
 from outrider.sched.jobs import Job, JobKind, Stage, StageItem
+from outrider_lab.planner.calibration import Calibration, DrafterCosts
+from outrider_lab.planner.rounds import expected_by_place
 from outrider_lab.simulator.load import Decides, SimulatedRequest, uniform
 
 
@@ -224,7 +225,7 @@ class JobCosts:
         the pass   overhead + host b + rule R + target(rows, sum of S_i, sum of R_i S_i)
         hand-over  `sync`, if a job only drafts: the two lanes have to synchronise
 
-    The target's part is that of `estimate/calibration.py`. The draft model's prefill is left out.
+    The target's part is that of `planner/calibration.py`. The draft model's prefill is left out.
     """
 
     calibration: Calibration

@@ -13,8 +13,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ContractError
 from outrider_lab.simulator.engine import LABEL_END, Records, SimulatedEngine
 from outrider_lab.simulator.events import Chance, JobCosts, Running, Simulated, SimulatedResult
-from outrider_lab.simulator.fleet import Fleet, Router
-from outrider_lab.simulator.load import SimulatedLoad
+from outrider_lab.simulator.load import Fleet, Router, SimulatedLoad
 
 
 def simulate(

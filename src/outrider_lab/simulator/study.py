@@ -21,9 +21,7 @@ from itertools import chain, pairwise
 
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, did_you_mean
-from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.estimate.theory import (
-    AheadTimes,
     Misses,
     expected_hit_rate,
     measured_speed_up,
@@ -32,6 +30,8 @@ from outrider.estimate.theory import (
 )
 from outrider.metrics.summary import Stats, inter_token_latencies, percentile, summarise
 from outrider_lab.metrics.timeline import Timeline, hit_rate, timeline
+from outrider_lab.planner.calibration import Calibration, DrafterCosts
+from outrider_lab.planner.overlap import AheadTimes
 from outrider_lab.simulator.engine import LABEL_END
 from outrider_lab.simulator.events import (
     DRAFTER,
@@ -41,8 +41,15 @@ from outrider_lab.simulator.events import (
     SimulatedTimes,
     round_times,
 )
-from outrider_lab.simulator.fleet import BY_BEGINNING, Failure, Fleet
-from outrider_lab.simulator.load import Lengths, SimulatedLoad, poisson, requests_of
+from outrider_lab.simulator.load import (
+    BY_BEGINNING,
+    Failure,
+    Fleet,
+    Lengths,
+    SimulatedLoad,
+    poisson,
+    requests_of,
+)
 from outrider_lab.simulator.simulate import simulate
 
 

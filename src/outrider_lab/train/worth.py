@@ -14,7 +14,7 @@ from outrider.core.budget import RoundTrace
 from outrider.core.config import DEFAULT_K, EngineConfig
 from outrider.core.files import replacing, writing
 from outrider.core.params import SamplingParams
-from outrider.estimate.calibration import KEY, StatedWorth, fitted
+from outrider.estimate.forecast import KEY, StatedWorth
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.heads import kind_of
 
@@ -89,3 +89,14 @@ def measured_worth(
         (median(seen[1].verifying), median(longest.verifying)),
         median(seen[0].verifying),
     )
+
+
+def fitted(
+    kept: Sequence[float], draft: tuple[float, float], verify: tuple[float, float], plain: float
+) -> StatedWorth:
+    """StatedWorth from seconds of drafting and verifying at the ends of K, and of a plain round."""
+    steps = max(len(kept) - 1, 1)
+    later = max(draft[1] - draft[0], 0.0) / steps
+    row = max((verify[1] - plain) / len(kept), 0.0)
+    first = max(draft[0] + verify[0] - plain - row, 0.0)
+    return StatedWorth(tuple(kept), *(round(time / plain, 3) for time in (first, later, row)))

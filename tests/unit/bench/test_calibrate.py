@@ -15,16 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.budget import RoundTrace
-from outrider.estimate.calibration import (
-    CALIBRATIONS,
-    Calibration,
-    DrafterCosts,
-    PassCosts,
-    PlaceCount,
-)
+from outrider.core.env import CALIBRATIONS
 from outrider.estimate.cost import Curve
-from outrider.estimate.theory import RoundStats
-from outrider.planner.rounds import DecodeLoad, plain_times, round_times
 from outrider_lab.bench.calibrate.engines import Dial, TimedEngine
 from outrider_lab.bench.calibrate.fit import (
     Point,
@@ -60,6 +52,14 @@ from outrider_lab.bench.calibrate.timing import (
     prompts_of,
 )
 from outrider_lab.bench.studies.drafters_lineup import Contestant
+from outrider_lab.planner.calibration import (
+    Calibration,
+    DrafterCosts,
+    PassCosts,
+    PlaceCount,
+    RoundStats,
+)
+from outrider_lab.planner.rounds import DecodeLoad, plain_times, round_times
 
 DEEPEST = 12
 PLACES = [(b, k, s) for b in (1, 4) for k in (0, 1, 3, 7) for s in (60.0, 900.0)]

@@ -17,8 +17,7 @@ import torch
 import outrider
 from outrider import LLM, SamplingParams
 from outrider.models.loading import resolve
-from outrider_lab.bench.peers.programs import PROGRAMS
-from outrider_lab.bench.peers.servers import LlamaSide, StartedSide
+from outrider_lab.bench.peers.servers import PROGRAMS, LlamaSide, StartedSide
 from outrider_lab.bench.peers.sides import (
     OpenvinoSide,
     OutriderSide,

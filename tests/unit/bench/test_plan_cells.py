@@ -26,12 +26,12 @@ from plan_study.study import foretold
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.params import SamplingParams
-from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
 from outrider.estimate.cost import Curve
 from outrider.models.loading import resolve
 from outrider_lab.bench.calibrate.engines import Dial
 from outrider_lab.bench.calibrate.probe import Ahead
 from outrider_lab.bench.predictions import accuracy
+from outrider_lab.planner.calibration import Calibration, DrafterCosts, PassCosts
 
 DRAFTERS = ("model", "ngram", "suffix", "mtp", "eagle")
 HARD = ("text", "size")

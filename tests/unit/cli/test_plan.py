@@ -14,12 +14,12 @@ from doubles.planned import costs, flat
 from doubles.tiny_hybrids import HYBRIDS
 from outrider.core.config import EngineConfig
 from outrider.core.settings import ProgramConfig
-from outrider.planner.advise import Question, advise
-from outrider.planner.candidates import DraftOption
 from outrider_lab.bench.calibrate import answer
 from outrider_lab.cli import advice
 from outrider_lab.cli import plan as verb
-from outrider_lab.cli.plan_command import command_of
+from outrider_lab.cli.plan_page import command_of
+from outrider_lab.planner.advise import Question, advise
+from outrider_lab.planner.candidates import DraftOption
 
 pytestmark = pytest.mark.wide
 

@@ -14,11 +14,11 @@ import outrider.pairs as pairs
 from checks.documents import check_trace
 from doubles.command_line import Command
 from doubles.planned import calibration
-from outrider.estimate.calibration import Calibration, PlaceCount
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_TARGET, list_pairs
 from outrider_lab.bench import drawing
 from outrider_lab.bench.charts import Chart, TimelineChart
 from outrider_lab.cli.simulate_setup import known_ids, spec_named
+from outrider_lab.planner.calibration import Calibration, PlaceCount
 
 TINY = Path(pairs.__path__[0]) / "tiny"
 SHORT = ("--requests", "2", "--max-tokens", "20", "--context", "16")

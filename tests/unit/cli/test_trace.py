@@ -16,7 +16,6 @@ from doubles.timelines import job, trace
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
-from outrider_lab.cli import figure_file
 from outrider_lab.cli.trace import Recording, record
 
 pytestmark = pytest.mark.wide
@@ -145,7 +144,9 @@ def test_what_cannot_work_is_said_before_anything_runs(
 
 def test_a_figure_needs_matplotlib(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider_lab.cli.trace.open_llm", None)
-    monkeypatch.setattr(figure_file, "why_not", lambda: "no figures: matplotlib is missing")
+    monkeypatch.setattr(
+        "outrider_lab.cli.trace.why_not", lambda: "no figures: matplotlib is missing"
+    )
     shown = outrider("trace", "--figure", "lanes.svg")
     assert shown.code == 3
     assert "matplotlib is missing" in shown.err

@@ -10,16 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.estimate.theory import (
-    acceptance_rate,
-    beta_rates,
-    estimated_beta,
-    expected_by_place,
-    expected_tokens,
-    measured_speed_up,
-    prefix_products,
-    speed_up,
-)
+from outrider.estimate.theory import beta_rates, expected_tokens, measured_speed_up, prefix_products
+from outrider_lab.planner.rounds import acceptance_rate, estimated_beta, expected_by_place, speed_up
 
 NUM_ROUNDS = 20_000
 shares = st.floats(0, 1)

@@ -31,10 +31,10 @@ from outrider.core.files import (
 )
 from outrider.models.hf_config import read_config
 from outrider.models.weights import Weights
-from outrider.planner.roofline import device_sheet
 from outrider_lab.bench.published import questions_of
 from outrider_lab.bench.requests import replay
 from outrider_lab.bench.workload import PromptDataset
+from outrider_lab.planner.roofline import device_sheet
 from outrider_lab.train.data import find_files, read_documents
 
 TARGET = Path(pairs.__path__[0]) / "tiny" / "target"

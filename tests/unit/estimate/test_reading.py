@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from checks.controllers import trace
-from outrider.estimate.calibration import LEAST_READ, Reading
+from outrider.estimate.cost import LEAST_READ, Reading
 
 
 def test_prompts_and_what_the_target_wrote_alone_are_read_with_the_next_draft() -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from outrider.core.config import EngineConfig
 from outrider.core.resolve import Measured, resolve
-from outrider.estimate.calibration import KEY, StatedWorth, fitted
+from outrider.estimate.forecast import KEY, StatedWorth
 from outrider.models.heads import worth_of
+from outrider_lab.train.worth import fitted
 
 GOOD = StatedWorth((0.85, 0.7, 0.55, 0.4), first=0.5, later=0.1, row=0.05)
 POOR = StatedWorth((0.4, 0.2, 0.1, 0.0), first=0.6, later=0.5, row=0.05)

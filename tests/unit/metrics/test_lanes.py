@@ -10,7 +10,7 @@ from hypothesis import given
 
 from doubles.timelines import job, timelines
 from outrider.core.budget import JobTrace
-from outrider_lab.metrics.lanes import Counters, scheduler_stats, served_queues
+from outrider_lab.metrics.timeline import Counters, scheduler_stats, served_queues
 
 COUNTERS = Counters(
     uptime_seconds=2.5,

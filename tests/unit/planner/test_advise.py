@@ -15,14 +15,14 @@ from checks.effort import examples
 from doubles.planned import costs, flat, sloped
 from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.spec import ModelSpec
-from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
 from outrider.estimate.cost import Curve
-from outrider.estimate.theory import RoundStats
-from outrider.planner.advise import AdvisedPlan, Question, advise
-from outrider.planner.candidates import DraftOption, Engines, PlannedJob, gain
-from outrider.planner.overlap import AheadWays
-from outrider.planner.roofline import Energy, PassWork, Power
-from outrider.planner.rounds import Rates, round_stats
+from outrider.estimate.forecast import PassWork, Power
+from outrider_lab.planner.advise import AdvisedPlan, Question, advise
+from outrider_lab.planner.calibration import Calibration, DrafterCosts, PassCosts, RoundStats
+from outrider_lab.planner.candidates import DraftOption, Engines, PlannedJob, gain
+from outrider_lab.planner.overlap import AheadWays
+from outrider_lab.planner.roofline import Energy
+from outrider_lab.planner.rounds import Rates, round_stats
 
 FAR = 100_000
 
@@ -361,7 +361,7 @@ def test_a_record_for_programs() -> None:
 
 def test_a_plan_needs_no_tensors() -> None:
     script = (
-        "import sys, outrider.planner.advise, outrider.planner.roofline\n"
+        "import sys, outrider_lab.planner.advise, outrider_lab.planner.roofline\n"
         "raise SystemExit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from doubles.planned import costs, flat
-from outrider.estimate.theory import PLAIN, AheadTimes
-from outrider.planner.overlap import (
+from outrider_lab.planner.calibration import PLAIN
+from outrider_lab.planner.overlap import (
+    AheadTimes,
     AheadWays,
     ahead,
     crossover_batch,
@@ -20,7 +21,7 @@ from outrider.planner.overlap import (
     outcome_chances,
     predicted_share,
 )
-from outrider.planner.rounds import DecodeLoad, Rates, RoundForecast, forecast, round_stats
+from outrider_lab.planner.rounds import DecodeLoad, Rates, RoundForecast, forecast, round_stats
 
 shares = st.floats(0, 1)
 

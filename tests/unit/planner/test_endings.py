@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from outrider.estimate.theory import PLAIN, RoundStats
-from outrider.planner.candidates import desync, seconds_in_step
-from outrider.planner.rounds import Rates, round_stats
+from outrider_lab.planner.calibration import PLAIN, RoundStats
+from outrider_lab.planner.candidates import desync, seconds_in_step
+from outrider_lab.planner.rounds import Rates, round_stats
 
 
 def drawn(chance: random.Random, stats: RoundStats, most: int) -> int:

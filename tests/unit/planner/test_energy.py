@@ -10,18 +10,17 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from outrider.core.spec import ModelSpec
-from outrider.estimate.theory import PLAIN, RoundStats
-from outrider.planner.advise import RatePoint, frontier
-from outrider.planner.roofline import (
+from outrider.estimate.forecast import PassWork, Power
+from outrider_lab.planner.advise import RatePoint, frontier
+from outrider_lab.planner.calibration import PLAIN, RoundStats
+from outrider_lab.planner.roofline import (
     Energy,
-    PassWork,
-    Power,
     calibrate,
     device_sheet,
     joules_a_token,
     round_joules,
 )
-from outrider.planner.rounds import DecodeLoad, Rates, plain_times, round_stats, round_times
+from outrider_lab.planner.rounds import DecodeLoad, Rates, plain_times, round_stats, round_times
 
 TARGET = ModelSpec("t", "llama", 32_000, 4096, 32, 32, 8, 128, 11_008, 4096, 7 * 10**9, 2, 2)
 DRAFT = ModelSpec("d", "llama", 32_000, 1024, 8, 8, 8, 128, 2816, 4096, 3 * 10**8, 2, 2)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from outrider.core.spec import ModelSpec
-from outrider.planner.roofline import Mixture, device_sheet, limits_of
+from outrider.estimate.forecast import Mixture
+from outrider_lab.planner.roofline import device_sheet, limits_of
 
 LLAMA = ModelSpec(
     *("8b", "llama", 128_256, 4096, 32, 32, 8, 128, 14_336, 8192, 8_030_261_248, 2, 2)

@@ -10,9 +10,10 @@ import yaml
 from checks.documents import Document
 from doubles.planned import costs, flat
 from outrider.core.spec import ModelSpec
-from outrider.planner.advise import Question, advise
-from outrider.planner.candidates import DraftOption, PlannedJob
-from outrider.planner.roofline import SHEETS, PassWork, calibrate, device_sheet, ridge_rows
+from outrider.estimate.forecast import PassWork, sheets
+from outrider_lab.planner.advise import Question, advise
+from outrider_lab.planner.candidates import DraftOption, PlannedJob
+from outrider_lab.planner.roofline import calibrate, device_sheet, ridge_rows
 
 PAGE = Document.named("docs/algorithms/planner.md")
 LLAMA = ModelSpec(
@@ -22,9 +23,9 @@ LLAMA = ModelSpec(
 
 def test_the_table_of_sheets() -> None:
     rows = PAGE.rows_under("| sheet | GB/s")
-    assert [row[0] for row in rows] == list(SHEETS)
+    assert [row[0] for row in rows] == list(sheets())
     for name, *cells in rows:
-        sheet = SHEETS[name]
+        sheet = sheets()[name]
         target = calibrate(LLAMA, None, sheet).target
         wanted = [
             sheet.bandwidth / 1e9,

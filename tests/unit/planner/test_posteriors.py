@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from doubles.planned import costs, counts
 from outrider.core.errors import ConfigError
-from outrider.estimate.calibration import DrafterCosts, PlaceCount
-from outrider.estimate.theory import RoundStats, beta_rates, expected_by_place, expected_tokens
-from outrider.planner.rounds import (
+from outrider.estimate.theory import beta_rates, expected_tokens
+from outrider_lab.planner.calibration import DrafterCosts, PlaceCount, RoundStats
+from outrider_lab.planner.rounds import (
     Rates,
     believe,
+    expected_by_place,
     fitted_carry,
     likeness,
     round_stats,

@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 
 from doubles.planned import flat
-from outrider.estimate.calibration import DrafterCosts
 from outrider.estimate.cost import Curve
 from outrider.estimate.theory import chances, geometric
-from outrider.planner.overlap import AheadWays, ahead
-from outrider.planner.rounds import DecodeLoad, Rates, RoundForecast, forecast, round_stats
+from outrider_lab.planner.calibration import DrafterCosts
+from outrider_lab.planner.overlap import AheadWays, ahead
+from outrider_lab.planner.rounds import DecodeLoad, Rates, RoundForecast, forecast, round_stats
 
 KS = (2, 4, 6, 8, 10, 12)
 SMALL = (0.36, 0.69, 1.02, 1.35, 1.67, 2.01)

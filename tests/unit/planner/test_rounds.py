@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from doubles.planned import costs, flat, sloped
-from outrider.estimate.calibration import Calibration, PassCosts
 from outrider.estimate.cost import Curve
-from outrider.estimate.theory import PLAIN, RoundStats, expected_tokens
-from outrider.planner.rounds import (
+from outrider.estimate.theory import expected_tokens
+from outrider_lab.planner.calibration import PLAIN, Calibration, PassCosts, RoundStats
+from outrider_lab.planner.rounds import (
     DecodeLoad,
     Rates,
     binomial,

@@ -15,20 +15,22 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
-from outrider.planner.roofline import (
-    SHEETS,
+from outrider.estimate.forecast import (
     Mixture,
     PassWork,
+    mixture_of,
+    row_seconds,
+    rows_seconds,
+    sheets,
+)
+from outrider_lab.planner.roofline import (
     calibrate,
     critical_context,
     device_sheet,
-    mixture_of,
     pass_seconds,
     ridge_rows,
-    row_seconds,
-    rows_seconds,
 )
-from outrider.planner.rounds import DecodeLoad
+from outrider_lab.planner.rounds import DecodeLoad
 
 
 def spec(name: str, parameters: int, layers: int, width: int, quantise: str = "none") -> ModelSpec:
@@ -61,7 +63,7 @@ MINE = {
 }
 
 
-@pytest.mark.parametrize("name", SHEETS)
+@pytest.mark.parametrize("name", sheets())
 def test_every_sheet_makes_a_calibration(name: str) -> None:
     sheet = device_sheet(name.upper())
     found = calibrate(EIGHT_B, ONE_B, sheet)

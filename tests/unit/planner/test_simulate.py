@@ -10,8 +10,9 @@ from checks.effort import examples
 from doubles.planned import calibration, drafter
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
-from outrider.estimate.theory import AheadTimes, expected_tokens
+from outrider.estimate.theory import expected_tokens
 from outrider_lab.metrics.timeline import seconds, shared_seconds
+from outrider_lab.planner.overlap import AheadTimes
 from outrider_lab.simulator.events import (
     Chance,
     JobCosts,

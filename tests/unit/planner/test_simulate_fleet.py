@@ -15,8 +15,11 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.sched.routing import BLOCK_TOKENS
 from outrider_lab.simulator.events import Chance, JobCosts, Simulated
-from outrider_lab.simulator.fleet import BY_BEGINNING, ROUTINGS, Failure, Fleet
 from outrider_lab.simulator.load import (
+    BY_BEGINNING,
+    ROUTINGS,
+    Failure,
+    Fleet,
     Lengths,
     SimulatedLoad,
     SimulatedRequest,

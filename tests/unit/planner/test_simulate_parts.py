@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from doubles.planned import calibration, drafter
 from outrider.core.errors import ConfigError
-from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
 from outrider.estimate.cost import Curve
+from outrider_lab.planner.calibration import Calibration, DrafterCosts, PassCosts
 from outrider_lab.simulator.engine import SharedLanes
 from outrider_lab.simulator.events import (
     Chance,

@@ -9,11 +9,11 @@ import pytest
 
 from doubles.planned import costs, counts, flat
 from outrider.core.spec import ModelSpec
-from outrider.estimate.calibration import Calibration
 from outrider.estimate.cost import Curve
-from outrider.planner.advise import Question, advise
-from outrider.planner.roofline import device_sheet
-from outrider.planner.suppose import Candidate, joined, scaled, sheet_like, supposed
+from outrider_lab.planner.advise import Question, advise
+from outrider_lab.planner.calibration import Calibration
+from outrider_lab.planner.roofline import device_sheet
+from outrider_lab.planner.suppose import Candidate, joined, scaled, supposed
 
 TARGET = ModelSpec(
     name="target",
@@ -121,19 +121,3 @@ def test_one_depth_that_was_timed_tells_of_deeper_ones_by_the_shape_of_the_guess
     (model,) = [one for one in found.drafters if one.name == "model"]
     assert model.seconds(2, 1, 0) == pytest.approx(0.2)
     assert model.seconds(8, 1, 0) == pytest.approx(0.8, rel=0.2)
-
-
-@pytest.mark.parametrize(
-    ("device", "gpu", "name"),
-    [
-        ("cpu", None, "cpu-2core"),
-        ("cuda", "NVIDIA H100 80GB HBM3", "h100"),
-        ("cuda", "NVIDIA GeForce RTX 4090", "rtx4090"),
-        ("cuda", "something new", "a100"),
-        ("mps", None, "m2-max"),
-    ],
-)
-def test_a_device_is_supposed_to_be_like_one_with_a_sheet(
-    device: str, gpu: str | None, name: str
-) -> None:
-    assert sheet_like(device, gpu).name == name

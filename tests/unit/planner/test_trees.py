@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from doubles.planned import costs, flat
 from outrider.core.tree import best_shape, chain_shape
-from outrider.estimate.calibration import PassCosts
 from outrider.estimate.cost import Curve
-from outrider.planner.overlap import MOST_NODES, best_tree, chances_of, sizes_to_try, tree_stats
-from outrider.planner.rounds import DecodeLoad, Rates, forecast, round_stats
+from outrider_lab.planner.calibration import PassCosts
+from outrider_lab.planner.overlap import MOST_NODES, best_tree, chances_of, sizes_to_try, tree_stats
+from outrider_lab.planner.rounds import DecodeLoad, Rates, forecast, round_stats
 
 falling = st.lists(st.floats(0, 0.4), min_size=1, max_size=3).map(
     lambda shares: tuple(sorted(shares, reverse=True))

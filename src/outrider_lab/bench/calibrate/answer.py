@@ -17,11 +17,8 @@ from pathlib import Path
 from outrider.core.env import cache_folder, compiler
 from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.params import SamplingParams
-from outrider.estimate.calibration import Calibration
 from outrider.kernels.native.build import built_kernels, must_compile
 from outrider.measure.machine import Neighbours
-from outrider.planner.candidates import DraftOption, PlannedJob, expected_stats, gain
-from outrider.planner.rounds import believe
 from outrider_lab.bench.calibrate.counting import Counted, Counting
 from outrider_lab.bench.calibrate.engines import TimedEngine, TimedEngines, TimedLLM, open_engines
 from outrider_lab.bench.calibrate.found import DISTURBED, Answer, Asked, Found, Watch
@@ -29,6 +26,9 @@ from outrider_lab.bench.calibrate.session import Calibrated, assembled, keep, lo
 from outrider_lab.bench.calibrate.timing import Pace, Timing, Wanted
 from outrider_lab.bench.studies.drafters_lineup import Contestant
 from outrider_lab.bench.workload import ECHO, builtin_texts
+from outrider_lab.planner.calibration import Calibration
+from outrider_lab.planner.candidates import DraftOption, PlannedJob, expected_stats, gain
+from outrider_lab.planner.rounds import believe
 
 # Of what is left of the time, what opening engines may take.
 _OPENING_SHARE = 0.4

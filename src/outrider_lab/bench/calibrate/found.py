@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.core.spec import ModelSpec
-from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.estimate.cost import Curve
 from outrider.measure.machine import Neighbours
-from outrider.planner.suppose import Origins, joined
 from outrider_lab.bench.calibrate.engines import TimedEngines
 from outrider_lab.bench.calibrate.extent import Bounds, Extent
 from outrider_lab.bench.calibrate.probe import Probe
 from outrider_lab.bench.calibrate.session import Calibrated, assembled
 from outrider_lab.bench.calibrate.timing import Timing
 from outrider_lab.bench.studies.drafters_lineup import Contestant, Drafts
+from outrider_lab.planner.calibration import Calibration, DrafterCosts
+from outrider_lab.planner.suppose import Origins, joined
 
 # Of few passes a point no scatter can be told.
 _LEAST_SCATTER = 0.03

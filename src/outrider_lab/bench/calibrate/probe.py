@@ -25,10 +25,9 @@ from typing import Protocol
 from outrider.api.request import RequestHandle
 from outrider.api.result import GenerationResult
 from outrider.core.params import SamplingParams
-from outrider.estimate.calibration import DrafterCosts, PlaceCount
-from outrider.estimate.theory import RoundStats
-from outrider.planner.rounds import fitted_carry
 from outrider_lab.bench.calibrate.engines import TimedEngine
+from outrider_lab.planner.calibration import DrafterCosts, PlaceCount, RoundStats
+from outrider_lab.planner.rounds import fitted_carry
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,28 +11,91 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from outrider import __version__
 from outrider.api.plan import num_weight_bytes
+from outrider.core.env import CALIBRATIONS
 from outrider.core.errors import ConfigError
 from outrider.core.files import FileKind, read_text
-from outrider.estimate.calibration import CALIBRATIONS, Calibration, DrafterCosts
 from outrider.kernels.kinds import DTYPES
 from outrider.measure.machine import machine, provenance, weights_digest
 from outrider.measure.store import write_text
 from outrider.models.heads import kind_of
 from outrider.models.hf_config import read_config
 from outrider.models.loading import resolve
-from outrider_lab.bench.calibrate.clocks import clocks
 from outrider_lab.bench.calibrate.engines import TimedEngine, TimedEngines
 from outrider_lab.bench.calibrate.rounds import endless
 from outrider_lab.bench.calibrate.timing import Costs, Wanted
+from outrider_lab.planner.calibration import Calibration, DrafterCosts
+
+# Clocks of this machine at the moment, and the part of it that a container may use.
+#
+# A value that cannot be read is None. A container may have less than the machine: cgroup limits say
+# so. Clock, temperature and power draw of a GPU are read through torch, which needs NVML.
+_CPU_MAX = Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def clocks(device: str) -> dict[str, float | None]:
+    """Of the moment. `cpu_limit` is how many CPUs the container may use, in CPUs."""
+    found = {
+        "cpu_mhz": _cpu_mhz(),
+        "cpu_mhz_most": _scaled(_word(_CPU_MAX), 1e-3),
+        "cpu_limit": _cpu_limit(),
+        "memory_limit_bytes": _scaled(_word(_CGROUP / "memory.max"), 1.0),
+    }
+    if device == "cuda":
+        found |= {
+            "gpu_mhz": _gauge(torch.cuda.clock_rate),
+            "gpu_celsius": _gauge(torch.cuda.temperature),
+            "gpu_milliwatts": _gauge(torch.cuda.power_draw),
+        }
+    return found
+
+
+def _cpu_mhz() -> float | None:
+    """The mean of all cores."""
+    try:
+        lines = read_text(Path("/proc/cpuinfo"), FileKind.SYSTEM).splitlines()
+        mhz = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+    except (OSError, ValueError):
+        return None
+    return round(fmean(mhz), 1) if mhz else None
+
+
+def _cpu_limit() -> float | None:
+    quota, period = _word(_CGROUP / "cpu.max"), _word(_CGROUP / "cpu.max", 1)
+    limit, over = _scaled(quota, 1.0), _scaled(period, 1.0)
+    return limit / over if limit and over else None
+
+
+def _word(path: Path, place: int = 0) -> str:
+    """A word of a small file, empty if there is none."""
+    try:
+        words = read_text(path, FileKind.SYSTEM).split()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return words[place] if place < len(words) else ""
+
+
+def _scaled(word: str, by: float) -> float | None:
+    """None for words that are no number, such as "max"."""
+    return by * float(word) if word.isdigit() else None
+
+
+def _gauge(question: Callable[[], int]) -> float | None:
+    try:
+        return float(question())
+    except (RuntimeError, ImportError, OSError):
+        return None
+
 
 _FORMAT = 4
 

@@ -16,7 +16,6 @@ from time import perf_counter
 
 from outrider.api.llm import LLM
 from outrider.core.params import SamplingParams
-from outrider.estimate.calibration import DrafterCosts
 from outrider_lab.bench.calibrate.engines import TimedEngine, TimedEngines
 from outrider_lab.bench.calibrate.fit import (
     Point,
@@ -39,6 +38,7 @@ from outrider_lab.bench.calibrate.rounds import (
     run_phase,
 )
 from outrider_lab.bench.workload import ECHO, builtin_texts
+from outrider_lab.planner.calibration import DrafterCosts
 
 SECONDS = 20.0
 # So chosen that batches share numbers of rows, 4 x (7 + 1) = 16 x (1 + 1): only then can what a

@@ -130,17 +130,17 @@ class Journal:
         """A run of the session that goes on."""
         who, temperature = entry
         about = {"contestant": who.to_dict(), "temperature": temperature, "prompt": place[1]}
-        told = asdict(run)
+        run_record = asdict(run)
         for name in _MOMENTS:
-            told[name] = [round(seconds, 6) for seconds in told[name]]
-        self.store.add("run", [about | told])
+            run_record[name] = [round(seconds, 6) for seconds in run_record[name]]
+        self.store.add("run", [about | run_record])
 
     def _take(self, kind: str, record: dict[str, Any]) -> None:
         if kind == "session":
             entries("circumstances", record.get("circumstances"))
         elif kind == "trials":
-            told = entries("times", record["times"])
-            times = {name: float(seconds) for name, seconds in told.items()}
+            stored = entries("times", record["times"])
+            times = {name: float(seconds) for name, seconds in stored.items()}
             self.found.note_trials(times, float(record["temperature"]))
         elif kind == "run":
             del record["record"]
@@ -228,8 +228,8 @@ class Match:
                 if member not in {who for who, _ in chosen}:
                     self._drop(member)
             entries += chosen
-            told = ", ".join(f"{who.name} at T={t}" for who, t in chosen)
-            self.setting.tell(f"{' '.join(group)}: {told or 'refused'}")
+            names = ", ".join(f"{who.name} at T={t}" for who, t in chosen)
+            self.setting.tell(f"{' '.join(group)}: {names or 'refused'}")
         return entries
 
     def race(

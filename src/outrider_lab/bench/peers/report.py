@@ -55,11 +55,11 @@ def _same_of(score: Row) -> Row:
     same = score.get("same_text")
     if not isinstance(same, dict):
         return {}
-    told: Row = cast("dict[str, object]", same)
+    counts: Row = cast("dict[str, object]", same)
     return {
-        "texts as ours": f"{told.get('equal')}/{told.get('of')}",
-        "tokens as ours": f"{told.get('equal_tokens')}/{told.get('of_tokens')}",
-        "first difference": told.get("first_difference"),
+        "texts as ours": f"{counts.get('equal')}/{counts.get('of')}",
+        "tokens as ours": f"{counts.get('equal_tokens')}/{counts.get('of_tokens')}",
+        "first difference": counts.get("first_difference"),
     }
 
 
@@ -143,12 +143,12 @@ def summary(found: Found, stop_ids: Sequence[int]) -> dict[str, Any]:
 def _cpu_share(found: Found) -> dict[str, float] | None:
     """Parts of all CPU time while somebody was timed: his, that of those who waited, and that of
     strangers."""
-    told = [run.cpu for runs in found.runs.values() for run in runs.values() if run.cpu]
-    total = sum(cpu[-1] for cpu in told)
+    shares = [run.cpu for runs in found.runs.values() for run in runs.values() if run.cpu]
+    total = sum(cpu[-1] for cpu in shares)
     if not total:
         return None
     names = ("timed", "waiting", "strangers")
-    return {name: round(sum(cpu[i] for cpu in told) / total, 4) for i, name in enumerate(names)}
+    return {name: round(sum(cpu[i] for cpu in shares) / total, 4) for i, name in enumerate(names)}
 
 
 def run_rows(found: Found) -> list[dict[str, object]]:

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.measure.frame import Ratio
-from outrider.planner.advise import RatePoint as Setting
-from outrider.planner.advise import frontier
 from outrider_lab.bench.charts import (
     MARKS,
     Axis,
@@ -24,6 +22,8 @@ from outrider_lab.bench.charts import (
     ticks_of,
 )
 from outrider_lab.bench.report.parts import Claim, Figure
+from outrider_lab.planner.advise import RatePoint as Setting
+from outrider_lab.planner.advise import frontier
 
 BASELINES = ("off", "plain")
 # More rows than this would be a page of their own.

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from outrider.core.budget import JobTrace
-from outrider.estimate.theory import AheadTimes
 from outrider.measure.frame import (
     Ratio,
     Sample,
@@ -29,6 +28,7 @@ from outrider.measure.frame import (
 from outrider_lab.bench.load import LoadNumbers, Served
 from outrider_lab.bench.studies.engines_plan import AUTO, FIXED, OFF
 from outrider_lab.metrics.timeline import QUEUES, WAITING, Timeline
+from outrider_lab.planner.overlap import AheadTimes
 
 _DIGITS = 4
 

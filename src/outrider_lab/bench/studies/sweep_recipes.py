@@ -190,8 +190,8 @@ def recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def _recipe(told: Mapping[str, Any]) -> Recipe:
-    given = dict(told)
+def _recipe(record: Mapping[str, Any]) -> Recipe:
+    given = dict(record)
     whose = given.pop("references", None)
     return Recipe(
         grids=tuple(tuple(words) for words in given.pop("grids")),
@@ -201,9 +201,9 @@ def _recipe(told: Mapping[str, Any]) -> Recipe:
     )
 
 
-def _claim(told: Mapping[str, Any]) -> PublishedClaim:
-    given = {name: value for name, value in told.items() if name != "kind"}
-    return GainClaim(**given) if told["kind"] == "gain" else SameAcceptance(**given)
+def _claim(record: Mapping[str, Any]) -> PublishedClaim:
+    given = {name: value for name, value in record.items() if name != "kind"}
+    return GainClaim(**given) if record["kind"] == "gain" else SameAcceptance(**given)
 
 
 def _references(models: str | None) -> list[Reference]:
@@ -228,7 +228,7 @@ def _engine_references() -> list[Reference]:
 _PUBLISHED: Mapping[str, Any] = json.loads(
     files("outrider_lab.bench").joinpath("references", "sweeps.json").read_text("utf-8")
 )
-REFERENCES = tuple(Reference(**told) for told in _PUBLISHED["references"])
+REFERENCES = tuple(Reference(**record) for record in _PUBLISHED["references"])
 RECIPES: Mapping[str, Recipe] = {
-    name: _recipe(told) for name, told in _PUBLISHED["recipes"].items()
+    name: _recipe(record) for name, record in _PUBLISHED["recipes"].items()
 }

@@ -167,10 +167,10 @@ class SweepSample(Sample[SweepNumbers]):
         return self.config.config_hash(), self.piece, self.repeat
 
     def to_dict(self) -> dict[str, object]:
-        told = asdict(self)
+        record = asdict(self)
         return {
-            "iteration": told.pop("repeat"),
-            **told,
+            "iteration": record.pop("repeat"),
+            **record,
             "config": self.config.to_dict(),
             "config_hash": self.config.config_hash(),
             "label": self.config.label,

@@ -72,7 +72,7 @@ def plain(source: Source) -> list[Part]:
         {"format": name, **object_of(object_of(record, "formats"), name)}
         for name in object_of(record, "formats")
     ]
-    told = {
+    figures = {
         name: value
         for name, value in record.items()
         if isinstance(value, int | float) and name not in ("quick", "foreign_cpu_share")
@@ -83,7 +83,9 @@ def plain(source: Source) -> list[Part]:
             kind="costs",
             title=title,
             about=[about],
-            findings=[f"{name.replace('_', ' ')}: {shown(value)}" for name, value in told.items()],
+            findings=[
+                f"{name.replace('_', ' ')}: {shown(value)}" for name, value in figures.items()
+            ],
             tables=[plain_table(title, _some(rows))],
         )
     ]
@@ -267,10 +269,10 @@ def plan(source: Source) -> list[Part]:
 
 def _signs(found: Accuracy) -> list[str]:
     sure = found.right_of_sure
-    told = "" if sure is None else f", and in {100 * sure:.0f} % of {found.sure} that are sure"
+    certain = "" if sure is None else f", and in {100 * sure:.0f} % of {found.sure} that are sure"
     return [
         f"Whether speculation gains was foreseen in {100 * found.right_signs:.0f} % of the cells"
-        f"{told}.",
+        f"{certain}.",
         f"The median of signed errors is {100 * found.bias:+.1f} %.",
     ]
 

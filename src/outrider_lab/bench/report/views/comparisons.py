@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from outrider.measure.frame import Ratio
 from outrider.measure.store import RecordError, Section, made, plain_table
-from outrider.planner.advise import RatePoint
 from outrider_lab.bench.charts import Axis, Chart, Lines
 from outrider_lab.bench.peers.contestants import OURS
 from outrider_lab.bench.peers.report import tables
@@ -44,6 +43,7 @@ from outrider_lab.bench.studies.engines_report import (
     columns,
     load_failures,
 )
+from outrider_lab.planner.advise import RatePoint
 
 _BELOW = "Numbers are in the table below."
 _DRAFTERS: Mapping[str, str] = {

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from outrider.measure.frame import Ratio
-from outrider.planner.advise import RatePoint
 from outrider_lab.bench.charts import (
     MARKS,
     Axis,
@@ -25,6 +24,7 @@ from outrider_lab.bench.charts import (
 )
 from outrider_lab.bench.cost_record import Ceilings, Cell, ProductRow, WindowRow
 from outrider_lab.bench.report.plots import curve, pareto
+from outrider_lab.planner.advise import RatePoint
 
 NAMES = {"ar": "plain", "sd": "SD", "ssd": "SSD"}
 _PLAIN = [("plain decoding", 1.0)]

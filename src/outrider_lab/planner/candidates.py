@@ -15,10 +15,10 @@ from functools import cache
 
 from outrider.core.errors import ConfigError, ContractError, did_you_mean
 from outrider.core.plugins import KINDS
-from outrider.estimate.calibration import Calibration, DrafterCosts
-from outrider.estimate.theory import RoundStats
-from outrider.planner.overlap import AheadWays, BestTree, ahead, chances_of, lanes, tree_stats
-from outrider.planner.rounds import (
+from outrider.estimate.forecast import TO_DEVIATION
+from outrider_lab.planner.calibration import Calibration, DrafterCosts, RoundStats
+from outrider_lab.planner.overlap import AheadWays, BestTree, ahead, chances_of, lanes, tree_stats
+from outrider_lab.planner.rounds import (
     Belief,
     DecodeLoad,
     Rates,
@@ -117,9 +117,6 @@ def _live(batch: int, alive: float) -> list[tuple[int, float]]:
 
 
 ENGINES = ("single", "pd", "pdv", "ssd")
-# The factor from the median of absolute deviations to a standard deviation, for a normal
-# distribution.
-_TO_DEVIATION = 1.4826
 _OUTSIDE = 0.025
 # Draws of times alone, for rates that are assumed rather than counted.
 _SUPPOSED_DRAWS = 400
@@ -372,7 +369,7 @@ def _interval(
     """Return the factors of the speed-up between which 95 % of draws lie."""
     tokens = stats_of(drafter, belief.mean, candidate).tokens
     draws = [stats_of(drafter, rates, candidate).tokens / tokens for rates in belief.draws]
-    deviation = _TO_DEVIATION * scatter
+    deviation = TO_DEVIATION * scatter
     if not draws and not deviation:
         return 1.0, 1.0
     chance = random.Random(len(draws))

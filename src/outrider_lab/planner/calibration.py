@@ -13,21 +13,14 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self, cast
+from typing import Any
 
-from outrider.core.budget import RoundTrace
-from outrider.core.config import MOST_K
 from outrider.core.errors import ConfigError
-from outrider.estimate.acceptance import BySequence, RunningMedian
 from outrider.estimate.cost import Curve, curve_of
-from outrider.estimate.theory import RoundStats, measured_speed_up
 
 SCHEMA = "outrider-calibration/1"
-# The folder of stored calibrations within the cache.
-CALIBRATIONS = "calibrations"
 _HINT = "measure anew: outrider plan --fresh"
 
 
@@ -55,6 +48,48 @@ class PlaceCount:
 
     drafted: int
     accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStats:
+    """Outcomes of rounds. `kept` entry j is the probability that a round accepts more than j draft
+    tokens. A share `drafting` of rounds drafts anything, and those draft `num_drafted` tokens.
+
+    The probabilities that more than j tokens of drafts of up to K are accepted, for j from 0 to K -
+    1, give the tokens of a round: E = 1 + the sum of these probabilities.
+    """
+
+    kept: tuple[float, ...]
+    drafting: float
+    num_drafted: float
+
+    @property
+    def tokens(self) -> float:
+        """E, the target's own token included."""
+        return 1 + math.fsum(self.kept)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted."""
+        drafted = self.drafting * self.num_drafted
+        return (self.tokens - 1) / drafted if drafted else 0.0
+
+    @property
+    def variance(self) -> float:
+        """Variance of the tokens of a round."""
+        second = math.fsum((2 * depth + 1) * kept for depth, kept in enumerate(self.kept))
+        return max(0.0, second - (self.tokens - 1) ** 2)
+
+    def cut(self, depth: int) -> RoundStats:
+        """Outcomes of rounds that may draft no deeper: a tree loses nodes in proportion."""
+        if depth >= len(self.kept):
+            return self
+        drafted = self.num_drafted * depth / len(self.kept)
+        return RoundStats(self.kept[:depth], self.drafting if depth else 0.0, drafted)
+
+
+# Plain decoding.
+PLAIN = RoundStats((), 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,130 +196,3 @@ def _stats(record: Mapping[str, Any]) -> RoundStats:
 
 def _counts(positions: Sequence[dict[str, int]]) -> tuple[PlaceCount, ...]:
     return tuple(PlaceCount(**one) for one in positions)
-
-
-# Number of remembered readings, and the tokens of a reading that is long enough to count.
-NUM_READINGS = 31
-LEAST_READ = 16
-
-
-class Reading:
-    """Time in which a drafter reads text, learnt from the traces of passes in their order."""
-
-    def __init__(self) -> None:
-        # Unread tokens; 0 for a sequence whose last round had a draft.
-        self._unread: BySequence[int] = BySequence()
-        self._seconds_a_token = RunningMedian(NUM_READINGS)
-
-    def ended(self, traces: Sequence[RoundTrace]) -> int:
-        """Count a pass. Returns the tokens that its drafter had to read first; 1 for a new text."""
-        unread, total = self._unread, 0
-        for trace in traces:
-            seq_id = trace.seq_id
-            if trace.num_drafted:
-                total += unread.get(seq_id, 1)
-                unread.note(seq_id, 0)
-            else:
-                fresh = trace.num_prompt_tokens + trace.num_emitted
-                unread.note(seq_id, unread.get(seq_id, 0) + fresh)
-        return total
-
-    def add(self, seconds: float, num_tokens: int) -> None:
-        """Count a reading of so many tokens."""
-        if num_tokens >= LEAST_READ:
-            self._seconds_a_token.add(max(seconds, 0.0) / num_tokens)
-
-    def is_due(self, seq_id: int) -> bool:
-        """True if the drafter would have to read tokens of this text."""
-        return bool(self._unread.get(seq_id))
-
-    def seconds(self, seq_ids: Iterable[int]) -> float:
-        """Time of reading the rest of these texts; 0 before it was measured."""
-        if not self._seconds_a_token:
-            return 0.0
-        num_tokens = sum(self._unread.get(seq_id, 0) for seq_id in seq_ids)
-        return self._seconds_a_token.low * num_tokens
-
-
-# Value of a folder's drafts as stated in it: acceptance and cost, measured once by its maker.
-#
-# Times are in plain passes of the target; a machine scales them but keeps their order. With E(K)
-# from the probabilities of acceptance,
-#
-#     S(K) = E(K) / (d + (K - 1) e + 1 + K r)
-#
-# where d is the time of a first draft, e that of each draft after it, and r that of one more row in
-# the verifying pass.
-# Key in config.json.
-KEY = "outrider_worth"
-
-
-@dataclass(frozen=True, slots=True)
-class StatedWorth:
-    """Stated acceptance and times. `kept` entry j is the probability that a round accepts more than
-    j drafts; `first`, `later` and `row` are d, e and r."""
-
-    kept: tuple[float, ...]
-    first: float
-    later: float
-    row: float
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self | None:
-        """The value of `KEY` in config.json; None if it does not have this form: a file may hold
-        anything, and a missing estimate costs less than a wrong one."""
-        stated, times = values.get("kept"), [values.get(name) for name in ("first", "later", "row")]
-        if not isinstance(stated, list):
-            return None
-        kept = cast("list[object]", stated)
-        if not 1 <= len(kept) <= MOST_K:
-            return None
-        chances = [_number(one) for one in kept]
-        first, later, row = (_number(one) for one in times)
-        if first is None or later is None or row is None:
-            return None
-        found = [one for one in chances if one is not None and one <= 1]
-        # Longer prefixes are never accepted more often.
-        if len(found) < len(kept) or found != sorted(found, reverse=True):
-            return None
-        return cls(tuple(found), first, later, row)
-
-    def values(self) -> dict[str, object]:
-        """The value for config.json."""
-        return asdict(self)
-
-    def speed_up(self, k: int) -> float:
-        """S over plain decoding, for chains of `k` drafts, up to the length of `kept`."""
-        return measured_speed_up(
-            1 + math.fsum(self.kept[:k]),
-            plain=1.0,
-            draft=self.first + (k - 1) * self.later,
-            verify=1 + k * self.row,
-        )
-
-    @property
-    def best_k(self) -> int:
-        """The k with the largest speed-up, at least 1; of equals the shortest."""
-        return max(range(1, len(self.kept) + 1), key=self.speed_up)
-
-    @property
-    def pays(self) -> bool:
-        return self.speed_up(self.best_k) > 1
-
-
-def _number(value: object) -> float | None:
-    """A finite number from 0 up as a float; None for any other value."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 <= value <= sys.float_info.max else None
-
-
-def fitted(
-    kept: Sequence[float], draft: tuple[float, float], verify: tuple[float, float], plain: float
-) -> StatedWorth:
-    """StatedWorth from seconds of drafting and verifying at the ends of K, and of a plain round."""
-    steps = max(len(kept) - 1, 1)
-    later = max(draft[1] - draft[0], 0.0) / steps
-    row = max((verify[1] - plain) / len(kept), 0.0)
-    first = max(draft[0] + verify[0] - plain - row, 0.0)
-    return StatedWorth(tuple(kept), *(round(time / plain, 3) for time in (first, later, row)))

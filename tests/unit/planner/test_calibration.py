@@ -7,9 +7,14 @@ import json
 import pytest
 
 from outrider.core.errors import ConfigError
-from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
 from outrider.estimate.cost import Curve
-from outrider.estimate.theory import RoundStats
+from outrider_lab.planner.calibration import (
+    Calibration,
+    DrafterCosts,
+    PassCosts,
+    PlaceCount,
+    RoundStats,
+)
 
 DRAFTER = DrafterCosts(
     "model",

@@ -1,23 +1,15 @@
-"""Roofline model of a pass: seconds from a model's sizes and a device sheet, without a measurement.
+"""Device sheets of users, and what a sheet implies: calibrations, limits of a device, energy.
 
-A pass over R rows of b sequences with S tokens each moves the weights and the keys and values of
-all contexts, and does two operations a parameter for each row, in whole row tiles:
-
-    T = overhead + || bytes / bandwidth, tile ceil(R / tile) 2 P / FLOPs ||_p  +  KV + attention
-
-(Williams, Waterman, Patterson 2009). The p-norm turns smoothly from one limit to the other. Keys
-and values, b S kv bytes once a pass, and attention, 4 H operations for each row and token of
-context, are added, since `PassCosts` keeps them apart. All weights count as read.
+The seconds of a pass are those of the roofline model in `estimate/forecast.py`, which has the
+shipped sheets too. A user's own sheet is a JSON or YAML file with the same names.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
-from importlib.resources import files
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,85 +17,25 @@ from outrider.core.errors import ConfigError, did_you_mean
 from outrider.core.files import FileKind, read_json
 from outrider.core.settings import read_settings
 from outrider.core.spec import ModelSpec
-from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
 from outrider.estimate.cost import Curve
-from outrider.estimate.theory import RoundStats
-from outrider.planner.rounds import DecodeLoad
+from outrider.estimate.forecast import (
+    SCATTER,
+    DeviceSheet,
+    Mixture,
+    PassWork,
+    Power,
+    context_seconds,
+    mixture_of,
+    row_seconds,
+    rows_seconds,
+    sheets,
+)
+from outrider_lab.planner.calibration import Calibration, DrafterCosts, PassCosts, RoundStats
+from outrider_lab.planner.rounds import DecodeLoad
 
-# Device sheets: peak bandwidth, FLOPs and power of machines, for planning without the machine.
-#
-# Peaks are those of the makers' data sheets, without sparsity. `bandwidth_share` and `flops_share`
-# are the shares that programs reach: 0.9 and 0.8 for recent cards with good kernels (an H200 then
-# meets both limits at 183 rows of bfloat16). `row_tile` is the number of rows of a matrix unit,
-# `overhead` the seconds of a pass that nothing else explains. A user's own sheet is a JSON or YAML
-# file with the same names.
 DTYPES = ("float32", "bfloat16", "int8")
 _FILE_KINDS = (".json", ".yaml", ".yml")
 _SHOW = "see an example: docs/algorithms/planner.md"
-
-
-@dataclass(frozen=True, slots=True)
-class Power:
-    """Static watts, joules per byte moved and joules per FLOP.
-
-    No data sheet gives the energy of a byte or an operation. A quarter of the rated watts is
-    assumed to flow at all times; of the rest memory at full speed takes half and arithmetic at full
-    rate all. So joules compare decoding variants on one machine; they are not measurements.
-    """
-
-    static_watts: float
-    byte_joules: float
-    flop_joules: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSheet:
-    """A device's peak bandwidth, in bytes a second, and peak `flops`, in operations a second by
-    dtype. `p_norm` says how sharply a pass turns from one limit to the other."""
-
-    name: str
-    bandwidth: float
-    flops: Mapping[str, float]
-    memory_bytes: int
-    row_tile: int = 16
-    bandwidth_share: float = 0.9
-    flops_share: float = 0.8
-    overhead: float = 0.0
-    p_norm: float = 6.0
-    power: Power | None = field(default=None)
-
-    @property
-    def is_cpu(self) -> bool:
-        """True for the name of a CPU. Only CPUs compute on the blocks of GGUF files directly."""
-        return self.name.startswith("cpu")
-
-    @property
-    def bytes_per_second(self) -> float:
-        """The bandwidth that programs reach."""
-        return self.bandwidth * self.bandwidth_share
-
-    def flops_per_second(self, dtype: str) -> float:
-        """Return the rate that programs reach. Raises ConfigError for an unlisted dtype."""
-        if dtype not in self.flops:
-            raise ConfigError(
-                f"the sheet of {self.name} has no rate of {dtype}.",
-                hint=did_you_mean(dtype, self.flops),
-            )
-        return self.flops[dtype] * self.flops_share
-
-
-def _sheets() -> Iterator[DeviceSheet]:
-    """Yield the sheets of devices.json, which have rated watts instead of the power."""
-    found = json.loads(files("outrider.planner").joinpath("devices.json").read_text("utf-8"))
-    for name, sheet in found.items():
-        watts, flops = sheet.pop("watts"), sheet["flops"]["bfloat16"]
-        sheet.pop("note", None)
-        free = 0.75 * watts
-        power = Power(0.25 * watts, 0.5 * free / sheet["bandwidth"], free / flops)
-        yield DeviceSheet(name=name, power=power, **sheet)
-
-
-SHEETS: Mapping[str, DeviceSheet] = {sheet.name: sheet for sheet in _sheets()}
 
 
 def device_sheet(name: str) -> DeviceSheet:
@@ -111,12 +43,13 @@ def device_sheet(name: str) -> DeviceSheet:
     path = Path(name)
     if path.suffix.lower() in _FILE_KINDS:
         return _checked(_read(path), path)
-    if name.lower() not in SHEETS:
+    shipped = sheets()
+    if name.lower() not in shipped:
         raise ConfigError(
             f"no device sheet is called {name!r}.",
-            hint=f"{did_you_mean(name, SHEETS)} Or name a JSON or YAML file with a sheet of yours.",
+            hint=f"{did_you_mean(name, shipped)} Or name a JSON or YAML file with your sheet.",
         )
-    return SHEETS[name.lower()]
+    return shipped[name.lower()]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -197,103 +130,6 @@ def _numbers(record: Mapping[str, Any], path: Path, *, prefix: str = "") -> dict
 _MOST_ROWS = 4096
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _DEEPEST = 64
-# Sheets are not measurements, and intervals of plans made of them should show it.
-_SUPPOSED_SCATTER = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """A mixture of experts: a row uses `num_active` of `num_experts` in each layer; all experts
-    together have `expert_share` of the model's parameters.
-
-    For R rows that choose k of N experts each, a pass reads the experts that any row chose:
-
-        W_dense + W_experts (1 - (1 - k / N)^R)
-
-    so verifying more rows reads more weights, and speculation gains less than with a dense model.
-    """
-
-    num_experts: int
-    num_active: int
-    expert_share: float
-
-    def read_share(self, num_rows: float) -> float:
-        """Return the share of all weights that a pass over so many rows reads."""
-        chosen = 1 - (1 - self.num_active / self.num_experts) ** num_rows
-        return 1 - self.expert_share + self.expert_share * chosen
-
-    @property
-    def active_share(self) -> float:
-        """The share of all parameters that one row is multiplied with."""
-        return 1 - self.expert_share * (1 - self.num_active / self.num_experts)
-
-
-def mixture_of(spec: ModelSpec) -> Mixture | None:
-    """Return the model's mixture; None for a dense model."""
-    if not spec.num_experts:
-        return None
-    share = spec.expert_parameters / spec.num_parameters
-    return Mixture(spec.num_experts, spec.num_active_experts, share)
-
-
-@dataclass(frozen=True, slots=True)
-class PassWork:
-    """Bytes and operations of a model's passes."""
-
-    spec: ModelSpec
-
-    def weight_bytes(self, num_rows: float) -> float:
-        mixture = mixture_of(self.spec)
-        share = 1.0 if mixture is None else mixture.read_share(num_rows)
-        return self.spec.weight_bytes * share
-
-    @property
-    def row_flops(self) -> float:
-        mixture = mixture_of(self.spec)
-        share = 1.0 if mixture is None else mixture.active_share
-        return 2.0 * self.spec.num_parameters * share
-
-    @property
-    def read_flops(self) -> float:
-        """Operations of a row and a token of its context: a product with key and with value."""
-        spec = self.spec
-        layers = spec.num_layers if spec.num_kv_layers is None else spec.num_kv_layers
-        return 4.0 * layers * spec.num_heads * spec.head_dim
-
-
-def compute_dtype(spec: ModelSpec) -> str:
-    """Return the dtype in which its matrices are multiplied: int4 is widened first."""
-    if spec.quantise == "int8":
-        return "int8"
-    return "float32" if spec.bytes_per_weight == 4 and spec.quantise == "none" else "bfloat16"
-
-
-def reading_seconds(work: PassWork, sheet: DeviceSheet, num_rows: float) -> float:
-    """Return the seconds of reading the weights that so many rows need."""
-    return work.weight_bytes(num_rows) / sheet.bytes_per_second
-
-
-def row_seconds(work: PassWork, sheet: DeviceSheet) -> float:
-    """Return the seconds of multiplying one row with the weights."""
-    return work.row_flops / sheet.flops_per_second(compute_dtype(work.spec))
-
-
-def context_seconds(work: PassWork, sheet: DeviceSheet) -> tuple[float, float]:
-    """Return the seconds of a token of context: reading its key and value, once a pass, and
-    attending to it, once a row."""
-    attending = work.read_flops / sheet.flops_per_second(compute_dtype(work.spec))
-    return work.spec.kv_bytes_per_token / sheet.bytes_per_second, attending
-
-
-def rows_seconds(work: PassWork, sheet: DeviceSheet, num_rows: int) -> float:
-    """Return the seconds of a pass without context."""
-    tiled = -(-num_rows // sheet.row_tile) * sheet.row_tile
-    moving = reading_seconds(work, sheet, num_rows)
-    counting = tiled * row_seconds(work, sheet)
-    # The larger is taken out, or powers overflow.
-    high, low = max(moving, counting), min(moving, counting)
-    norm = high * (1 + (low / high) ** sheet.p_norm) ** (1 / sheet.p_norm)
-    return sheet.overhead + norm
 
 
 def pass_seconds(work: PassWork, sheet: DeviceSheet, load: DecodeLoad, rows_each: int) -> float:
@@ -340,7 +176,7 @@ def calibrate(
         target_name=target.name,
         target=pass_costs(PassWork(target), sheet),
         drafters=drafters,
-        scatter=_SUPPOSED_SCATTER,
+        scatter=SCATTER,
         memory_bytes=target.weight_bytes,
         kv_bytes_per_token=target.kv_bytes_per_token,
         provenance={"sheet": sheet.name, "measured": False},

@@ -17,8 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from outrider.core.errors import ConfigError, ContractError
-from outrider.estimate.calibration import Calibration, DrafterCosts, PlaceCount
-from outrider.estimate.theory import PLAIN, RoundStats, expected_tokens, measured_speed_up, speed_up
+from outrider.estimate.theory import expected_tokens, measured_speed_up, prefix_products
+from outrider_lab.planner.calibration import (
+    PLAIN,
+    Calibration,
+    DrafterCosts,
+    PlaceCount,
+    RoundStats,
+)
 
 # Judgements at a position that suffice for a rate of its own.
 ENOUGH = 20
@@ -383,6 +389,34 @@ def binomial(num: int, share: float) -> list[float]:
         math.comb(num, count) * share**count * (1 - share) ** (num - count)
         for count in range(num + 1)
     ]
+
+
+def expected_by_place(rates: Sequence[float]) -> float:
+    """E of a draft as long as `rates`, the target's own token included."""
+    return 1 + math.fsum(prefix_products(rates))
+
+
+def acceptance_rate(beta: float, k: int) -> float:
+    """Accepted / drafted of rounds of `k` > 0."""
+    return (expected_tokens(beta, k) - 1) / k
+
+
+def estimated_beta(num_accepted: int, num_refused: int) -> float | None:
+    """beta from counts: `num_refused` rounds refused a token, others accepted all. None without
+    any.
+
+    The share of accepted tokens among the judged ones, which is its maximum likelihood estimate.
+    """
+    num_judged = num_accepted + num_refused
+    return num_accepted / num_judged if num_judged else None
+
+
+def speed_up(tokens: float, draft_time: float) -> float:
+    """S over plain decoding, if verifying takes as long as a plain pass.
+
+    `draft_time` is the time of all draft passes of a round in plain passes of the target.
+    """
+    return tokens / (1 + draft_time)
 
 
 # Texts that are drawn to see how much they differ.

@@ -1,9 +1,7 @@
-"""Costs and acceptance that are assumed of a target and its drafters until they are measured.
+"""Calibration that is assumed of a target and its drafters until they are measured.
 
-A drafter's step is assumed to read so many bytes and to take the same share of a target's pass as
-these bytes are of the target's weights, with a quarter more and a fixed time for calling it.
-Acceptance is a prior by the kind of drafter, as weak as a few counted drafts. `Origins` says of
-every figure whether it was measured here or estimated like that.
+Figures are those of `estimate/forecast.py`: a drafter's step by its bytes, acceptance by its KIND.
+`Origins` says of every figure whether it was measured here or estimated like that.
 """
 
 from __future__ import annotations
@@ -14,88 +12,46 @@ from typing import Any, Literal
 
 from outrider.core.plugins import DrafterKind, drafter_named
 from outrider.core.spec import ModelSpec
-from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
 from outrider.estimate.cost import Curve
-from outrider.planner.roofline import SHEETS, DeviceSheet, PassWork, pass_costs
+from outrider.estimate.forecast import (
+    PRIOR_DRAFTS,
+    SCATTER,
+    DeviceSheet,
+    PassWork,
+    assumed_counts,
+    step_bytes,
+    step_seconds,
+)
+from outrider_lab.planner.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
+from outrider_lab.planner.roofline import pass_costs
 
 Origin = Literal["measured", "estimated"]
 MEASURED: Origin = "measured"
 ESTIMATED: Origin = "estimated"
 
-# The share of first tokens that is accepted, by drafter; later tokens are assumed alike. Round
-# numbers.
-_PRIOR: Mapping[str, float] = {
-    "model": 0.65,
-    "bridge": 0.55,
-    "portfolio": 0.65,
-    "eagle": 0.65,
-    "eagle-lite": 0.2,
-    "medusa": 0.5,
-    "medusa-lite": 0.2,
-    "block": 0.55,
-    "mtp": 0.65,
-    "quantised-self": 0.95,
-    "layer-skip": 0.4,
-    "recycling": 0.3,
-}
-_PRIOR_OF_LOOKUPS = 0.5
-# The default precision of a copy, and the share of layers that a copy with fewer layers runs.
-_COPY_BITS, _LAYERS_RUN = "int4", 0.75
-# Bytes per weight of a copy, including the scales of its groups.
-_COPY_BYTES: Mapping[str, float] = {"int8": 1.0, "int4": 0.64}
-# The share of rounds in which drafters find something to draft; others always do.
-_OFFERED: Mapping[str, float] = {
-    "ngram": 0.3,
-    "prediction": 0.5,
-    "suffix": 0.4,
-    "lookup": 0.4,
-    "recycling": 0.8,
-}
-# The weight of a prior, in drafts.
-_PRIOR_DRAFTS = 8
 # With fewer rounds than this, counts say less than the prior.
 _LEAST_ROUNDS = 6
-# A step of a small model takes more time than its bytes do, and a call takes a time of its own.
-_SLOWER, _CALL_SECONDS = 1.25, 5e-5
 _DEEPEST = 64
-# Deviation of times that were not measured.
-_SCATTER = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A drafter as it may be named, the bytes of the weights that it adds, and the bytes that a
-    step of it reads. `once` says that one step drafts all tokens."""
+    step of it reads."""
 
     name: str
     kind: DrafterKind
     num_bytes: int = 0
     step_bytes: int = 0
-    once: bool = False
 
     @classmethod
     def of(cls, name: str, drafter: str, target: ModelSpec, num_bytes: int = 0) -> Candidate:
         """Return the candidate of a drafter; `num_bytes` are those of its draft model or heads."""
         kind = drafter_named(drafter)
-        head = target.vocab_size * target.hidden_size * target.bytes_per_weight
+        read = step_bytes(kind, target, num_bytes)
         if kind.source == "copy":
-            return replace(cls.copy_of(target, kind, _COPY_BITS), name=name)
-        if kind.source == "heads":
-            # A block for several tokens is read once for all of them.
-            once = kind.name in ("medusa", "block")
-            return cls(
-                name=name, kind=kind, num_bytes=num_bytes, step_bytes=num_bytes + head, once=once
-            )
-        return cls(name=name, kind=kind, num_bytes=num_bytes, step_bytes=num_bytes)
-
-    @classmethod
-    def copy_of(cls, target: ModelSpec, kind: DrafterKind, bits: str) -> Candidate:
-        """Return a copy of the target in so many `bits`, or one with fewer layers."""
-        if not kind.fewer_bits:
-            step = int(target.weight_bytes * _LAYERS_RUN)
-            return cls(name=kind.name, kind=kind, step_bytes=step)
-        held = int(target.num_parameters * _COPY_BYTES[bits])
-        return cls(name=kind.name, kind=kind, num_bytes=held, step_bytes=held)
+            num_bytes = read if kind.fewer_bits else 0
+        return cls(name=name, kind=kind, num_bytes=num_bytes, step_bytes=read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,20 +126,11 @@ def supposed(
         target_name=target.name,
         target=costs,
         drafters=tuple(_drafter(one, target, costs.rows.at(1)) for one in candidates),
-        scatter=_SCATTER,
+        scatter=SCATTER,
         memory_bytes=target.weight_bytes,
         kv_bytes_per_token=target.kv_bytes_per_token,
         provenance={"sheet": sheet.name, "measured": False},
     )
-
-
-def sheet_like(device: str, gpu: str | None) -> DeviceSheet:
-    """Return the sheet that is nearest to the device of this machine."""
-    if device == "cpu":
-        return SHEETS["cpu-2core"]
-    name = (gpu or "").lower().replace(" ", "")
-    known = (sheet for key, sheet in SHEETS.items() if key in name)
-    return next(known, SHEETS["m2-max" if device == "mps" else "a100"])
 
 
 def scaled(calibration: Calibration, pass_seconds: float) -> Calibration:
@@ -260,7 +207,7 @@ def _seen(prior: DrafterCosts, counts: DrafterCosts) -> DrafterCosts:
     """Return `counts`; without a draft in its rounds, the prior with fewer drafts."""
     if counts.places:
         return counts
-    num_rounds = (prior.num_rounds or _PRIOR_DRAFTS) + counts.num_rounds
+    num_rounds = (prior.num_rounds or PRIOR_DRAFTS) + counts.num_rounds
     return replace(prior, num_rounds=num_rounds, miss=counts.miss)
 
 
@@ -269,18 +216,15 @@ def _num_counted(counts: DrafterCosts) -> int:
 
 
 def _drafter(one: Candidate, target: ModelSpec, pass_seconds: float) -> DrafterCosts:
-    share = one.step_bytes / max(target.weight_bytes, 1)
-    step = _CALL_SECONDS + _SLOWER * share * pass_seconds
-    points = ((1.0, step), (float(_DEEPEST), step if one.once else _DEEPEST * step))
+    step = step_seconds(one.step_bytes, target, pass_seconds)
+    points = ((1.0, step), (float(_DEEPEST), step if one.kind.at_once else _DEEPEST * step))
     if not one.step_bytes:
-        points = ((1.0, _CALL_SECONDS),)
-    kind = one.kind.name
-    kept = round(_PRIOR_DRAFTS * _PRIOR.get(kind, _PRIOR_OF_LOOKUPS))
-    offered = _OFFERED.get(kind)
+        points = ((1.0, step),)
+    num_rounds, accepted = assumed_counts(one.kind)
     return DrafterCosts(
         name=one.name,
         draft=((1, Curve(points)),),
-        places=(PlaceCount(drafted=_PRIOR_DRAFTS, accepted=kept),),
-        num_rounds=0 if offered is None else round(_PRIOR_DRAFTS / offered),
+        places=(PlaceCount(drafted=PRIOR_DRAFTS, accepted=accepted),),
+        num_rounds=num_rounds,
         memory_bytes=one.num_bytes,
     )

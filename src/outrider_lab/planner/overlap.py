@@ -6,17 +6,9 @@ import math
 from dataclasses import dataclass, field, replace
 
 from outrider.core.tree import ROW_TILE, Chances, best_shape, with_siblings
-from outrider.estimate.calibration import Calibration, DrafterCosts
-from outrider.estimate.theory import (
-    PLAIN,
-    AheadTimes,
-    Misses,
-    RoundStats,
-    expected_hit_rate,
-    optimal,
-    steady_hits,
-)
-from outrider.planner.rounds import DecodeLoad, Rates, RoundForecast, forecast, round_times
+from outrider.estimate.theory import Misses, expected_hit_rate, optimal
+from outrider_lab.planner.calibration import PLAIN, Calibration, DrafterCosts, RoundStats
+from outrider_lab.planner.rounds import DecodeLoad, Rates, RoundForecast, forecast, round_times
 
 # Nodes of the largest tree that is tried.
 MOST_NODES = 63
@@ -84,10 +76,69 @@ def best_tree(
     return max(found, key=lambda one: one.speed_up, default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class AheadTimes:
+    """Times of drafting ahead in units of T_verify; `batch` sequences verify together.
+
+    While the target verifies a round, a drafter with resources of its own prepares for the verdicts
+    that it predicts. In units of T_verify, with E tokens a round after a hit or a miss, T_p the
+    time of drafting ahead, T_b that of drafting after a miss and s of handing over,
+
+        S = (p E_hit + (1 - p) E_miss) / (p max(1, T_p) + (1 - p)(1 + T_b) + s)
+
+    tokens in a time of T_verify. In a batch of b that verifies together a round waits for its
+    slowest row: the denominator has p^b instead of p, the numerator still p. (Kumar, Dao, May,
+    "Speculative speculative decoding", Theorem 7, which has s = 0.)
+
+    If drafter and target share one memory, each slows the other down: of the time in which they run
+    together a share `contention` is lost. It is 0 with a device each, and 1 if running at once
+    gains nothing.
+    """
+
+    p_hit: float
+    tokens_hit: float
+    tokens_miss: float
+    ahead: float
+    fallback: float
+    batch: float = 1.0
+    sync: float = 0.0
+    contention: float = 0.0
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a round of one sequence."""
+        return self.p_hit * self.tokens_hit + (1 - self.p_hit) * self.tokens_miss
+
+    @property
+    def round_time(self) -> float:
+        """Duration of a round of a batch that verifies together."""
+        all_hit = self.p_hit**self.batch
+        lost = self.contention * min(1.0, self.ahead)
+        taken = all_hit * max(1.0, self.ahead) + (1 - all_hit) * (1 + self.fallback)
+        return taken + lost + self.sync
+
+    @property
+    def speed(self) -> float:
+        """Tokens of one sequence in a time of T_verify."""
+        return self.tokens / self.round_time
+
+
+def steady_hits(after_hit: float, after_miss: float) -> float:
+    """The share of rounds that are hits in the long run; 1 if neither ever changes.
+
+    Hits come in runs: after a hit the draft was a full one, and the next verdict is more likely to
+    be predicted. With p_hh the share of hits after a hit and p_mh after a miss, in the long run
+
+        p = p_mh / (1 - p_hh + p_mh)
+    """
+    leaving = 1 - after_hit + after_miss
+    return after_miss / leaving if leaving else 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AheadWays:
     """Parameters of drafting ahead. `contention` is what lanes lose to each other
-    (`estimate/theory.py`), `sync` the seconds of a hand-over; a given `p_hit` replaces `misses`."""
+    (`AheadTimes`), `sync` the seconds of a hand-over; a given `p_hit` replaces `misses`."""
 
     fan_out: int = 16
     misses: Misses = field(default_factory=Misses)
@@ -129,7 +180,7 @@ def ahead(
 ) -> AheadForecast:
     """Return the forecast with the better fallback; `found` is that of rounds in turns.
 
-    Drafting ahead (`estimate/theory.py`) takes from a calibration, in units of T_verify,
+    Drafting ahead (`AheadTimes`) takes from a calibration, in units of T_verify,
 
         T_p   one step over the draft that is being verified, and K steps of F branches a sequence
         T_b   a draft after a miss: that of a round in turns (fallback jit), or nothing (none)
