@@ -52,7 +52,7 @@ _ANSWERS = {
 # Flags of other tools that take the same values as ours. core/errors.py has our names for flags of
 # settings; the table below has those of options.
 _OF_SETTINGS = (
-    "--target-model -hf --hf-repo "
+    "--target-model "
     "--draft-model --assistant-model --model-draft -md --hf-repo-draft -hfd --speculative-model "
     "--spec-draft-n-max --draft-max --num-speculative-tokens --num-draft-tokens --gamma "
     "--num-assistant-tokens "

@@ -22,7 +22,7 @@ ASKS = ("-h", *HELP_FLAGS)
 # The parser treats a lone - as an option without a name; this is its name.
 STDIN_FLAG = "--stdin"
 # Further flags of a setting or of an option.
-ALIASES = {"target": ("--model", "-m"), "prompt": ("-p",)}
+ALIASES = {"target": ("--model", "-m", "-hf", "--hf-repo"), "prompt": ("-p",)}
 CONFIG_TEXT = f"Read settings from this TOML or YAML file, not ./{DEFAULT_FILE}."
 SET_TEXT = "Give any setting by its key, as in --set k=4; may be repeated."
 

@@ -23,14 +23,14 @@ from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.fields import size
 from outrider.models.hub import (
     HubModel,
-    HubName,
     HubUnreachableError,
     check_space,
     fetch,
     local_copy,
     look,
 )
-from outrider.models.loading import ALIASES, HEAD_ALIASES, HUB_ID
+from outrider.models.hub_names import HubName
+from outrider.models.loading import ALIASES, HEAD_ALIASES
 from outrider.pairs.catalog import (
     ESTIMATE_TOKENS,
     ModelPair,
@@ -90,7 +90,7 @@ def pull(call: Call[PullOptions]) -> int:
     except KeyboardInterrupt:
         say("stopped: run the same command again to continue")
         return INTERRUPTED
-    command = _command(target, draft)
+    command = _command(sides[0].name, draft)
     found = list(zip(sides, folders, strict=True))
     lines = [
         f"{one.role} {one.name}: {one.here or f'fetched into {folder}'}" for one, folder in found
@@ -106,19 +106,15 @@ def pull(call: Call[PullOptions]) -> int:
 def fetch_missing(name: str) -> None:
     """Fetch a hub model that is not cached, unless offline; other names are the loader's."""
     is_here = Path(name).expanduser().exists() or name in HEAD_ALIASES
-    if is_here or constants.HF_HUB_OFFLINE or HUB_ID.fullmatch(name) is None:
+    wanted = HubName.parse(name)
+    if is_here or constants.HF_HUB_OFFLINE or wanted is None:
         return
-    if local_copy(_hub_name(name)) is None:
+    if local_copy(wanted) is None:
         side = _find("model", name)
         if side.model:
             for line in _intentions([side], check_space([side.model])):
                 say(line)
         _fetch_all([side])
-
-
-def _hub_name(name: str) -> HubName:
-    repo, _, revision = name.partition("@")
-    return HubName(repo, revision) if revision else HubName(repo)
 
 
 def _fetch_all(sides: Sequence[_Side]) -> list[Path | None]:
@@ -142,8 +138,14 @@ def _draft(target: str, wanted: str) -> str | None:
         return None
     if wanted != "auto":
         return wanted
-    pair = partner_of(target.partition("@")[0])
+    pair = _partner(target)
     return pair.draft_to_load if pair else None
+
+
+def _partner(target: str) -> ModelPair | None:
+    """The pair of a target, or of the model from which a repository of GGUF files was made."""
+    wanted = HubName.parse(target)
+    return partner_of(wanted.repo if wanted else target)
 
 
 def _find_draft(name: str, *, known: bool) -> _Side:
@@ -167,12 +169,12 @@ def _find(role: str, name: str) -> _Side:
         return _Side(role, name, here="ships with outrider")
     if name and Path(name).is_dir():
         return _Side(role, name, here="is a folder on this machine", folder=Path(name))
-    if HUB_ID.fullmatch(name) is None:
+    wanted = HubName.parse(name)
+    if wanted is None:
         raise CheckpointError(
-            f"{name!r} is no hub id of the form org/name, and no folder.",
+            f"{name!r} is no hub id of the form org/name or org/name:QUANTISATION, and no folder.",
             hint=_fetched(name) or "`outrider models pairs` lists some that work",
         )
-    wanted = _hub_name(name)
     try:
         model = look(wanted)
     except HubUnreachableError:
@@ -181,9 +183,11 @@ def _find(role: str, name: str) -> _Side:
             raise
         here = "is here; the hub could not be asked for a newer one"
         return _Side(role, name, here=here, folder=folder)
+    # Of a GGUF model the name has the quantisation that was chosen.
+    name = str(model.name) if model.is_gguf else name
     if model.missing():
         return _Side(role, name, model=model, num_bytes=model.bytes_to_fetch())
-    return _Side(role, name, here="is here already", folder=local_copy(wanted))
+    return _Side(role, name, here="is here already", folder=local_copy(model.name))
 
 
 def _intentions(sides: Sequence[_Side], free: int) -> Iterator[str]:
@@ -191,9 +195,10 @@ def _intentions(sides: Sequence[_Side], free: int) -> Iterator[str]:
     for side in sides:
         if side.model:
             missing, all_files = len(side.model.missing()), len(side.model.files)
+            weights = sum(file.num_bytes for file in side.model.files)
             yield (
                 f"{side.role} {side.name}: {missing} of {all_files} files to fetch, "
-                f"{size(side.num_bytes)}"
+                f"{size(side.num_bytes)}; in memory about {size(weights)}"
             )
     total = sum(side.num_bytes for side in sides)
     if total:
@@ -204,7 +209,7 @@ def _command(target: str, draft: str | None) -> str:
     words = [f"--target {quote(target)}"]
     if draft is not None:
         words.append(f"--draft {quote(draft)}")
-        pair = partner_of(target.partition("@")[0])
+        pair = _partner(target)
         if pair and pair.draft_to_load == draft and pair.drafter != "auto":
             words.append(f"--drafter {pair.drafter}")
     return f"outrider generate {' '.join(words)} PROMPT"

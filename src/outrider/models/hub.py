@@ -15,7 +15,7 @@ import re
 import shutil
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, cast
@@ -48,9 +48,16 @@ from huggingface_hub.utils import (
 from huggingface_hub.utils import tqdm as hub_bar
 
 from outrider.core.errors import CheckpointError, MachineError, OutriderError, words_of
-from outrider.core.files import open_regular
+from outrider.core.files import FileKind, open_regular, read_text
+from outrider.models.hub_names import (
+    GGUF,
+    HUB_FILES,
+    HUB_NOISE,
+    HubName,
+    chosen_gguf,
+    tags_of,
+)
 from outrider.models.json_object import JsonObject
-from outrider.models.loading import HUB_FILES, HUB_NOISE
 
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 # The version of huggingface_hub decides which library's error its client raises for a server that
@@ -73,23 +80,10 @@ class HubUnreachableError(CheckpointError):
     """The hub did not respond: no network, a wrong address, or offline mode."""
 
 
-@dataclass(frozen=True, slots=True)
-class HubName:
-    """A repository with a branch, tag or commit."""
-
-    repo: str
-    revision: str = constants.DEFAULT_REVISION
-
-    def __str__(self) -> str:
-        """The name as loaders accept it: REPO or REPO@REVISION."""
-        default = self.revision == constants.DEFAULT_REVISION
-        return self.repo if default else f"{self.repo}@{self.revision}"
-
-    @property
-    def store(self) -> Path:
-        """The repository's folder in the cache, which may not exist yet."""
-        folder = repo_folder_name(repo_id=self.repo, repo_type="model")
-        return Path(constants.HF_HUB_CACHE).expanduser() / folder
+def store_of(name: HubName) -> Path:
+    """The repository's folder in the cache, which may not exist yet."""
+    folder = repo_folder_name(repo_id=name.repo, repo_type="model")
+    return Path(constants.HF_HUB_CACHE).expanduser() / folder
 
 
 @contextmanager
@@ -221,11 +215,21 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A model on the hub at one commit, with the `files` that loading reads."""
+    """A model on the hub at one commit, with the `files` that loading reads. The name of a GGUF
+    model has the quantisation that was chosen."""
 
     name: HubName
     commit: str
     files: tuple[HubFile, ...]
+
+    def path(self, folder: Path) -> Path:
+        """The path of the model in the folder of its commit: the first of its GGUF files, or the
+        folder."""
+        return folder / self.files[0].name if self.is_gguf else folder
+
+    @property
+    def is_gguf(self) -> bool:
+        return bool(self.files) and self.files[0].name.endswith(GGUF)
 
     def missing(self) -> list[HubFile]:
         """The files that the cache does not have under this model's name."""
@@ -243,15 +247,15 @@ class HubModel:
         return 0
 
     def blob(self, file: HubFile) -> Path:
-        return self.name.store / "blobs" / file.blob
+        return store_of(self.name) / "blobs" / file.blob
 
     def part(self, file: HubFile) -> Path:
         """The path of a partial download."""
-        return self.name.store / "blobs" / f"{file.blob}.incomplete"
+        return store_of(self.name) / "blobs" / f"{file.blob}.incomplete"
 
     def _is_here(self, file: HubFile) -> bool:
         found = try_to_load_from_cache(self.name.repo, file.name, revision=self.name.revision)
-        return isinstance(found, str) and Path(found).parent.name == self.commit
+        return isinstance(found, str) and self.commit in Path(found).parts
 
 
 def look(name: HubName) -> HubModel:
@@ -268,9 +272,15 @@ def look(name: HubName) -> HubModel:
         if info.gated:
             api.auth_check(name.repo)
     found = info.siblings or ()
-    files = tuple(_file(name, item) for item in found if _is_read(item.rfilename))
-    _check_readable(name, [item.rfilename for item in found], [file.name for file in files])
-    return HubModel(name, info.sha or "", files)
+    names = [item.rfilename for item in found]
+    read = [one for one in names if _is_read(one)]
+    if name.tag or (not any(one.endswith(".safetensors") for one in read) and tags_of(names)):
+        tag, read = chosen_gguf(name, names)
+        name = replace(name, tag=tag)
+    else:
+        _check_readable(name, names, read)
+    items = {item.rfilename: item for item in found}
+    return HubModel(name, info.sha or "", tuple(_file(name, items[one]) for one in read))
 
 
 def _file(name: HubName, item: RepoSibling) -> HubFile:
@@ -294,7 +304,11 @@ def _file(name: HubName, item: RepoSibling) -> HubFile:
 
 
 def local_copy(name: HubName) -> Path | None:
-    """The folder of a model if the cache holds all of it, as far as the cache alone shows."""
+    """The folder of a model, or its GGUF file, if the cache holds all of it, as far as the cache
+    alone shows."""
+    file = local_gguf(name)
+    if file is not None or name.tag:
+        return file
     with suppress(LocalEntryNotFoundError, HFValidationError, CheckpointError):
         folder = Path(
             snapshot_download(
@@ -314,6 +328,21 @@ def local_copy(name: HubName) -> Path | None:
     return None
 
 
+def local_gguf(name: HubName) -> Path | None:
+    """The first GGUF file of a model in the cache; None if it is not there or not whole."""
+    store = store_of(name)
+    commit = name.revision
+    with suppress(OSError, ValueError):
+        commit = read_text(store / "refs" / name.revision, FileKind.SYSTEM).strip()
+    folder = store / "snapshots" / commit
+    files = [path.relative_to(folder).as_posix() for path in folder.rglob(f"*{GGUF}")]
+    if not name.tag and any(folder.glob("*.safetensors")):
+        return None
+    with suppress(CheckpointError):
+        return folder / chosen_gguf(name, files)[1][0] if files else None
+    return None
+
+
 def _is_read(file: str) -> bool:
     wanted = any(fnmatch(file, pattern) for pattern in HUB_FILES)
     return wanted and not any(fnmatch(file, pattern) for pattern in HUB_NOISE)
@@ -325,15 +354,8 @@ def _check_readable(name: HubName, everything: Iterable[str], files: Iterable[st
     if "config.json" in kept and any(file.endswith(".safetensors") for file in kept):
         return
     every = list(everything)
-    ggufs = [file for file in every if file.endswith(".gguf")]
     pickles = [file for file in every if file.endswith(_PICKLES)]
-    if ggufs:
-        there = f"GGUF files, such as {ggufs[0]}"
-        hint = (
-            "download one file, which runs by its path: --target FILE.gguf; or pull the repository "
-            "that they were made from, which its page on the hub names"
-        )
-    elif pickles:
+    if pickles:
         there = f"pickle files, such as {pickles[0]}, which can run code when they are read"
         hint = (
             "choose a repository with safetensors, or a revision that has them: the hub's own "
@@ -366,8 +388,8 @@ def check_space(models: Sequence[HubModel]) -> int:
     return free
 
 
-def fetch(model: HubModel, report: Report) -> Path:
-    """Fetch the missing files and return the folder of the model.
+def fetch(model: HubModel, report: Report = lambda _: None) -> Path:
+    """Fetch the missing files and return the folder of the model, or its first GGUF file.
 
     `report` is called with the number of bytes since its last call; the number is negative if some
     must be fetched again. Raises CheckpointError and MachineError; bytes already fetched stay.
@@ -389,7 +411,7 @@ def fetch(model: HubModel, report: Report) -> Path:
     folder = Path(found)
     _check_whole(model, folder)
     report(sum(file.num_bytes for file in small))
-    return folder
+    return model.path(folder)
 
 
 def _check_whole(model: HubModel, folder: Path) -> None:
@@ -411,7 +433,7 @@ def _check_whole(model: HubModel, folder: Path) -> None:
 
 
 def _fetch_large(model: HubModel, file: HubFile, report: Report) -> None:
-    store, blob, part = model.name.store, model.blob(file), model.part(file)
+    store, blob, part = store_of(model.name), model.blob(file), model.part(file)
     part.parent.mkdir(parents=True, exist_ok=True)
     lock = store.parent / ".locks" / store.name / f"{file.blob}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)

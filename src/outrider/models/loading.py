@@ -18,7 +18,13 @@ from pathlib import Path
 import torch
 
 from outrider.core.env import cache_folder, make_cublas_deterministic
-from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
+from outrider.core.errors import (
+    CheckpointError,
+    ConfigError,
+    MachineError,
+    did_you_mean,
+    given,
+)
 from outrider.core.protocols import DraftNeeds
 from outrider.core.spec import KV_GROUP, DecoderConfig, ModelSpec
 from outrider.kernels.kinds import DTYPES, compile_ahead, for_kinds, pick_device, pick_dtype, tried
@@ -29,6 +35,7 @@ from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig
 from outrider.models.gguf.reader import gguf_in, header_of, is_gguf, parts_of
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.hf_config import FAMILIES, model_type_of, native_config_of
+from outrider.models.hub_names import HUB_FILES, HUB_NOISE, HubName
 from outrider.models.llama import ALONE, LlamaModel
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
@@ -46,7 +53,6 @@ ALIASES = {
 }
 # Heads for the embedded target, which are no models.
 HEAD_ALIASES = {f"outrider/embedded-{kind}": kind for kind in ("eagle", "medusa", "mtp")}
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
 # Models from before the hub had organisations.
 _MOVED = {
     **{
@@ -56,10 +62,6 @@ _MOVED = {
     "distilgpt2": "distilbert/distilgpt2",
 }
 _SHORTEST_FAMILY = 3
-# Data only: nothing that is fetched is ever executed.
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
-# Weights in another layout, and subfolders: a second copy of the model that nothing would read.
-HUB_NOISE = ["consolidated*", "*/*"]
 
 
 def prepare_torch(*, deterministic: bool, threads: int) -> None:
@@ -256,7 +258,7 @@ def resolve(name: str) -> Path:
         )
     if folder.suffix == ".gguf":
         raise _no_file(folder)
-    if HUB_ID.fullmatch(name) is None:
+    if HubName.parse(name) is None:
         found = _called(name, folder)
         return found if isinstance(found, Path) else _from_hub(found, folder)
     return _from_hub(name, folder)
@@ -321,11 +323,17 @@ def _from_hub(name: str, folder: Path) -> Path:
     from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
     from huggingface_hub.errors import HFValidationError
 
-    repo, _, revision = name.partition("@")
+    from outrider.models.hub import fetch, local_gguf, look
+
+    wanted = given(HubName.parse(name), "name of a model on the hub")
+    if (file := local_gguf(wanted)) is not None:
+        return parts_of(file)[0]
+    if wanted.tag:
+        return fetch(look(wanted))
     try:
         found = snapshot_download(
-            repo,
-            revision=revision or None,
+            wanted.repo,
+            revision=wanted.revision,
             allow_patterns=HUB_FILES,
             ignore_patterns=HUB_NOISE,
         )
@@ -336,7 +344,8 @@ def _from_hub(name: str, folder: Path) -> Path:
             f"local cache nor available from the Hugging Face hub ({reason})",
             hint=_fetching(name) + _suggest(folder, name),
         ) from error
-    return Path(found)
+    folder = Path(found)
+    return folder if any(folder.glob("*.safetensors")) else fetch(look(wanted))
 
 
 def _fetching(name: str) -> str:

@@ -182,11 +182,19 @@ def get_pair(name: str) -> ModelPair:
 
 def partner_of(target: str) -> ModelPair | None:
     """The pair of `target` whose draft model is loaded: with the same vocabulary if there is one,
-    and then with the smallest draft."""
+    and then with the smallest draft. A repository of GGUF files stands for the model of its name:
+    somebody/Qwen3-8B-GGUF for Qwen/Qwen3-8B."""
+    original = target.rpartition("/")[2].lower()
+    is_gguf = original.endswith("-gguf")
+    original = original.removesuffix("-gguf")
+
+    def is_meant(model: str) -> bool:
+        return model == target or (is_gguf and model.rpartition("/")[2].lower() == original)
+
     known = [
         pair
         for pair in list_pairs()
-        if pair.target_model_id == target and pair.supported and pair.draft_to_load
+        if is_meant(pair.target_model_id) and pair.supported and pair.draft_to_load
     ]
     return min(
         known, key=lambda pair: (pair.vocabulary != "same", pair.draft.weights_gb), default=None

@@ -15,8 +15,9 @@ from huggingface_hub import constants
 
 from doubles import json_server as hub_server
 from doubles.command_line import Command
+from doubles.gguf_writer import small_llama
 from doubles.json_server import HubServer, Repo, blob, serving_hub
-from outrider.models.loading import HUB_FILES
+from outrider.models.hub_names import HUB_FILES
 from outrider.pairs.catalog import get_pair
 
 pytestmark = pytest.mark.wide
@@ -322,12 +323,10 @@ def test_a_line_that_breaks_is_not_taken_for_a_disk(
     assert ("cannot be written" in prose) == (problem == "cannot be written")
 
 
-GGUF = Repo({"README.md": b"", "m-q4.gguf": b"GGUF"})
 PICKLE = Repo({"config.json": b"{}", "pytorch_model.bin": b"\x80"})
 FAILURES: list[tuple[str, Repo | None, str, str]] = [
     ("unknown", None, "knows no model org/x", "hf auth login"),
     ("gated", Repo(WHOLE.files, gated=True), "org/x is gated", "accept its licence"),
-    ("gguf", GGUF, "GGUF files, such as m-q4.gguf", "made from"),
     ("pickle", PICKLE, "pickle files, such as pytorch_model.bin", "--revision refs/pr/1"),
     ("empty", Repo({}), "there are no files", "outrider models pairs"),
     ("down", Repo({}, status=503), "cannot answer about org/x now (503)", "later"),
@@ -477,3 +476,100 @@ def test_a_model_that_is_not_here_is_fetched_where_it_is_used(outrider: Command,
     assert "model org/m: 5 of 5 files to fetch, 5 kB" in shown.err
     assert "100 %" in shown.err
     assert "to fetch" not in outrider("generate", "hi", "--target", "org/m").err
+
+
+def quantised(*names: str) -> dict[str, bytes]:
+    return {name: f"GGUF of {name}".encode() * 90 for name in names}
+
+
+QUANTISED = Repo(
+    {"README.md": b"words", "config.json": b"{}"}
+    | quantised(
+        "m-8B-Q8_0.gguf",
+        "m-8B-Q4_K_M.gguf",
+        "m-8B-UD-Q4_K_XL.gguf",
+        "m-8B-Q4_K.gguf",
+        "mmproj-F16.gguf",
+        "BF16/m-8B-BF16-00001-of-00002.gguf",
+        "BF16/m-8B-BF16-00002-of-00002.gguf",
+        "m-8B-IQ2_XXS-00001-of-00002.gguf",
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "found"),
+    [
+        ("org/m-GGUF", {"m-8B-Q4_K_M.gguf"}, "org/m-GGUF:Q4_K_M"),
+        ("org/m-GGUF:q8_0", {"m-8B-Q8_0.gguf"}, "org/m-GGUF:Q8_0"),
+        ("org/m-GGUF:Q4_K", {"m-8B-Q4_K.gguf"}, "org/m-GGUF:Q4_K"),
+        ("hf.co/org/m-GGUF:UD-Q4_K_XL", {"m-8B-UD-Q4_K_XL.gguf"}, "org/m-GGUF:UD-Q4_K_XL"),
+        (
+            "org/m-GGUF:BF16",
+            {"m-8B-BF16-00001-of-00002.gguf", "m-8B-BF16-00002-of-00002.gguf"},
+            "org/m-GGUF:BF16",
+        ),
+    ],
+)
+def test_one_gguf_file_of_many_is_fetched(
+    outrider: Command, hub: Hub, name: str, files: set[str], found: str
+) -> None:
+    """The named quantisation with all of its parts, or the usual one."""
+    hub.server.repos["org/m-GGUF"] = QUANTISED
+    answer = record(outrider, name, *ALONE)
+    assert hub.files("org/m-GGUF") == files
+    assert answer["command"] == f"outrider generate --target {found} PROMPT"
+    first = Path(answer["models"][0]["folder"])
+    assert first.name == min(files)
+    (stored,) = [file for file in QUANTISED.files if file.endswith(first.name)]
+    assert first.read_bytes() == QUANTISED.files[stored]
+    hub.server.asked.clear()
+    again = outrider("models", "pull", name, *ALONE)
+    assert "is here already" in again.out
+    assert len(hub.server.asked) == 1
+
+
+def test_what_a_repository_has_not_is_said_with_what_it_has(outrider: Command, hub: Hub) -> None:
+    hub.server.repos["org/m-GGUF"] = QUANTISED
+    shown = outrider("models", "pull", "org/m-GGUF:Q5_K_M", *ALONE)
+    assert shown.code == 3
+    assert "has no file quantised to Q5_K_M" in shown.err
+    assert "it has BF16, IQ2_XXS, Q4_K, Q4_K_M, Q8_0, UD-Q4_K_XL" in shown.err
+    shown = outrider("models", "pull", "org/m-GGUF:IQ2_XXS", *ALONE)
+    assert (shown.code, hub.files("org/m-GGUF")) == (3, set())
+    assert "has 1 of the 2 parts of m-8B-IQ2_XXS-00001-of-00002.gguf" in shown.err
+    shown = outrider("models", "pull", "org/m:Q4_K_M", *ALONE)
+    assert "org/m has no file quantised to Q4_K_M" in shown.err
+    assert "it has no GGUF files" in shown.err
+
+
+def test_size_and_memory_are_stated_before_a_byte_comes(outrider: Command, hub: Hub) -> None:
+    hub.server.repos["org/m-GGUF"] = QUANTISED
+    shown = outrider("models", "pull", "org/m-GGUF:BF16", *ALONE)
+    assert "2 of 2 files to fetch, 8 kB; in memory about 8 kB" in shown.err
+
+
+def test_the_draft_of_the_original_comes_with_a_gguf_file(outrider: Command, hub: Hub) -> None:
+    _, _, model = PAIR.target_model_id.rpartition("/")
+    hub.server.repos[f"any/{model}-GGUF"] = QUANTISED
+    answer = record(outrider, f"any/{model}-GGUF:Q8_0")
+    assert [one["name"] for one in answer["models"]] == [
+        f"any/{model}-GGUF:Q8_0", PAIR.draft_model_id,
+    ]  # fmt: skip
+
+
+def test_a_gguf_model_runs_by_one_word_and_then_without_a_network(
+    outrider: Command, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = small_llama().write(tmp_path / "a.gguf")
+    hub.server.repos["org/tiny-GGUF"] = Repo({"tiny-Q8_0.gguf": file.read_bytes()})
+    words = ("generate", "ab", "--max-tokens", "2", "--drafter", "none", "--quiet")
+    by_path = outrider(*words, "--target", str(file))
+    assert by_path.code == 0, by_path.err
+    by_name = outrider(*words, "-hf", "org/tiny-GGUF:Q8_0")
+    assert (by_name.code, by_name.out) == (0, by_path.out)
+    assert "1 of 1 files to fetch" in by_name.err
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for name in ("org/tiny-GGUF:Q8_0", "org/tiny-GGUF", "hf.co/org/tiny-GGUF:q8_0"):
+        again = outrider(*words, "--hf-repo", name)
+        assert (again.code, again.out) == (0, by_path.out), again.err
