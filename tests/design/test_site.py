@@ -121,8 +121,8 @@ def written() -> Mapping[str, str]:
 def test_written_pages_have_every_flag_of_every_verb(written: Mapping[str, str]) -> None:
     keys = re.findall(r"^\| `(\w+)` \|", written["settings.md"], re.MULTILINE)
     of_settings = {f"--{no}{key.replace('_', '-')}" for key in keys for no in ("", "no-")}
-    of_settings |= {"--config", "--set", "--model", "-m"}
-    assert all(f"`{flag}" in written["settings.md"] for flag in ("--set", "--model", "-m"))
+    of_settings |= {"--config", "--set", "--model", "-m", "-hf", "--hf-repo"}
+    assert all(f"`{flag}" in written["settings.md"] for flag in ("--set", "--model", "-m", "-hf"))
     _, *sections = re.split(r"^### outrider ", written["reference/cli.md"], flags=re.MULTILINE)
     by_verb = {section.partition("\n")[0]: section for section in sections}
     for line in FLAGS:

@@ -270,8 +270,8 @@ def _no_file(file: Path) -> CheckpointError:
     return CheckpointError(
         f"there is no file {file}.",
         hint=near
-        or "`outrider models list` shows the GGUF files of Ollama and LM Studio; a file "
-        "of the hub is downloaded first: `hf download ORG/NAME FILE.gguf`",
+        or "`outrider models list` shows the GGUF files of Ollama and LM Studio; "
+        "`outrider run ORG/NAME-GGUF:Q4_K_M` fetches one from the hub",
     )
 
 

@@ -65,7 +65,7 @@ GUESSES = [
     Guess("llama.cpp", "generate hi --draft-max 8", NOTE, "--draft-max is --k here"),
     Guess("llama.cpp", "generate hi --draft-min 2", ANSWER, "did you mean '--min-k'?"),
     Guess("llama.cpp", "generate hi -ngl 99", ANSWER, "did you mean '--device'?"),
-    Guess("llama.cpp", "generate hi -hf org/model", NOTE, "-hf is --target here"),
+    Guess("llama.cpp", "generate hi -hf org/model", WORKS),
     Guess("llama.cpp", "generate hi --repeat-penalty 1.1", NOTE, "is --repetition-penalty here"),
     Guess("llama.cpp", "generate hi -r END", NOTE, "-r is --stop here"),
     Guess("llama.cpp", "generate hi -f prompt.txt", ANSWER, "`outrider generate - < FILE`"),

@@ -41,7 +41,7 @@ _SCALARS: Mapping[int, str] = {
     11: "<i8", 12: "<f8",
 }  # fmt: skip
 _AGAIN = "compare its size and hash with the original and download it again"
-_DOWNLOAD = "download the file itself: `hf download ORG/NAME FILE.gguf`"
+_DOWNLOAD = "download the file itself: `outrider pull ORG/NAME-GGUF:Q4_K_M`"
 _OLD = "download the model as GGUF, or convert it with llama.cpp's convert_llama_ggml_to_gguf.py"
 # Other files that may have a GGUF file's name: their first bytes in lower case, and what to do.
 _FIRST_BYTES = 64
