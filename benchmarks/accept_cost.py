@@ -25,7 +25,7 @@ from outrider.core.draft import Draft
 from outrider.core.errors import given
 from outrider.core.rng import KeyedRng, draw_for, pick_node
 from outrider.core.sampling import PLAIN, Sampling, empty_probs, processed_probs
-from outrider.core.sequence import LiveSequence
+from outrider.engine.round import LiveSequence
 from outrider.engine.stages import read_pass
 from outrider.kernels.native.build import needed_library
 from outrider.kernels.native.cpu import num_physical_cores

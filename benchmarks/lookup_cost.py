@@ -12,8 +12,7 @@ from common import TARGET, Report, first_prompts, note, study
 
 from outrider.api.tokenizer import Tokenizer
 from outrider.core import env
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow
 from outrider.core.rng import KeyedRng

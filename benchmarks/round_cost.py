@@ -29,7 +29,7 @@ from common import (
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.tokenizer import Tokenizer
-from outrider.core.budget import Budget
+from outrider.core.draft import Budget
 from outrider.core.protocols import Drafter, DraftRow
 from outrider.core.rng import KeyedRng
 from outrider.drafters.common.draft_model import ModelDrafter

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cost_study.pair import CostPair
-from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.config import EngineConfig
+from outrider.core.draft import JobTrace, RoundTrace
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.estimate.theory import PRIOR_CURVE, MissCurve

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.rng import RoundKeys
-from outrider.core.sequence import LiveSequence
+from outrider.engine.round import LiveSequence
 from outrider.kernels.registry import choose
 from outrider.plugins.gpu.rounds.build import torch_distributions
 from outrider.plugins.gpu.rounds.program import launcher_for

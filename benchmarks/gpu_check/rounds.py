@@ -10,15 +10,15 @@ from gpu_check.counting import launches_of
 from gpu_check.models import PAGE
 from gpu_check.setting import Setting
 
-from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import RoundTrace
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.core.sequence import LiveSequence
 from outrider.drafters.common.context import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes
+from outrider.engine.round import LiveSequence
 from outrider.engine.stages import Stages
 from outrider.models.llama import LlamaModel
 from outrider.plugins.gpu.rounds.build import captured_round

@@ -17,8 +17,7 @@ import torch
 from matrices.matrix import Allowed, Cell, Factors, Matrix, Row
 from torch import Tensor
 
-from outrider.core.config import EngineConfig
-from outrider.core.mechanisms import ROLLBACKS
+from outrider.core.config import ROLLBACKS, EngineConfig
 from outrider.core.params import SamplingParams
 from outrider_lab.bench.studies.drafters_lineup import known
 

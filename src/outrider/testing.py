@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from outrider.api.llm import LLM
-from outrider.core.budget import Budget
 from outrider.core.config import EngineConfig
-from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import KINDS, drafter_named
 from outrider.core.protocols import Drafter, DraftRow

@@ -16,8 +16,7 @@ from browser.hostile import PAYLOADS
 from doubles import scripted_port
 from doubles.scripted_port import Letters, ScriptedPort, ScriptedStream
 from outrider.api.result import TextEvent
-from outrider.core.budget import Budget, Choice, RoundTrace
-from outrider.core.draft import NodeTrace, RoundEvent
+from outrider.core.draft import Budget, Choice, NodeTrace, RoundEvent, RoundTrace
 from outrider.server.access import Address, DoorRules
 from outrider.server.app import all_routes, make_app
 from outrider.server.metrics import Metrics

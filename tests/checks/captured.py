@@ -19,8 +19,7 @@ from outrider.core.draft import Verdict
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.core.sequence import LiveSequence
-from outrider.engine.round import FinishedRow
+from outrider.engine.round import FinishedRow, LiveSequence
 from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.plugins.gpu.rounds.host_round import HostRound

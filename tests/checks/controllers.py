@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.core.budget import RoundTrace
+from outrider.core.draft import RoundTrace
 
 
 def trace(

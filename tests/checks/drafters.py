@@ -9,8 +9,7 @@ from functools import partial
 from checks.controllers import trace
 from outrider.control.heuristics import BandController, FixedController
 from outrider.control.watchdog import Watchdog
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.common.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter
 from outrider.drafters.ngram import CopyAcceptance, NgramDrafter

@@ -18,9 +18,8 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.params import FinishReason, SamplingParams
 from outrider.core.protocols import CausalLM
-from outrider.core.sequence import LiveSequence, StopMatch
 from outrider.engine.engine import Engine
-from outrider.engine.round import clamp
+from outrider.engine.round import LiveSequence, StopMatch, clamp
 from outrider.metrics.summary import Stats, summarise
 
 Kind = Callable[..., CausalLM]

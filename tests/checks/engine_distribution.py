@@ -26,8 +26,7 @@ from doubles.every_branch import Distribution, EveryBranch, Tokens, distribution
 from doubles.racing import Racing
 from doubles.rig import Request, Rig, model_drafter, walking
 from doubles.toy_hybrid import ToyHybrid
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft
+from outrider.core.draft import Budget, Draft
 from outrider.core.logits import AllowedTokens, LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM, Drafter, DraftRow

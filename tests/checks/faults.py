@@ -20,7 +20,7 @@ import pytest
 from outrider import LLM, SamplingParams
 from outrider.api.request import RequestHandle
 from outrider.cache.paged_kv import PagedKV
-from outrider.core.sequence import LiveSequence
+from outrider.engine.round import LiveSequence
 from outrider.models.llama import LlamaModel
 from outrider.plugins.lanes.ahead.table import FanOutLimiter
 from outrider.plugins.lanes.process.client import ProcessDrafter

@@ -15,7 +15,7 @@ from checks.effort import examples
 from outrider.control.goodput import GoodputController
 from outrider.control.heuristics import BandController, FixedController, SloController
 from outrider.control.watchdog import Watchdog
-from outrider.core.budget import Budget, RoundTrace
+from outrider.core.draft import Budget, RoundTrace
 from outrider.core.protocols import Controller
 from outrider.estimate.acceptance import MOST_SEQUENCES
 

@@ -19,8 +19,7 @@ from checks.state import fresh_logits
 from doubles.rig import Rig, model_drafter
 from doubles.toy_hybrid import ToyHybrid
 from outrider.control.heuristics import FixedController
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft
+from outrider.core.draft import Budget, Draft
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter, DraftRow
 from outrider.core.rng import KeyedRng

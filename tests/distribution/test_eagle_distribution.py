@@ -16,7 +16,7 @@ from doubles.rig import Rig, first_maximum
 from doubles.toy_heads import ToyNet, WithHidden
 from doubles.toy_hybrid import ToyHybrid
 from outrider.control.heuristics import FixedController
-from outrider.core.budget import Budget
+from outrider.core.draft import Budget
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
 from outrider.core.rng import pick_node, race_node

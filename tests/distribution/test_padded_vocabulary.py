@@ -12,7 +12,7 @@ from checks.engine_distribution import (
 )
 from doubles.rig import Rig, model_drafter
 from doubles.toy_hybrid import ToyHybrid
-from outrider.core.budget import Budget
+from outrider.core.draft import Budget
 from outrider.core.protocols import AcceptanceRule, DraftRow
 from outrider.core.rng import KeyedRng, pick_node, race_node
 from outrider.drafters.common.draft_model import ModelDrafter

@@ -22,7 +22,7 @@ from doubles.tiny_checkpoints import Variant, random_llama
 from doubles.toy_heads import ToyBlock, ToyHeads, WithHidden
 from doubles.toy_hybrid import ToyHybrid
 from outrider.control.heuristics import FixedController
-from outrider.core.budget import Budget
+from outrider.core.draft import Budget
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter
 from outrider.core.rng import race_node

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from doubles.rig import Request, first_maximum, live
 from outrider.control.heuristics import FixedController
-from outrider.core.budget import Budget, RoundTrace
+from outrider.core.draft import Budget, RoundTrace
 from outrider.core.protocols import (
     AcceptanceRule,
     CausalLM,
@@ -18,10 +18,10 @@ from outrider.core.protocols import (
     Drafter,
 )
 from outrider.core.sampling import PLAIN, Sampling
-from outrider.core.sequence import LiveSequence
 from outrider.drafters.common.draft_model import ModelDrafter
 from outrider.drafters.common.growth import ChangeProbs, DraftSampler
-from outrider.engine.request_drafters import ahead_row
+from outrider.engine.drafting import ahead_row
+from outrider.engine.round import LiveSequence
 from outrider.engine.stages import Stages
 from outrider.plugins.lanes.ahead.choices import AheadChoices, capacity_needed
 from outrider.plugins.lanes.ahead.drafter import AheadDrafter

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.core.budget import Budget, RoundTrace
-from outrider.core.draft import Draft
+from outrider.core.draft import Budget, Draft, RoundTrace
 from outrider.core.protocols import CacheStore, CausalLM, DraftNeeds, DraftRow, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.drafters.prediction import PredictionDrafter

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from doubles.clocks import FakeClock
 from outrider.api.result import GenerationResult
-from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import JobTrace, RoundTrace
 from outrider.core.errors import QueueFullError
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import summarise

@@ -21,16 +21,15 @@ from torch.utils._pytree import tree_leaves
 
 from doubles.rig import MANY, Request, exchange_round, live, round_of
 from doubles.tiny_checkpoints import random_model, variant
-from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
-from outrider.core.draft import Outcome
+from outrider.core.draft import Outcome, RoundTrace
 from outrider.core.errors import NumericsError
 from outrider.core.params import SamplingParams
-from outrider.core.sequence import LiveSequence
 from outrider.drafters.common.context import LoadedModels
 from outrider.drafters.common.draft_model import SelfDraftSpec
 from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
+from outrider.engine.round import LiveSequence
 from outrider.engine.stages import Stages
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Decoder, ModelCapacity

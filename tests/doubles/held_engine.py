@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider import LLM
-from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import JobTrace
 from outrider.server.thread_port import ThreadPort
 
 

@@ -10,8 +10,7 @@ from doubles.drafters import RowDrafter, random_chains, random_trees, row_random
 from doubles.graphs import GraphRig
 from doubles.rig import exchange_round, round_of
 from outrider.control.heuristics import FixedController
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft
+from outrider.core.draft import Budget, Draft
 from outrider.core.protocols import DraftRow
 from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages

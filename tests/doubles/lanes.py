@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from outrider.core.budget import JobTrace
+from outrider.core.draft import JobTrace
 from outrider.plugins.lanes.schedules import DraftAheadLanes, PrefillDecode, PrefillDraftVerify
 from outrider.sched.jobs import (
     Job,

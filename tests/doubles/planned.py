@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from outrider.core.budget import RoundTrace
+from outrider.core.draft import RoundTrace
 from outrider.core.protocols import Controller
 from outrider.estimate.cost import Curve
 from outrider_lab.planner.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount

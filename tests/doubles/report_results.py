@@ -13,7 +13,7 @@ from doubles.engine_runs import all_contestants, evidence_of, measured, plan
 from doubles.study_results import PROVENANCE, Record, head, plain, study
 from doubles.sweeps import small_sweep
 from outrider.api.result import GenerationResult
-from outrider.core.budget import RoundTrace
+from outrider.core.draft import RoundTrace
 from outrider.core.params import SamplingParams
 from outrider.measure.frame import Ratio
 from outrider.metrics.summary import summarise

@@ -12,13 +12,11 @@ from torch import Tensor
 
 from doubles.drafters import RowDrafter
 from outrider.control.heuristics import FixedController
-from outrider.core.budget import Budget, RoundTrace
-from outrider.core.draft import Outcome
+from outrider.core.draft import Budget, Outcome, RoundTrace
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import RequestSpeculation, SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM, Controller, Drafter
 from outrider.core.rng import DrawNode, Pick, Rng, pick_node
-from outrider.core.sequence import LiveSequence, StopMatch
 from outrider.drafters.common.draft_model import ModelDrafter
 from outrider.drafters.common.growth import DraftSampler
 from outrider.drafters.none import NoDrafter
@@ -27,7 +25,7 @@ from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes, LaneRunner
 from outrider.engine.requests import Counts, RequestTable
-from outrider.engine.round import Round
+from outrider.engine.round import LiveSequence, Round, StopMatch
 from outrider.engine.stages import Stages
 from outrider.sched.jobs import Limits, Schedule, SingleLane
 from outrider.sched.ledger import Ledger
@@ -216,5 +214,5 @@ def walking(rng: Rounds) -> Generator[None]:
         return rng.at(start)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outrider.core.sequence.KeyedRng", keyed)
+        patch.setattr("outrider.engine.round.KeyedRng", keyed)
         yield

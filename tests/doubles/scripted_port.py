@@ -8,8 +8,7 @@ from typing import Any, Self
 
 from outrider.api.prompts import ChatIds
 from outrider.api.result import GenerationResult, TextEvent
-from outrider.core.budget import RoundTrace
-from outrider.core.draft import TokenLogprobs
+from outrider.core.draft import RoundTrace, TokenLogprobs
 from outrider.core.errors import QueueFullError
 from outrider.core.params import FinishReason
 from outrider.metrics.summary import summarise

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from outrider.core.budget import JobTrace, RoundTrace
+from outrider.core.draft import JobTrace, RoundTrace
 
 LANES = {"decode": ("draft", "ahead"), "verify": ("verify",), "prefill": ("prefill",)}
 

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from doubles.tiny_attention import WIDTH
 from doubles.toy_hybrid import ToyHybrid
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft
+from outrider.core.draft import Budget, Draft
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import (
     CacheStore,

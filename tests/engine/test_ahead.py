@@ -27,12 +27,11 @@ from doubles.kinds import scripted
 from doubles.rig import Request, live, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
-from outrider.engine.request_drafters import ahead_row
+from outrider.engine.drafting import ahead_row
 from outrider.plugins.lanes.ahead.drafter import AheadDrafter
 from outrider.plugins.lanes.ahead.forecast import Policy, Saguaro
 from outrider.testing import row

@@ -13,7 +13,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.batch_lines import AnswerFile, Answers, raw_lines
 from outrider.api.batch_run import Batch
 from outrider.api.request import RequestHandle
-from outrider.core.budget import JobTrace
+from outrider.core.draft import JobTrace
 
 pytestmark = pytest.mark.weights
 

@@ -18,8 +18,8 @@ from doubles.rig import Request, Rig, live, model_drafter
 from doubles.tiny_checkpoints import random_model, variant
 from outrider.cache.pool import Keep
 from outrider.control.heuristics import FixedController
-from outrider.core.budget import Budget
 from outrider.core.config import EngineConfig
+from outrider.core.draft import Budget
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftNeeds
@@ -27,8 +27,7 @@ from outrider.drafters.common.draft_model import SelfDrafter
 from outrider.drafters.common.growth import DraftSampler
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.engine.compaction import Compaction, compaction_of
-from outrider.engine.stepwise import StepwiseLM
+from outrider.engine.compaction import Compaction, StepwiseLM, compaction_of
 from outrider.models.decoder import ModelCapacity
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import CheaperParts, LlamaModel

@@ -18,7 +18,7 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider import LLM, EngineConfig
 from outrider.control.goodput import GoodputController
 from outrider.control.heuristics import BandController, FixedController, SloController
-from outrider.core.budget import Budget
+from outrider.core.draft import Budget
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Controller, Drafter

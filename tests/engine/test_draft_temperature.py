@@ -10,7 +10,7 @@ import pytest
 from doubles.rig import exchange_round, round_of
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.control.heuristics import FixedController
-from outrider.core.budget import Budget
+from outrider.core.draft import Budget
 from outrider.engine.native_round import NativeRound
 from outrider.engine.stages import Stages
 from outrider.kernels.native.rounds import Decided, NativeRounds, RoundRow

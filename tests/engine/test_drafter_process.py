@@ -17,8 +17,7 @@ from doubles.child_programs import TOY, command, toy_options
 from doubles.rig import Rig
 from doubles.toy_child import NAP_SECONDS, toy_drafter
 from doubles.toy_hybrid import ToyHybrid
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftNeeds, DraftRow
 from outrider.core.rng import KeyedRng

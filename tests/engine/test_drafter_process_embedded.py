@@ -15,8 +15,7 @@ import torch
 
 from checks.faults import pid_of
 from outrider import LLM, EngineConfig
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftRow

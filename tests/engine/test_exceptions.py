@@ -16,7 +16,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.request import RequestHandle
 from outrider.api.stream import StopMatcher
 from outrider.api.tokenizer import Tokenizer
-from outrider.core.budget import Budget, JobTrace, RoundTrace
+from outrider.core.draft import Budget, JobTrace, RoundTrace
 from outrider.core.errors import CallbackError
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]

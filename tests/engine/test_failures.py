@@ -18,11 +18,11 @@ from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.errors import CapacityError
 from outrider.core.params import SamplingParams
-from outrider.core.sequence import LiveSequence
 from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes, LaneResult, LaneRunner, LaneTask
 from outrider.engine.requests import RequestTable
+from outrider.engine.round import LiveSequence
 from outrider.plugins.lanes.schedules import PrefillDecode
 from outrider.sched.jobs import Limits
 from outrider.sched.ledger import Ledger

@@ -25,8 +25,8 @@ from outrider.core.draft import Draft
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
-from outrider.core.sequence import LiveSequence
 from outrider.drafters.nets.medusa import MedusaConfig
+from outrider.engine.round import LiveSequence
 from outrider.engine.stages import Stages
 from outrider.models.decoder import ModelCapacity
 from outrider.models.heads import HeadsToLoad

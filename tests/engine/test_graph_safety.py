@@ -19,9 +19,9 @@ from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.clock import host_floats, host_ints
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
-from outrider.core.sequence import LiveSequence
 from outrider.drafters.common.context import LoadedModels
 from outrider.engine.build import build_engine
+from outrider.engine.round import LiveSequence
 from outrider.engine.stages import Stages
 from outrider.kernels.registry import choose
 from outrider.models.decoder import LoadOptions, ModelCapacity

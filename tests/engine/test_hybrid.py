@@ -11,13 +11,12 @@ from doubles.drafters import RowDrafter, oracle, random_chains, random_trees
 from doubles.rig import Rig, model_drafter
 from doubles.tiny_hybrids import hybrid_kind, tiny_hybrid
 from outrider.control.heuristics import FixedController
-from outrider.core.budget import Budget
 from outrider.core.config import EngineConfig
+from outrider.core.draft import Budget
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.spec import RecurrentCapacity
 from outrider.drafters.ngram import NgramDrafter
-from outrider.engine.compaction import history_note, within_history
-from outrider.engine.stepwise import StepwiseLM
+from outrider.engine.compaction import StepwiseLM, history_note, within_history
 from outrider.models.decoder import ModelCapacity
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.verify.exact import TokenRule

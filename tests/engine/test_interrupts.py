@@ -16,8 +16,8 @@ from doubles.bell import Bell
 from outrider import LLM
 from outrider.api.output import OutputStream, RequestRouter
 from outrider.core import interrupts
-from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import RoundTrace
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.engine import round as settle

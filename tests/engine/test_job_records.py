@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from outrider.api.llm import LLM
-from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import JobTrace, RoundTrace
 from outrider.core.params import SamplingParams
 from outrider_lab.metrics.chrome_trace import PASSES, rounds_of, slices, trace_events
 from outrider_lab.metrics.timeline import timeline

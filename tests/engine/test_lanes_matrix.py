@@ -10,7 +10,7 @@ from matrices.matrix import Row, Runner, covering_rows
 from matrices.settings import ENGINES, acceptance_by_draft, engines
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.core.budget import JobTrace
+from outrider.core.draft import JobTrace
 
 pytestmark = pytest.mark.weights
 

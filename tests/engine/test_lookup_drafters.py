@@ -28,7 +28,7 @@ from doubles.rig import Request, Rig, model_drafter, walking
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.control.heuristics import FixedController
-from outrider.core.budget import Budget
+from outrider.core.draft import Budget
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter

@@ -21,7 +21,7 @@ from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import CausalLM, Drafter
 from outrider.drafters.common.growth import DraftSampler
 from outrider.drafters.nets.mtp import mtp_drafter
-from outrider.engine.stepwise import StepwiseLM
+from outrider.engine.compaction import StepwiseLM
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel

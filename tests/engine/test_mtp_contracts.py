@@ -28,9 +28,9 @@ from doubles.rig import Request, Rig, first_maximum
 from doubles.scripted_heads import Reading, ScriptedBlock, ScriptedTarget, TargetPass
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Controller
-from outrider.core.sequence import LiveSequence
 from outrider.drafters.common.growth import DraftSampler
 from outrider.drafters.nets.hidden import HeadLimits, HiddenDrafter
+from outrider.engine.round import LiveSequence
 
 PROMPT = tuple(range(10, 20))
 P = len(PROMPT)

@@ -14,8 +14,8 @@ import pytest
 
 from doubles.rig import exchange_round, round_of
 from outrider import LLM
-from outrider.core.budget import Budget, RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import Budget, RoundTrace
 from outrider.core.errors import NumericsError
 from outrider.core.params import SamplingParams
 from outrider.drafters.common import draft_model as drafter_module

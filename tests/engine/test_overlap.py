@@ -13,7 +13,7 @@ import pytest
 
 from checks.faults import keep_drafting_ahead
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.core.budget import JobTrace
+from outrider.core.draft import JobTrace
 from outrider.plugins.lanes import threads
 from outrider_lab.metrics.timeline import seconds, seconds_by_depth
 

@@ -22,7 +22,7 @@ from outrider.core.protocols import Drafter
 from outrider.core.rng import KeyedRng, Role
 from outrider.core.sampling import processed_probs
 from outrider.core.tree import ROOT
-from outrider.engine.prompt_logprobs import verdicts_of
+from outrider.engine.stages import verdicts_of
 from outrider.verify.batched import EXACT, rule_for
 
 PROMPTS = (PROMPT, (0, 3), (4, 4, 1, 0, 2))

@@ -32,7 +32,7 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.protocols import StepRow
 from outrider.core.tree import ROOT
 from outrider.drafters.ngram import NgramDrafter
-from outrider.engine.stepwise import StepwiseLM
+from outrider.engine.compaction import StepwiseLM
 
 every_kind = pytest.mark.parametrize("kind", [ToyHybrid, TinyAttentionLM])
 

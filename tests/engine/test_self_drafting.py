@@ -30,8 +30,8 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter, DraftNeeds, DraftRow, StepRow
 from outrider.core.rng import race_node
 from outrider.drafters.common.draft_model import BorrowedMemory, SelfDrafter
+from outrider.engine.compaction import StepwiseLM
 from outrider.engine.drafting import DrafterHandle
-from outrider.engine.stepwise import StepwiseLM
 from outrider.sched.jobs import LaneSizes
 from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 

@@ -14,7 +14,7 @@ from doubles.gguf_writer import wide_llama
 from doubles.rig import round_of
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
-from outrider.core.budget import RoundTrace
+from outrider.core.draft import RoundTrace
 from outrider.core.errors import OutriderError
 from outrider.drafters.common.draft_model import (
     _HeldBlocks,  # pyright: ignore[reportPrivateUsage]

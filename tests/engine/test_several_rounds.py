@@ -14,11 +14,10 @@ from doubles.toy_hybrid import ToyHybrid
 from engine.test_failures import REQUESTS, FailingAt, FaultError, submitted, written
 from outrider import LLM
 from outrider.api.output import OutputStream
-from outrider.core.budget import JobTrace
-from outrider.core.draft import Outcome
+from outrider.core.draft import JobTrace, Outcome
 from outrider.core.params import SamplingParams
-from outrider.core.sequence import LiveSequence
 from outrider.engine.engine import Engine
+from outrider.engine.round import LiveSequence
 from outrider.plugins.lanes.schedules import PrefillDecode
 from outrider.verify.exact import TokenRule
 

@@ -14,7 +14,7 @@ from doubles.drafters import REPEATS_LAST
 from doubles.rig import Request, Rig
 from doubles.toy_hybrid import ToyHybrid
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.core.budget import RoundTrace
+from outrider.core.draft import RoundTrace
 from outrider.core.logits import AllowedTokens, LogitsProcessor
 from outrider.metrics.summary import profile
 

@@ -12,8 +12,8 @@ from checks.state import VOCAB
 from doubles.rig import Request, Rig, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.params import SamplingParams
-from outrider.core.sequence import LiveSequence
 from outrider.engine.engine import Engine
+from outrider.engine.round import LiveSequence
 from outrider.verify.exact import MatchRule
 
 pytestmark = pytest.mark.wide

@@ -10,7 +10,7 @@ from checks.engine import PROMPT, plain
 from checks.state import VOCAB
 from doubles.rig import Request, Rig, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
-from outrider.core.budget import JobTrace
+from outrider.core.draft import JobTrace
 from outrider.core.params import SamplingParams
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes

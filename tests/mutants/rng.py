@@ -18,7 +18,7 @@ from mutants.planting import Mutant
 
 NOISE = "outrider.core.rng"
 PHILOX = "outrider.core.philox"
-SEQUENCE = "outrider.core.sequence"
+SEQUENCE = "outrider.engine.round"
 
 MUTANTS = (
     Mutant(

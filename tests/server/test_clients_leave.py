@@ -17,8 +17,8 @@ import pytest
 
 from doubles.held_engine import HeldPort
 from doubles.live_server import Client, Live, live_server, until
-from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import JobTrace
 
 pytestmark = [pytest.mark.weights, pytest.mark.wide]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from outrider.core.budget import Budget, RoundTrace
+from outrider.core.draft import Budget, RoundTrace
 from outrider.core.plugins import ControllerKind
 
 

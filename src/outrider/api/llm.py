@@ -26,8 +26,8 @@ from outrider.api.request import RequestHandle, RequestMaker, check_any, error_o
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.turns import OfOneProcess, Turns
-from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import JobTrace
 from outrider.core.errors import ConfigError, OutriderError, within_memory
 from outrider.core.fields import size
 from outrider.core.interrupts import deferred, deliver

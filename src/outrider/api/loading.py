@@ -13,7 +13,7 @@ import torch
 from outrider.api.memory import Part, draft_room, fitted, table_of, target_room
 from outrider.api.plan import LoadPlan, plan_pair
 from outrider.api.tokenizer import Tokenizer
-from outrider.core.collector import give_back, uncollected
+from outrider.core.clock import give_back, uncollected
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError, CheckpointError, ConfigError, within_memory
 from outrider.core.fields import is_changed, shown

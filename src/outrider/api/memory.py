@@ -24,7 +24,7 @@ from outrider.core.resolve import ResolvedConfig
 from outrider.core.spec import HEAD_BYTES, QUANTISED_BYTES, DecoderConfig, ModelSpec
 from outrider.drafters.common.draft_model import LEAST_SHARE
 from outrider.engine.build import draft_capacity, model_capacity, most_staged, whole_pages
-from outrider.engine.prompt_logprobs import SCORED_ROWS
+from outrider.engine.stages import SCORED_ROWS
 from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.registry import is_native
 from outrider.models.decoder import ModelCapacity

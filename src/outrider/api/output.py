@@ -24,13 +24,12 @@ from outrider.api.result import DRAFTER_FAILED, GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.api.turns import OfOneProcess, Turns
 from outrider.cache.pages import own_bytes
-from outrider.core.budget import RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.draft import Outcome, RoundEvent, TokenLogprobs
+from outrider.core.draft import Outcome, RoundEvent, RoundTrace, TokenLogprobs
 from outrider.core.errors import ConfigError, ContractError, foreign, with_hint
-from outrider.core.sequence import LiveSequence
-from outrider.core.thoughts import ThoughtBudget
+from outrider.core.logits import ThoughtBudget
 from outrider.engine.engine import Engine
+from outrider.engine.round import LiveSequence
 from outrider.metrics.summary import MemoryTrace, summarise
 
 # Rounds that take less than this run several per job before readers get them: the work between two

@@ -26,10 +26,16 @@ from outrider.api.turns import OfOneProcess
 from outrider.core.errors import CheckpointError, ConfigError, OutriderError, foreign
 from outrider.core.fields import BYTES_PER_TOKEN
 from outrider.core.interrupts import breakable
-from outrider.core.logits import AllowedTokens, CallbackConstraint, LogitsProcessor, TokenConstraint
+from outrider.core.logits import (
+    AllowedTokens,
+    CallbackConstraint,
+    LogitsProcessor,
+    ThoughtBudget,
+    ThoughtTags,
+    TokenConstraint,
+)
 from outrider.core.params import SamplingParams
-from outrider.core.sequence import LiveSequence
-from outrider.core.thoughts import ThoughtBudget, ThoughtTags
+from outrider.engine.round import LiveSequence
 from outrider.sched.fair_queue import LEAST_WEIGHT, MOST_WEIGHT
 
 

@@ -19,8 +19,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from outrider.api.stream import TokenDecoder, pieces_of
-from outrider.core.budget import RoundTrace
-from outrider.core.draft import Origin, RoundEvent, TokenLogprobs
+from outrider.core.draft import Origin, RoundEvent, RoundTrace, TokenLogprobs
 from outrider.core.errors import ConfigError, OutriderError, with_hint
 from outrider.core.params import FinishReason
 from outrider.core.plugins import KINDS

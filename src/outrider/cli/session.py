@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from outrider.api.llm import LLM
     from outrider.api.result import GenerationResult, TextEvent
     from outrider.cli.output import Painter
-    from outrider.core.budget import JobTrace
-    from outrider.core.draft import Origin
+    from outrider.core.draft import JobTrace, Origin
 
 
 _OURS = "outrider"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from outrider.control.scored import DepthSweep, Probes, sweep_depths
-from outrider.core.budget import Budget, Choice, Reason, RoundTrace
+from outrider.core.draft import Budget, Choice, Reason, RoundTrace
 from outrider.core.errors import ContractError
 from outrider.estimate.acceptance import Acceptance, FadingMean, OpenPasses, seconds_of
 from outrider.estimate.cost import ASSUMED, LEAST_WEIGHED, CostMeter, CostTable, Reading

@@ -6,10 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.core.budget import Budget, Choice, RoundTrace
-from outrider.core.config import EXACT_SAMPLERS, SEED_TIED_SAMPLERS
+from outrider.core.draft import Budget, Choice, RoundTrace
 from outrider.core.errors import ContractError
-from outrider.core.sequence import LiveSequence
 from outrider.estimate.acceptance import BySequence, ms_per_token, nearest_rank
 
 
@@ -24,23 +22,6 @@ class FixedController:
 
     def observe(self, trace: RoundTrace) -> None:
         del trace
-
-
-@dataclass(frozen=True, slots=True)
-class FixedLengths:
-    """`budget` for texts that would depend on a controller's choice, so that a seed repeats them;
-    `sampler` is the engine's own rule."""
-
-    budget: Budget
-    sampler: str
-
-    def of(self, seq: LiveSequence, given: Budget) -> Budget:
-        """The budget of `seq`, given the controller's choice `given`."""
-        rule = seq.speculation.sampler or self.sampler
-        is_greedy = seq.params.greedy and rule in EXACT_SAMPLERS
-        rests = given.choice is not None and given.choice.reason == "rest"
-        is_free = is_greedy or rests or rule in SEED_TIED_SAMPLERS
-        return given if is_free else self.budget
 
 
 INITIAL = 4

@@ -21,8 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from outrider.core.budget import Budget, Choice, Reason, RoundTrace
-from outrider.core.draft import Draft, Trimmed
+from outrider.core.draft import Budget, Choice, Draft, Reason, RoundTrace, Trimmed
 from outrider.core.errors import ContractError
 from outrider.estimate.acceptance import FadingRate, OpenPasses
 from outrider.estimate.cost import ASSUMED, CostMeter, CostTable

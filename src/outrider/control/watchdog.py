@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from outrider.core.budget import Budget, Choice, RoundTrace
+from outrider.core.draft import Budget, Choice, RoundTrace
 from outrider.core.errors import ConfigError, foreign, words_of
 from outrider.core.protocols import Controller
 from outrider.estimate.acceptance import BySequence

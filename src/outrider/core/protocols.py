@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from outrider.core.budget import Budget, RoundTrace
-from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.draft import Budget, Draft, Outcome, RoundTrace, Verdict
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import ROOT
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from outrider.core.config import EXACT_SAMPLERS, UNTIED_SAMPLERS, EngineConfig
+from outrider.core.config import EXACT_SAMPLERS, MORE_GPUS, UNTIED_SAMPLERS, EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.core.mechanisms import MORE_GPUS
 from outrider.core.params import RequestSpeculation, SamplingParams
 from outrider.core.plugins import (
     AUTO,

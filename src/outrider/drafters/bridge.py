@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft
+from outrider.core.draft import Budget, Draft
 from outrider.core.errors import given
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import DrafterKind

@@ -17,8 +17,7 @@ from outrider.core.draft import Draft
 from outrider.core.errors import given
 from outrider.core.plugins import DrafterKind
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.common.context import BuildContext
-from outrider.drafters.common.proposals import Stateless
+from outrider.drafters.common.context import BuildContext, Stateless
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outrider.core.budget import Budget
+from outrider.core.draft import Budget
 from outrider.core.errors import ConfigError
 from outrider.core.plugins import DrafterKind
-from outrider.drafters.common.context import BuildContext
-from outrider.drafters.common.proposals import Found, TextDrafter
+from outrider.drafters.common.context import BuildContext, Found, TextDrafter
 from outrider.estimate.acceptance import RequestRates
 from outrider.estimate.cost import LEAST_BEGUN, LEAST_GONE_ON
 
@@ -125,7 +124,7 @@ def _settings(sizes: range) -> NgramSettings:
 
 
 class NgramTexts:
-    """Texts of requests, with the interface of drafters/common/proposals.py."""
+    """Texts of requests, with the interface of drafters/common/context.py."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sizes

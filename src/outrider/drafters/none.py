@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from outrider.core.draft import Draft
 from outrider.core.plugins import DrafterKind
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.common.context import BuildContext
-from outrider.drafters.common.proposals import Stateless
+from outrider.drafters.common.context import BuildContext, Stateless
 
 
 class NoDrafter(Stateless):

@@ -17,14 +17,18 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.core.budget import Budget
 from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.draft import Draft, common_prefix
+from outrider.core.draft import Budget, Draft, common_prefix
 from outrider.core.errors import CapacityError, CheckpointError, ConfigError, ContractError
 from outrider.core.plugins import DrafterKind
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, KeepsApart, Remembering
-from outrider.drafters.common.context import BuildContext
-from outrider.drafters.common.proposals import NO_OFFER, ScoredDraft, ScoredDrafter, Stateless
+from outrider.drafters.common.context import (
+    NO_OFFER,
+    BuildContext,
+    ScoredDraft,
+    ScoredDrafter,
+    Stateless,
+)
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.estimate.acceptance import Acceptance, RunningMedian
 from outrider.estimate.cost import ASSUMED_DRAFT, LEAST_KEPT, ROW_COST

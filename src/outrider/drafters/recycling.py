@@ -26,8 +26,7 @@ from outrider.core.errors import ContractError
 from outrider.core.plugins import DrafterKind
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.tree import ROOT, Shape, best_shape
-from outrider.drafters.common.context import BuildContext
-from outrider.drafters.common.proposals import NO_OFFER, ScoredDraft, least_kept
+from outrider.drafters.common.context import NO_OFFER, BuildContext, ScoredDraft, least_kept
 from outrider.estimate.acceptance import FadingRate
 
 WIDTH = 8

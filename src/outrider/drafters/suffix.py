@@ -22,12 +22,11 @@ from heapq import heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from outrider.core.budget import Budget
+from outrider.core.draft import Budget
 from outrider.core.errors import ContractError, given
 from outrider.core.plugins import DrafterKind
 from outrider.core.protocols import DraftRow
-from outrider.drafters.common.context import BuildContext
-from outrider.drafters.common.proposals import Found, ScoredDraft, TextDrafter, Texts
+from outrider.drafters.common.context import BuildContext, Found, ScoredDraft, TextDrafter, Texts
 from outrider.drafters.common.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter
 from outrider.estimate.acceptance import FadingRate, RequestRates
 from outrider.estimate.cost import LEAST_IN_TREE, LEAST_KEPT

@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import partial
 
 from outrider.control.goodput import GoodputController
-from outrider.control.heuristics import BandController, FixedController, FixedLengths, SloController
+from outrider.control.heuristics import BandController, FixedController, SloController
 from outrider.control.scored import ScoredController
 from outrider.control.watchdog import GuardedController, Watchdog
-from outrider.core.budget import Budget, Choice, JobTrace, RoundTrace
 from outrider.core.config import OTHER_CONTROLLERS, EngineConfig
+from outrider.core.draft import Budget, Choice, JobTrace, RoundTrace
 from outrider.core.errors import ConfigError, within_memory
 from outrider.core.plugins import drafter_named
 from outrider.core.protocols import Controller, DraftAhead, Drafter, HasMembers
@@ -21,16 +21,14 @@ from outrider.core.resolve import ResolvedConfig
 from outrider.core.spec import DraftCapacity, RecurrentCapacity
 from outrider.core.tree import MAX_WIDTH
 from outrider.drafters.common.context import BuildContext, LoadedModels
-from outrider.engine.compaction import compaction_of, most_held, within_history
-from outrider.engine.drafting import DrafterHandle
+from outrider.engine.compaction import StepwiseLM, compaction_of, most_held, within_history
+from outrider.engine.drafting import DrafterHandle, RequestDrafters
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes, LaneRunner, Lanes
 from outrider.engine.native_round import NativeRound, native_round
-from outrider.engine.request_drafters import RequestDrafters
 from outrider.engine.requests import KneeOnceNeeded, RequestTable
-from outrider.engine.round import Round
+from outrider.engine.round import FixedLengths, Round
 from outrider.engine.stages import Stages
-from outrider.engine.stepwise import StepwiseLM
 from outrider.kernels.kinds import pick_device
 from outrider.models.decoder import ModelCapacity
 from outrider.sched.batch_limit import BatchLimit, Limit, PromptPace

@@ -11,15 +11,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.core.budget import JobTrace
-from outrider.core.draft import Outcome
+from outrider.core.draft import JobTrace, Outcome
 from outrider.core.errors import foreign
 from outrider.core.interrupts import breakable, is_interrupt
 from outrider.core.protocols import Drafter
-from outrider.core.sequence import LiveSequence
 from outrider.engine.lanes import Executor, LaneResult, LaneTask, LaneWork
 from outrider.engine.requests import SLOW_MASK, Failures, RequestTable
-from outrider.engine.round import Chunk
+from outrider.engine.round import Chunk, LiveSequence
 from outrider.sched.batch_limit import PromptPace
 from outrider.sched.jobs import (
     Job,

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
 
-from outrider.core.budget import JobTrace
 from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.draft import Outcome
+from outrider.core.draft import JobTrace, Outcome
 from outrider.core.errors import ordinary, require_spare
 from outrider.core.interrupts import breakable, is_interrupt
 from outrider.core.protocols import AheadRow, DraftAhead

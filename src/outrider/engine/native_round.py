@@ -25,10 +25,9 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.core.rng import Pick
 from outrider.core.sampling import MIN_TEMPERATURE, log_probs, token_logprobs
-from outrider.core.sequence import LiveSequence
 from outrider.drafters.common.draft_model import ModelDrafter, SelfDrafter
 from outrider.drafters.common.native import NativeModel
-from outrider.engine.round import Batch, Chunks, FinishedRow, RoundTiming, clamp
+from outrider.engine.round import Batch, Chunks, FinishedRow, LiveSequence, RoundTiming, clamp
 from outrider.engine.stages import Stages
 from outrider.kernels.native.forward import Forward, NativeForward
 from outrider.kernels.native.rounds import (

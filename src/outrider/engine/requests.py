@@ -13,9 +13,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from outrider.core.budget import RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.draft import Draft, Outcome
+from outrider.core.draft import Draft, Outcome, RoundTrace
 from outrider.core.errors import (
     CapacityError,
     DrafterError,
@@ -26,10 +25,10 @@ from outrider.core.errors import (
 )
 from outrider.core.interrupts import is_interrupt
 from outrider.core.protocols import CausalLM
-from outrider.core.sequence import LiveSequence
 from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import DrafterHandle
 from outrider.engine.lanes import LaneResult, LaneTask
+from outrider.engine.round import LiveSequence
 from outrider.sched.batch_limit import KNEE_START, Knee, Limit
 from outrider.sched.jobs import Job, JobKind, Limits, ReadyQueues, num_admissible
 from outrider.sched.ledger import Ledger

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from outrider.core.budget import RoundTrace
+from outrider.core.draft import RoundTrace
 from outrider.estimate.theory import beta_rates, prefix_products
 
 # Estimators that learn during a run, in constant time per value: one implementation of each.

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from outrider.core.budget import RoundTrace
+from outrider.core.draft import RoundTrace
 from outrider.core.errors import ConfigError
 from outrider.core.tree import Shape, fill_rows
 from outrider.estimate.acceptance import BySequence, RunningMedian, fit_line

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from outrider.core.config import MORE_GPUS
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean, given
-from outrider.core.mechanisms import MORE_GPUS
 from outrider.core.protocols import CacheStore, StepRow
 from outrider.core.spec import DecoderConfig
 from outrider.core.tree import ROOT

@@ -15,7 +15,7 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from outrider.core.budget import RoundTrace
+from outrider.core.draft import RoundTrace
 from outrider.core.plugins import OFF
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outrider.core.collector import give_back
+from outrider.core.clock import give_back
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.operators import Kernels

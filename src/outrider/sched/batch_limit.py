@@ -21,7 +21,7 @@ from collections import deque
 from statistics import median
 from typing import Protocol
 
-from outrider.core.budget import RoundTrace
+from outrider.core.draft import RoundTrace
 from outrider.core.errors import ContractError
 from outrider.estimate.acceptance import OpenPasses, ms_per_token, nearest_rank, seconds_of
 from outrider.estimate.cost import CostMeter

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, auto
 from typing import Protocol, runtime_checkable
 
-from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import JobTrace
 
 
 class Stage(IntEnum):

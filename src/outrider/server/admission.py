@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from outrider.core.collector import give_back
+from outrider.core.clock import give_back
 from outrider.server.errors import ASK_AGAIN, ApiError
 
 

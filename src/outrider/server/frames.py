@@ -17,8 +17,8 @@ from msgspec import Struct
 from outrider.api.prompts import ChatIds
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.core import errors
-from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import RoundTrace
 from outrider.core.errors import OutriderError, words_of
 from outrider.core.params import SamplingParams
 from outrider.server.placement import ALONE, Placement

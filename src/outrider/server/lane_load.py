@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from outrider.core.budget import JobTrace
 from outrider.core.clock import HOST_CLOCK, Clock
+from outrider.core.draft import JobTrace
 
 # The load is of the last seconds, or of the last jobs if these are fewer.
 SECONDS = 4.0

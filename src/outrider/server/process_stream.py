@@ -13,7 +13,7 @@ from typing import Self
 import msgspec
 
 from outrider.api.result import GenerationResult, Mailbox, TextEvent
-from outrider.core.budget import RoundTrace
+from outrider.core.draft import RoundTrace
 from outrider.core.errors import ConfigError
 from outrider.metrics.summary import Stats, summarise, together
 from outrider.server.port import EngineRequest

@@ -20,7 +20,7 @@ from outrider.api.prompts import ChatIds
 from outrider.api.request import AsyncRequest
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import TokenDecoder, pieces_of
-from outrider.core.budget import RoundTrace
+from outrider.core.draft import RoundTrace
 from outrider.core.errors import ConfigError
 from outrider.core.fields import WHOLE, size
 from outrider.core.params import SamplingParams

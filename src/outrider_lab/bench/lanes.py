@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider.core.budget import JobTrace, RoundTrace
+from outrider.core.draft import JobTrace, RoundTrace
 from outrider_lab.bench.charts import Axis, Chart, Color, JobBar, Line, Lines, Span, TimelineChart
 from outrider_lab.metrics.chrome_trace import rounds_of, slices
 from outrider_lab.metrics.timeline import QUEUES, WAITING, timeline

@@ -19,10 +19,9 @@ from outrider.cli.call import Call
 from outrider.cli.models import read_spec
 from outrider.cli.options import setting_flags
 from outrider.cli.output import line_width, prose, screen_table
-from outrider.core.config import EngineConfig
+from outrider.core.config import DEVICES, EngineConfig
 from outrider.core.errors import CapacityError, ConfigError, did_you_mean
 from outrider.core.fields import numbers_of, size, split
-from outrider.core.mechanisms import DEVICES
 from outrider.core.plugins import MODEL
 from outrider.core.settings import SETTINGS, ProgramConfig, Setting
 from outrider.core.spec import ModelSpec

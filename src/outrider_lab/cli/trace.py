@@ -17,8 +17,8 @@ from outrider.cli.call import Call
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.output import check_writable, fitted, json_line, screen_table, write_whole
 from outrider.cli.session import open_llm, run_record
-from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.clock import HOST_CLOCK
+from outrider.core.draft import JobTrace, RoundTrace
 from outrider.core.errors import ConfigError, ContractError, MachineError
 from outrider.core.fields import size
 from outrider.core.params import SamplingParams

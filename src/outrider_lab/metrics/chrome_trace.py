@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from outrider.core.budget import JobTrace, RoundTrace
+from outrider.core.draft import JobTrace, RoundTrace
 from outrider_lab.metrics.timeline import QUEUES
 
 PASSES = ("prefill", "verify")

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from itertools import combinations, islice, pairwise
 from typing import TypedDict
 
-from outrider.core.budget import JobTrace, RoundTrace
+from outrider.core.draft import JobTrace, RoundTrace
 from outrider.metrics.summary import percentile
 
 Interval = tuple[float, float]

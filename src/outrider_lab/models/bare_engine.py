@@ -14,17 +14,17 @@ import torch
 
 from outrider.api.loading import machine_of
 from outrider.api.memory import draft_room
-from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import JobTrace, RoundTrace
 from outrider.core.errors import CapacityError
 from outrider.core.interrupts import deferred
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import MODEL
 from outrider.core.protocols import CausalLM
 from outrider.core.resolve import resolve
-from outrider.core.sequence import LiveSequence
 from outrider.drafters.common.context import LoadedModels
 from outrider.engine.build import build_engine, model_capacity, whole_pages
+from outrider.engine.round import LiveSequence
 from outrider.kernels.operators import Kernels
 from outrider.models.decoder import ModelCapacity
 from outrider.plugins.lanes.ahead.drafter import AheadDrafter

@@ -17,8 +17,8 @@ from functools import partial
 from itertools import count
 from typing import Generic, TypeVar
 
-from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import JobTrace, RoundTrace
 from outrider.core.errors import ContractError
 from outrider.plugins.lanes.lane_order import order_named
 from outrider.plugins.lanes.schedules import schedule_for

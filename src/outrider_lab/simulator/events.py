@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.core.budget import JobTrace, RoundTrace
+from outrider.core.draft import JobTrace, RoundTrace
 from outrider.core.errors import ConfigError
 from outrider.estimate.theory import prefix_products
 from outrider.sched.jobs import Job, JobKind, Stage, StageItem

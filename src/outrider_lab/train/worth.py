@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 
 from outrider.api.llm import LLM
-from outrider.core.budget import RoundTrace
 from outrider.core.config import DEFAULT_K, EngineConfig
+from outrider.core.draft import RoundTrace
 from outrider.core.files import replacing, writing
 from outrider.core.params import SamplingParams
 from outrider.estimate.forecast import KEY, StatedWorth

@@ -8,8 +8,8 @@ from contextlib import closing
 import pytest
 import torch
 
-from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import RoundTrace
 from outrider.core.errors import CapacityError
 from outrider.core.params import SamplingParams
 from outrider.kernels.operators import Kernels

@@ -19,8 +19,7 @@ from outrider.core import interrupts
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.params import FinishReason
 from outrider.core.params import SamplingParams as Params
-from outrider.core.sequence import LiveSequence
-from outrider.engine.round import clamp
+from outrider.engine.round import LiveSequence, clamp
 from outrider.models.loading import resolve
 
 TOKENIZER = Tokenizer.load(resolve("outrider/embedded"))

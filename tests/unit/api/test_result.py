@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.api.result import GenerationResult
-from outrider.core.budget import RoundTrace
-from outrider.core.draft import TokenLogprobs
+from outrider.core.draft import RoundTrace, TokenLogprobs
 from outrider.core.errors import ConfigError
 from outrider.metrics.summary import MemoryTrace, Stats
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.budget import RoundTrace
+from outrider.core.draft import RoundTrace
 from outrider.core.env import CALIBRATIONS
 from outrider.estimate.cost import Curve
 from outrider_lab.bench.calibrate.engines import Dial, TimedEngine

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from doubles.timelines import job, timelines, trace
-from outrider.core.budget import JobTrace
+from outrider.core.draft import JobTrace
 from outrider_lab.bench.charts import JobBar, Lines, Span, TimelineChart
 from outrider_lab.bench.lanes import MAX_JOBS, LanePicture, lane_chart
 

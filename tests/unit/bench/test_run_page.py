@@ -25,8 +25,7 @@ from outrider.api.result import (
     spelled,
     text_of,
 )
-from outrider.core.budget import RoundTrace
-from outrider.core.draft import NodeTrace, RoundEvent
+from outrider.core.draft import NodeTrace, RoundEvent, RoundTrace
 from outrider.core.tree import ROOT
 from outrider.measure.store import run_page
 from outrider.metrics.summary import summarise

@@ -13,8 +13,8 @@ import pytest
 from checks.documents import check_trace, nanoseconds
 from doubles.command_line import Command
 from doubles.timelines import job, trace
-from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import JobTrace
 from outrider.core.params import SamplingParams
 from outrider_lab.cli.trace import Recording, record
 

@@ -6,9 +6,10 @@ import pytest
 
 from doubles.rig import Request, Rig, live
 from doubles.toy_hybrid import ToyHybrid
-from outrider.control.heuristics import FixedController, FixedLengths
-from outrider.core.budget import Budget, Choice
+from outrider.control.heuristics import FixedController
+from outrider.core.draft import Budget, Choice
 from outrider.core.params import SamplingParams
+from outrider.engine.round import FixedLengths
 
 
 def test_the_same_budget_whatever_it_observes() -> None:

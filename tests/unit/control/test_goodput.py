@@ -20,7 +20,7 @@ from outrider.control.goodput import (
 )
 from outrider.control.heuristics import FixedController
 from outrider.control.scored import PROBE_ROUNDS, SWEEP_ROUNDS
-from outrider.core.budget import Budget
+from outrider.core.draft import Budget
 from outrider.estimate.cost import CostTable, Curve
 
 K = 8

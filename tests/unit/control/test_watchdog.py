@@ -21,7 +21,7 @@ from outrider.control.watchdog import (
     SHARED_ROUNDS,
     Watchdog,
 )
-from outrider.core.budget import Budget
+from outrider.core.draft import Budget
 from outrider.estimate.cost import ROW_COST
 
 K = 4

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from checks.controllers import trace
-from outrider.core.budget import RoundTrace
+from outrider.core.draft import RoundTrace
 from outrider.estimate.cost import WINDOW, CostMeter, CostTable
 
 

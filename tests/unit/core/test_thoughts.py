@@ -9,9 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core.logits import CallbackConstraint, LogitsProcessor, TokenConstraint
+from outrider.core.logits import (
+    CallbackConstraint,
+    LogitsProcessor,
+    ThoughtBudget,
+    ThoughtTags,
+    TokenConstraint,
+)
 from outrider.core.params import SamplingParams
-from outrider.core.thoughts import ThoughtBudget, ThoughtTags
 
 VOCAB = 128
 TAGS = ThoughtTags(b"<t>", (b"</t>",))

@@ -19,8 +19,8 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import StepRow
 from outrider.core.rng import KeyedRng
 from outrider.core.sampling import Distributions, draw, draw_at, mass
-from outrider.core.sequence import LiveSequence
 from outrider.core.tree import ROOT
+from outrider.engine.round import LiveSequence
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 
 from doubles.rig import SAMPLER
 from doubles.toy_heads import ToyBlock, state_row, states_of
-from outrider.core.budget import Budget
+from outrider.core.draft import Budget
 from outrider.drafters.nets.block import BlockContext, BlockDrafter, Guess
 from outrider.drafters.nets.medusa import ParallelHeadSampler
 from outrider.testing import GREEDY

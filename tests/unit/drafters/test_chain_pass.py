@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from doubles.tiny_checkpoints import variant, write_checkpoint
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftRow
 from outrider.core.rng import KeyedRng

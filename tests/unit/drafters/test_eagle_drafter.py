@@ -16,14 +16,13 @@ from checks.distribution import TOLERANCE
 from doubles.every_branch import EveryBranch, Tokens, distribution
 from doubles.rig import BRANCHING
 from doubles.toy_heads import ToyNet, states_of
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft
+from outrider.core.draft import Budget, Draft
 from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng, Rng
+from outrider.core.sampling import sharp_shares
 from outrider.core.tree import ROOT
-from outrider.core.tree_nodes import sharp_shares
 from outrider.drafters.common.native import NetOutput
 from outrider.drafters.nets.hidden import HeadLimits, HiddenDrafter
 from outrider.estimate.cost import LEAST_WORTH

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from doubles.rig import first_maximum
 from doubles.tiny_checkpoints import random_llama, random_tensors, variant
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft
+from outrider.core.draft import Budget, Draft
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng

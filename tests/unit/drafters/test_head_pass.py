@@ -22,8 +22,7 @@ from doubles.tiny_checkpoints import random_llama, variant, write_checkpoint
 from doubles.tiny_mtp import block_like, mtp_tensors, write_mtp
 from outrider import LLM, EngineConfig
 from outrider.api.result import GenerationResult
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft
+from outrider.core.draft import Budget, Draft
 from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams

@@ -14,8 +14,7 @@ from checks.distribution import TOLERANCE
 from doubles.every_branch import EveryBranch, Tokens, distribution
 from doubles.rig import first_maximum
 from doubles.toy_heads import LAYER, ToyNet, states_of
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft
+from outrider.core.draft import Budget, Draft
 from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow

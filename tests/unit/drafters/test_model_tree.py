@@ -16,14 +16,13 @@ from doubles.counting import CountingLM
 from doubles.rig import BRANCHING
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
+from outrider.core.sampling import SHARPNESS
 from outrider.core.tree import ROOT
-from outrider.core.tree_nodes import SHARPNESS
 from outrider.drafters.common.draft_model import ModelDrafter
 from outrider.plugins.proof.certificate import SAMPLED
 from outrider.testing import GREEDY, VOCAB, check_same, check_shape, row

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from doubles.rig import SAMPLER
 from doubles.toy_heads import LAYER, GivenStates, ToyBlock, ToyHeads, state_row
-from outrider.core.budget import Budget
 from outrider.core.clock import host_ints
+from outrider.core.draft import Budget
 from outrider.core.errors import NumericsError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams

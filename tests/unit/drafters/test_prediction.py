@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.core.budget import Budget
+from outrider.core.draft import Budget
 from outrider.core.protocols import DraftRow
 from outrider.core.rng import KeyedRng
 from outrider.drafters.prediction import PredictionDrafter

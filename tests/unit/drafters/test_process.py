@@ -15,8 +15,7 @@ from checks.effort import examples
 from doubles.drafters import RowDrafter
 from doubles.rig import model_drafter
 from doubles.toy_hybrid import ToyHybrid
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError, DrafterError, SequenceError
 from outrider.core.files import anonymous_file
 from outrider.core.logits import LogitsProcessor

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.protocols import DraftRow
 from outrider.core.tree import ROOT
 from outrider.drafters.recycling import WIDTH, RecyclingDrafter

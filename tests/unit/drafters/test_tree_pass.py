@@ -14,16 +14,15 @@ import torch
 from doubles.rig import BRANCHING
 from doubles.tiny_checkpoints import random_llama, variant, write_checkpoint
 from doubles.toy_hybrid import ToyHybrid
-from outrider.core.budget import Budget
 from outrider.core.clock import host_ints
-from outrider.core.draft import Draft
+from outrider.core.draft import Budget, Draft
 from outrider.core.errors import NumericsError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng, Pick
+from outrider.core.sampling import TreeLimits
 from outrider.core.tree import ROOT
-from outrider.core.tree_nodes import TreeLimits
 from outrider.drafters.common.draft_model import ModelDrafter
 from outrider.drafters.common.growth import FusedDraft, FusedDrafts, TextPart, settled_shape
 from outrider.drafters.common.native import FusedTrees, fused_head_drafts, fused_model_drafts

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from checks.trees import best_expected, check_shape
 from doubles.every_branch import EveryBranch, Tokens, distribution
-from outrider.core.budget import Budget
+from outrider.core.draft import Budget
 from outrider.core.rng import KeyedRng, race_node
 from outrider.core.tree import (
     ROW_TILE,

@@ -13,8 +13,8 @@ from doubles.rig import Request, Rig, first_maximum, round_of
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.control.goodput import GoodputController
 from outrider.control.heuristics import BandController, FixedController
-from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import RoundTrace
 from outrider.core.errors import ConfigError
 from outrider.core.plugins import MODEL
 from outrider.core.resolve import resolve
@@ -24,10 +24,10 @@ from outrider.engine.build import (
     build_engine,
     resolve_window,
 )
+from outrider.engine.compaction import StepwiseLM
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes
 from outrider.engine.stages import Stages
-from outrider.engine.stepwise import StepwiseLM
 from outrider.verify.exact import MatchRule, TokenRule
 
 

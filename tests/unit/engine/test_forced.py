@@ -12,7 +12,7 @@ from outrider.core.errors import CallbackError, ConfigError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
-from outrider.engine.request_drafters import with_forced
+from outrider.engine.drafting import with_forced
 from outrider.testing import row
 
 PROMPT = (4, 4)

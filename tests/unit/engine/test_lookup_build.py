@@ -15,19 +15,19 @@ from outrider.control.goodput import GoodputController
 from outrider.control.heuristics import FixedController
 from outrider.control.scored import ScoredController
 from outrider.control.watchdog import Watchdog
-from outrider.core.budget import Budget, RoundTrace
 from outrider.core.config import DEFAULT_K, EngineConfig
+from outrider.core.draft import Budget, RoundTrace
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import MODEL
 from outrider.core.protocols import Drafter
 from outrider.core.resolve import AUTO_CHAIN, AUTO_NODES, MOST_DRAFTED, resolve
-from outrider.core.sequence import LiveSequence
 from outrider.drafters.common.context import BuildContext, LoadedModels
 from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
+from outrider.engine.round import LiveSequence
 from outrider.engine.stages import Stages
 
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import env
-from outrider.core.budget import Budget
+from outrider.core.draft import Budget
 from outrider.core.errors import ContractError
-from outrider.drafters.common.proposals import TextDrafter
+from outrider.drafters.common.context import TextDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.kernels.native.build import built_kernels

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.core.sampling import SHARPNESS, ChosenNodes, NodeChoice, TreeLimits, rank
 from outrider.core.tree import ROOT
-from outrider.core.tree_nodes import SHARPNESS, ChosenNodes, NodeChoice, TreeLimits, rank
 from outrider.kernels.native.ops import team
 from outrider.kernels.native.rounds import MOST_NODES
 from outrider.kernels.native.trees import MOST_WIDTH, NativeTrees

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from checks.documents import check_trace, nanoseconds
 from doubles.timelines import job, timelines, trace
-from outrider.core.budget import JobTrace, RoundTrace
+from outrider.core.draft import JobTrace, RoundTrace
 from outrider_lab.metrics.chrome_trace import trace_events, trace_pieces
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from doubles.timelines import job, timelines
-from outrider.core.budget import JobTrace
+from outrider.core.draft import JobTrace
 from outrider_lab.metrics.timeline import Counters, scheduler_stats, served_queues
 
 COUNTERS = Counters(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.core.budget import RoundTrace
+from outrider.core.draft import RoundTrace
 from outrider.metrics.summary import MemoryTrace, aggregate, counts, profile, stage_peaks
 
 READ = RoundTrace(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.core.budget import RoundTrace
+from outrider.core.draft import RoundTrace
 from outrider.metrics.summary import PassShapes, Stats, pass_shapes, summarise, together
 
 ROUND = RoundTrace(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.timelines import cells, job, timelines, trace
-from outrider.core.budget import JobTrace
+from outrider.core.draft import JobTrace
 from outrider_lab.metrics.timeline import (
     QUEUES,
     WAITING,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.budget import JobTrace
+from outrider.core.config import LANE_ORDERS
+from outrider.core.draft import JobTrace
 from outrider.core.errors import ConfigError
-from outrider.core.mechanisms import LANE_ORDERS
 from outrider.estimate.acceptance import MOST_SEQUENCES
 from outrider.plugins.lanes.lane_order import (
     DRAFTS_FIRST,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.core.budget import JobTrace
+from outrider.core.draft import JobTrace
 from outrider.server.lane_load import SECONDS, LaneLoad
 
 

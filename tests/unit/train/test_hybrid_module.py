@@ -11,7 +11,7 @@ import torch
 
 from doubles.kinds import stored
 from doubles.rig import SAMPLER
-from outrider.core.budget import Budget
+from outrider.core.draft import Budget
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow

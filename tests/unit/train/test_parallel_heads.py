@@ -15,8 +15,8 @@ from torch import nn
 from doubles.kinds import close_to, stored
 from doubles.rig import SAMPLER, Request, Rig
 from outrider.control.heuristics import FixedController
-from outrider.core.budget import Budget
 from outrider.core.clock import host_ints
+from outrider.core.draft import Budget
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftNeeds, StepRow

@@ -17,8 +17,8 @@ from doubles.kinds import stored
 from doubles.repeating import Repeating
 from doubles.rig import SAMPLER, first_maximum
 from doubles.tiny_mtp import block_like, llama_block
-from outrider.core.budget import Budget
 from outrider.core.clock import host_ints
+from outrider.core.draft import Budget
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng

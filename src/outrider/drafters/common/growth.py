@@ -18,8 +18,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft
+from outrider.core.draft import Budget, Draft
 from outrider.core.errors import NumericsError, blaming
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import (
@@ -32,10 +31,18 @@ from outrider.core.protocols import (
     StepRow,
 )
 from outrider.core.rng import DrawNode, Rng, draw_for, pick_node
-from outrider.core.sampling import PLAIN, Leftover, Sampling, empty_probs, processed_probs
+from outrider.core.sampling import (
+    PLAIN,
+    KeptNodes,
+    Leftover,
+    Level,
+    Sampling,
+    TreeLimits,
+    empty_probs,
+    processed_probs,
+)
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import MAX_WIDTH, ROOT, Shape, best_shape, guessed_chances
-from outrider.core.tree_nodes import KeptNodes, Level, TreeLimits
 from outrider.estimate.cost import LEAST_WORTH, num_worthwhile
 
 

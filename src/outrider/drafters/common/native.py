@@ -17,8 +17,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft
+from outrider.core.draft import Budget, Draft
 from outrider.core.errors import CapacityError, ContractError, given
 from outrider.core.protocols import AheadRow, CausalLM, DraftRow, StepRow
 from outrider.core.rng import KeyedRng, Rng, pick_node, race_node

@@ -33,13 +33,11 @@ from outrider.core.clock import host_floats, host_rows
 from outrider.core.draft import Draft
 from outrider.core.errors import CheckpointError, NumericsError, blaming, given
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.core.sampling import processed_probs
+from outrider.core.sampling import processed_probs, sharp_shares
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import Chances, best_shape, chain_shape, guessed_chances
-from outrider.core.tree_nodes import sharp_shares
-from outrider.drafters.common.context import BuildContext
+from outrider.drafters.common.context import BuildContext, Stateless
 from outrider.drafters.common.growth import DraftSampler, SampledNodes, chosen_tree, drawn_params
-from outrider.drafters.common.proposals import Stateless
 from outrider.estimate.cost import worthwhile
 from outrider.kernels.plan import PackedLinear
 from outrider.models.checkpoint import CONFIG, open_checkpoint

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ctypes import Structure, c_double, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 
-from outrider.core.budget import Budget
+from outrider.core.draft import Budget
 from outrider.core.errors import ContractError
 from outrider.kernels.native.ops import function, struct_fields
 

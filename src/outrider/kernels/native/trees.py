@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.core.tree import ROOT, Shape
-from outrider.core.tree_nodes import (
+from outrider.core.sampling import (
     SHARPNESS,
     ChosenNodes,
     KeptNodes,
@@ -30,6 +29,7 @@ from outrider.core.tree_nodes import (
     TreeLimits,
     rank,
 )
+from outrider.core.tree import ROOT, Shape
 from outrider.kernels.native.ops import function, struct_fields
 from outrider.kernels.native.rounds import (
     MOST_NODES,

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from outrider.api.result import GenerationResult, TextEvent
-from outrider.core.budget import RoundTrace
+from outrider.core.draft import RoundTrace
 from outrider.server.frames import Failure, Submit
 from outrider.server.port import EngineCard
 

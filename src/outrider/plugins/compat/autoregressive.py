@@ -19,8 +19,8 @@ from torch import Tensor
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
-from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import RoundTrace
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.rng import KeyedRng

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Sequence
 from math import isqrt
 
-from outrider.core.budget import JobTrace
+from outrider.core.config import LANE_ORDERS
+from outrider.core.draft import JobTrace
 from outrider.core.errors import ConfigError, ContractError
-from outrider.core.mechanisms import LANE_ORDERS
 from outrider.estimate.acceptance import BySequence, FadingMean, nearest_rank
 from outrider.sched.jobs import DECODE, PREFILL, VERIFY, LaneOrder, ReadyQueues, job_observers
 

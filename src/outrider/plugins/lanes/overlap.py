@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.core.budget import JobTrace
+from outrider.core.draft import JobTrace
 from outrider.core.errors import given
 from outrider.estimate.acceptance import BySequence, fit_line
 from outrider.sched.jobs import DECODE, LaneSizes, ReadyQueues, StageItem

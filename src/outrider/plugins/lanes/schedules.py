@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import JobTrace
 from outrider.plugins.lanes.overlap import BatchMerger, ModeTrial
 from outrider.sched.jobs import (
     DECODE,

@@ -25,8 +25,8 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import VerifyRow
 from outrider.core.rng import DrawNode, Rng, pick_node
 from outrider.core.sampling import processed_probs
-from outrider.core.sequence import LiveSequence
 from outrider.core.tree import ROOT
+from outrider.engine.round import LiveSequence
 from outrider.engine.stages import read_pass
 from outrider.kernels.reference.pointwise import argmax
 from outrider.plugins.proof.distributions import plain_distribution

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 from outrider import __version__
-from outrider.core.budget import Budget
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
-from outrider.core.draft import Draft
+from outrider.core.draft import Budget, Draft
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import AUTO, KINDS, drafter_named

@@ -28,9 +28,9 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import VerifyRow
 from outrider.core.rng import KeyedRng, Rng
 from outrider.core.sampling import Distributions
-from outrider.core.sequence import LiveSequence
 from outrider.drafters.common.context import LoadedModels
 from outrider.engine.build import build_engine
+from outrider.engine.round import LiveSequence
 from outrider.kernels.reference.pointwise import argmax
 from outrider.plugins.proof.algebra import DEFECTS
 from outrider.plugins.proof.cases import (

@@ -20,7 +20,7 @@ from outrider.api.loading import options_for
 from outrider.api.tokenizer import spellings
 from outrider.core.logits import LogitsProcessor
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
-from outrider.core.sequence import LiveSequence
+from outrider.engine.round import LiveSequence
 from outrider.engine.stages import read_pass
 from outrider.kernels.reference.pointwise import argmax
 from outrider.models.decoder import LoadOptions, ModelCapacity

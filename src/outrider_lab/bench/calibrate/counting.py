@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 
 from outrider.api.result import GenerationResult
-from outrider.core.budget import Budget
 from outrider.core.config import EXACT_SAMPLERS
-from outrider.core.draft import common_prefix
+from outrider.core.draft import Budget, common_prefix
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import drafter_named
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, Remembering

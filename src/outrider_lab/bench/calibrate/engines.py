@@ -13,8 +13,8 @@ from time import perf_counter, thread_time
 
 from outrider.api.llm import LLM
 from outrider.api.request import RequestHandle
-from outrider.core.budget import Budget, RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import Budget, RoundTrace
 from outrider.core.errors import ContractError
 from outrider.core.protocols import Drafter
 from outrider.models.loading import resolve

@@ -17,7 +17,7 @@ from random import Random
 from time import perf_counter
 
 from outrider.api.request import RequestHandle
-from outrider.core.budget import RoundTrace
+from outrider.core.draft import RoundTrace
 from outrider.core.params import SamplingParams
 from outrider_lab.bench.calibrate.engines import TimedEngine
 

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Protocol
 
 from outrider.api.result import GenerationResult
-from outrider.core.budget import RoundTrace
+from outrider.core.draft import RoundTrace
 from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import KINDS

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from outrider.core.budget import JobTrace
+from outrider.core.draft import JobTrace
 from outrider.measure.frame import (
     Ratio,
     Sample,

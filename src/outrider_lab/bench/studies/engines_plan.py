@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 
-from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
+from outrider.core.draft import JobTrace
 from outrider.core.errors import OutriderError
 from outrider.core.fields import known_words, numbers_of
 from outrider.core.params import SamplingParams

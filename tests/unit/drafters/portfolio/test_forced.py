@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
-from outrider.drafters.common.proposals import ScoredDraft
+from outrider.drafters.common.context import ScoredDraft
 from outrider.drafters.portfolio import ForcedDrafter
 from outrider.testing import row
 

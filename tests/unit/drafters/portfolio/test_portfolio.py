@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from doubles.clocks import FakeClock
-from outrider.core.budget import Budget
-from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.common.proposals import NO_OFFER, ScoredDraft
+from outrider.drafters.common.context import NO_OFFER, ScoredDraft
 from outrider.drafters.portfolio import (
     LOOK_AFTER,
     LOOK_DEPTH,

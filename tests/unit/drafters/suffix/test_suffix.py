@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.budget import Budget
+from outrider.core.draft import Budget
 from outrider.core.protocols import DraftRow
 from outrider.core.tree import ROOT
-from outrider.drafters.common.proposals import ScoredDraft, least_kept
+from outrider.drafters.common.context import ScoredDraft, least_kept
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.kernels.native.lookups import NativeLookups
 from outrider.testing import row

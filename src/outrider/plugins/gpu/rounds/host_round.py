@@ -16,8 +16,7 @@ import torch
 
 from outrider.core.draft import Outcome, Verdict
 from outrider.core.errors import CapacityError
-from outrider.core.sequence import LiveSequence
-from outrider.engine.round import Batch, Chunks, FinishedRow, RoundTiming, clamp
+from outrider.engine.round import Batch, Chunks, FinishedRow, LiveSequence, RoundTiming, clamp
 from outrider.engine.stages import Stages
 from outrider.plugins.gpu.rounds.memory import StackModel
 from outrider.plugins.gpu.rounds.round import Refusals, unread_prompts

@@ -25,9 +25,9 @@ from outrider.core.clock import host_rows
 from outrider.core.draft import Outcome
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
-from outrider.core.sequence import LiveSequence
 from outrider.core.spec import ModelSpec
 from outrider.drafters.common.draft_model import ModelDrafter
+from outrider.engine.round import LiveSequence
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Scratch, Stack, residuals

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from outrider.core.errors import given
 from outrider.core.rng import RoundKeys
-from outrider.core.sequence import LiveSequence
+from outrider.engine.round import LiveSequence
 from outrider.plugins.gpu.rounds.memory import (
     BROKE_DRAFT,
     BROKE_TARGET,

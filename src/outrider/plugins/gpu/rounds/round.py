@@ -20,8 +20,16 @@ from time import perf_counter
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError, NumericsError, OutriderError, SequenceError
 from outrider.core.protocols import CacheStore
-from outrider.core.sequence import LiveSequence
-from outrider.engine.round import Batch, Chunk, Chunks, FinishedRow, Round, RoundTiming, clamp
+from outrider.engine.round import (
+    Batch,
+    Chunk,
+    Chunks,
+    FinishedRow,
+    LiveSequence,
+    Round,
+    RoundTiming,
+    clamp,
+)
 from outrider.engine.stages import Stages
 from outrider.plugins.gpu.rounds.memory import (
     BROKE_TARGET,

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from outrider.core.rng import Role, RoundKeys
 from outrider.core.sampling import MIN_TEMPERATURE, nucleus, renormalised
-from outrider.core.sequence import LiveSequence
 from outrider.core.tree import ROOT
+from outrider.engine.round import LiveSequence
 from outrider.verify.batched import (
     ChainNumbers,
     ChainVerdicts,

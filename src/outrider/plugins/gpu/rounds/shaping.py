@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.core.logits import suffixes_of
-from outrider.core.sequence import LiveSequence
+from outrider.engine.round import LiveSequence
 
 Field: TypeAlias = tuple[tuple[int, ...], torch.dtype]
 # Shorter lists are not worth a graph of their own.

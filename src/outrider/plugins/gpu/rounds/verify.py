@@ -26,9 +26,8 @@ from outrider.core.clock import host_rows
 from outrider.core.draft import Draft, Verdict, parents_below
 from outrider.core.protocols import StepRow
 from outrider.core.rng import RoundKeys
-from outrider.core.sequence import LiveSequence
 from outrider.core.tree import ROOT, ROW_TILE
-from outrider.engine.round import Batch
+from outrider.engine.round import Batch, LiveSequence
 from outrider.kernels.plan import PackedPlan
 from outrider.plugins.gpu.rounds.memory import KEEPS_ALL, StackModel, StaticPass, filters_of
 from outrider.plugins.gpu.rounds.program import Launcher, Mailbox, bucket_of

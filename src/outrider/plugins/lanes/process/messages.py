@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import TypeVar
 
-from outrider.core.budget import Budget
 from outrider.core.config import EXACT_SAMPLERS
-from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError, DrafterError, OutriderError, SequenceError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
