@@ -17,7 +17,7 @@ from generated import kept
 
 from outrider.core.config import EngineConfig
 from outrider.core.env import OTHER_VARIABLES
-from outrider.core.errors import FOREIGN
+from outrider.core.errors import foreign_names
 from outrider.core.fields import LIMITS, meta_of
 from outrider.core.options import OWN_PARAMETERS
 from outrider.core.params import SamplingParams
@@ -91,7 +91,9 @@ def render() -> str:
     parts.append("## Other variables\n\n" + _table(("variable", "read by", "what"), others))
     foreign = [
         (_code(", ".join(item.name for item in group)), f"`{here}`" if here else "", note)
-        for (here, note), items in groupby(FOREIGN, key=lambda item: (item.spelled, item.note))
+        for (here, note), items in groupby(
+            foreign_names().values(), key=lambda item: (item.spelled, item.note)
+        )
         for group in [list(items)]
     ]
     parts.append(

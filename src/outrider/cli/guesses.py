@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from outrider.cli.options import ASKS, Verb
 from outrider.cli.verbs import VERBS, find, names
-from outrider.core.errors import FOREIGN, ConfigError, nearest
+from outrider.core.errors import ConfigError, foreign_names, nearest
 
 # Verbs of other tools that take the same words here under another name.
 VERBS_READ = {
@@ -51,7 +51,7 @@ _ANSWERS = {
 }
 # Flags of other tools that take the same values as ours. core/errors.py has our names for flags of
 # settings; the table below has those of options.
-_OF_SETTINGS = (
+_READ = (
     "--target-model "
     "--draft-model --assistant-model --model-draft -md --hf-repo-draft -hfd --speculative-model "
     "--spec-draft-n-max --draft-max --num-speculative-tokens --num-draft-tokens --gamma "
@@ -79,7 +79,7 @@ _OF_OPTIONS = {
     "--ssl-key-file": "--ssl-keyfile",
 }
 FLAGS_READ = {
-    **{item.name: item.spelled_flag for item in FOREIGN if item.name in _OF_SETTINGS.split()},
+    **{name: one.spelled_flag for name, one in foreign_names().items() if name in _READ.split()},
     **_OF_OPTIONS,
 }
 # Flags without a value that ask for what always happens.
