@@ -120,6 +120,8 @@ def test_a_draft_model_without_numbers_is_named_and_does_without(nan_folder: Pat
         assert any("the draft model gave logits that are not numbers" in n for n in result.notes)
     drawn = llm.generate(GOOD, replace(PARAMS, temperature=0.8))
     assert all("speculation was turned off" in result.notes[-1] for result in drawn)
+    assert all(result.drafter_failed for result in drawn)
+    assert not any(result.drafter_failed for result in wanted)
 
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [torch.nan, 1.0], [torch.inf, 1.0]])

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from outrider.api.result import DRAFTER_FAILED, GenerationResult, TextEvent
+from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.api.turns import OfOneProcess, Turns
 from outrider.cache.pages import own_bytes
@@ -298,6 +298,7 @@ class OutputStream:
             prediction_tokens=self._predicted() if self.seq.params.prediction else None,
             thought_tokens=thoughts[0],
             thoughts_cut=thoughts[1],
+            drafter_failed=bool(self.seq.no_drafts),
             peak_memory_bytes=memory.peak_bytes,
             memory=held if profile else None,
         )
@@ -312,7 +313,7 @@ class OutputStream:
         """Notes on incidents of the request."""
         seq, found = self.seq, list[str]()
         if seq.no_drafts:
-            found.append(DRAFTER_FAILED + seq.no_drafts)
+            found.append(f"speculation was turned off: {seq.no_drafts}")
         if seq.rested:
             found.append(f"speculation rested: {seq.rested}")
         if self.was_cancelled and seq.finish is None:

@@ -38,8 +38,6 @@ from outrider.metrics.summary import (
 
 # Most separate events of a reader that does not read them; more become one.
 MOST_EVENTS = 16
-# The beginning of a note, followed by the reason.
-DRAFTER_FAILED = "speculation was turned off: "
 # Fields that every record has; others are left out if they have their default.
 _ALWAYS = ("text", "token_ids", "finish_reason", "exact", "stats", "token_seconds")
 
@@ -129,7 +127,8 @@ class GenerationResult:
     counted. `memory` comes with `rounds`. `num_cached_tokens` of the prompt were in the KV cache
     already, from another request; `queue_seconds` is the wait before the engine began.
     `prediction_tokens` are the accepted and the refused tokens of its own prediction.
-    `thought_tokens` counts thoughts; `thoughts_cut` says if a `thinking_budget` ended them."""
+    `thought_tokens` counts thoughts; `thoughts_cut` says if a `thinking_budget` ended them. With
+    `drafter_failed` the target alone wrote the rest, and a note says why."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -152,6 +151,7 @@ class GenerationResult:
     prediction_tokens: tuple[int, int] | None = None
     thought_tokens: int | None = None
     thoughts_cut: bool | None = None
+    drafter_failed: bool = False
 
     @classmethod
     def failed(cls, error: OutriderError, *, drafter: str, k: int) -> GenerationResult:
@@ -167,11 +167,6 @@ class GenerationResult:
 
     def _repr_html_(self) -> str:
         return f'<pre style="white-space: pre-wrap">{escape(str(self))}</pre>'
-
-    @property
-    def drafter_failed(self) -> bool:
-        """True if its drafter failed, so that the target alone wrote the rest."""
-        return any(note.startswith(DRAFTER_FAILED) for note in self.notes)
 
     @property
     def num_tokens(self) -> int:

@@ -171,7 +171,12 @@ def test_computed_values_are_in_the_record() -> None:
 # There and back.
 
 
-@pytest.mark.parametrize("result", [PLAIN, SPEC, PROFILED], ids=["plain", "spec", "profiled"])
+FAILED = replace(SPEC, notes=("speculation was turned off: a reason",), drafter_failed=True)
+
+
+@pytest.mark.parametrize(
+    "result", [PLAIN, SPEC, PROFILED, FAILED], ids=["plain", "spec", "profiled", "failed"]
+)
 def test_a_record_reads_back_exactly(result: GenerationResult) -> None:
     assert there_and_back(result) == result
 

@@ -109,7 +109,7 @@ def test_hits_of_a_drafter_ahead_are_counted() -> None:
 def test_a_drafter_that_failed_is_counted() -> None:
     metrics = made()
     metrics.observe(done(result()))
-    metrics.observe(done(result(notes=("speculation was turned off: no memory", "cancelled"))))
+    metrics.observe(done(result(drafter_failed=True, notes=("whatever its words", "cancelled"))))
     own = {"model_name": "tiny", "drafter": "model"}
     assert value(metrics, "spec_decode_num_failures_total", **own) == 1
 
