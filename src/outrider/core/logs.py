@@ -3,22 +3,23 @@ request."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 _MOST_CAUSES = 8
 
 
-# Loggers of code that is compiled at first use.
-COMPILERS = ("outrider.kernels.native.build", "outrider.plugins.gpu.kernels.trial")
+# Progress of what is compiled at first use.
+compilers = logging.getLogger("outrider.compilers")
 
 
 def hear_compilers() -> None:
     """Log the compilers' progress at any log level: compiling takes a while."""
-    for name in COMPILERS:
-        logging.getLogger(name).setLevel(logging.INFO)
+    compilers.setLevel(logging.INFO)
 
 
 class Wordless(logging.Filter):
@@ -41,7 +42,7 @@ def locations_of(error: BaseException) -> str:
     return "\nof\n".join(parts)
 
 
-def tell_of_task(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def tell_of_task(_loop: AbstractEventLoop, context: dict[str, Any]) -> None:
     """A loop's handler of errors that no code awaits: asyncio's own one logs whole values."""
     words, error = context.get("message", "a task failed"), context.get("exception")
     logging.getLogger(__name__).error("%s", words, exc_info=error)

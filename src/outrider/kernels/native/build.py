@@ -44,6 +44,7 @@ from outrider.core.files import (
     read_text,
     write_private,
 )
+from outrider.core.logs import compilers
 from outrider.kernels.native.cpu import ENDINGS, cpu_identity, num_physical_cores
 
 _log = logging.getLogger(__name__)
@@ -445,13 +446,13 @@ def _sweep(folder: Path) -> None:
 
 def _built(command: list[str], path: Path) -> ctypes.CDLL:
     """Compile the sources, store the library at `path` and load it. Raises OSError."""
-    _log.info("Compiling the native kernels; the first use on a machine takes about a minute.")
+    compilers.info("Compiling the native kernels; the first use on a machine takes about a minute.")
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=_BUILDING, dir=path.parent) as folder:
         output = Path(folder) / path.name
         compile_library(command, output, [_tuning()])
         data = output.read_bytes()
-    _log.info("Compiled %s in %.1f s.", path, time.monotonic() - start)
+    compilers.info("Compiled %s in %.1f s.", path, time.monotonic() - start)
     return _keep(data, path)
 
 

@@ -218,8 +218,8 @@ class Loud(logging.Handler):
 
 
 loud = Loud()
-logging.getLogger(trial.__name__).addHandler(loud)
-logging.getLogger(trial.__name__).setLevel(logging.INFO)
+trial.compilers.addHandler(loud)
+trial.compilers.setLevel(logging.INFO)
 trial.compile_launches(CPU, work)
 assert loud.lines == [], loud.lines
 assert len(asked) == 5 and len(made) == 4 and not launched, (asked, made, launched)

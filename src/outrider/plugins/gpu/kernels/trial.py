@@ -10,7 +10,6 @@ Shapes:  N = rows, I = inputs, O = outputs, E = packed heads, G = key/value head
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -21,6 +20,7 @@ from time import monotonic
 import torch
 from torch import Tensor
 
+from outrider.core.logs import compilers
 from outrider.core.spec import DecoderConfig
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun
@@ -35,7 +35,6 @@ _PAGE, _COMMITTED = 16, 290
 # Kernels that are compiled at once, each with an assembler in a process of its own.
 _COMPILERS = min(8, os.cpu_count() or 1)
 _PATIENCE_SECONDS = 2.0
-_log = logging.getLogger(__name__)
 
 
 def compile_launches(device: torch.device, work: Callable[[], object]) -> None:
@@ -56,7 +55,9 @@ def compile_launches(device: torch.device, work: Callable[[], object]) -> None:
             seconds = monotonic() - began
             if seconds - said > _PATIENCE_SECONDS:
                 said = seconds
-                _log.info("Compiled %d of %d kernels in %.0f s.", count, len(launches), seconds)
+                compilers.info(
+                    "Compiled %d of %d kernels in %.0f s.", count, len(launches), seconds
+                )
     finally:
         # After an interrupt, kernels that are being compiled are finished and no others begun.
         pool.shutdown(cancel_futures=True)
