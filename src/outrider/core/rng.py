@@ -130,7 +130,9 @@ class KeyedRng:
     choose: Pick = inverse_cdf
 
     def coin(self, probability: float, node: int, role: Role) -> bool:
-        return probability >= 1 or self._uniform(self.start, node, role) < probability
+        if not 0 < probability < 1:
+            return probability >= 1
+        return self._uniform(self.start, node, role) < probability
 
     def pick(self, weights_V: Tensor, node: int, role: Role) -> int:
         return self.choose(weights_V, self._uniform(self.start, node, role))

@@ -26,7 +26,7 @@ from outrider.engine.drafting import DrafterHandle, RequestDrafters
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes, LaneRunner, Lanes
 from outrider.engine.native_round import NativeRound, native_round
-from outrider.engine.requests import KneeOnceNeeded, RequestTable
+from outrider.engine.requests import KneeOnceNeeded, RequestTable, observed
 from outrider.engine.round import FixedLengths, Round
 from outrider.engine.stages import Stages
 from outrider.kernels.kinds import pick_device
@@ -140,7 +140,7 @@ def build_engine(
     config = resolved.settings
     drafter = BuildContext(resolved, models, resolved.drafter).build()
     limit = _limit(config, models)
-    stages = _stages(resolved, models, drafter, _observed(sink, limit))
+    stages = _stages(resolved, models, drafter, observed(sink, limit))
     if controller is not None:
         most = Budget(resolved.k, num_nodes=config.tree_nodes)
         stages = replace(
@@ -251,20 +251,6 @@ def _residents(
         batch_limit=limit,
         compaction=stages.compaction,
     )
-
-
-def _observed(
-    sink: Callable[[RoundTrace], None], limit: Limit | None
-) -> Callable[[RoundTrace], None]:
-    """Return `sink`, called after `limit` has seen the trace."""
-    if limit is None:
-        return sink
-
-    def observe(trace: RoundTrace) -> None:
-        limit.observe(trace)
-        sink(trace)
-
-    return observe
 
 
 def _round(resolved: ResolvedConfig, models: LoadedModels, stages: Stages) -> Round:

@@ -1,4 +1,4 @@
-"""Failed jobs: which requests end, and which are tried again.
+"""Requests in flight, and failed jobs: which requests end, and which are tried again.
 
 A failure ends as few requests as possible. A job that fails without naming a sequence is tried
 again for each of its sequences alone; a sequence that fails alone is given up, and the others are
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -67,6 +68,20 @@ class KneeOnceNeeded:
                 return
             self._knee = Knee(highest=self.highest)
         self._knee.observe(trace)
+
+
+def observed(
+    sink: Callable[[RoundTrace], None], limit: Limit | None
+) -> Callable[[RoundTrace], None]:
+    """Return `sink`, called after `limit` has seen the trace."""
+    if limit is None:
+        return sink
+
+    def observe(trace: RoundTrace) -> None:
+        limit.observe(trace)
+        sink(trace)
+
+    return observe
 
 
 # Seconds of a round's mask; a faster one is no burden on others.
