@@ -53,7 +53,7 @@ class RuleKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerKind:
-    """A controller as --controller names it; `build` takes the largest `Budget` (budget.py)."""
+    """A controller as --controller names it; `build` takes the largest `Budget` (draft.py)."""
 
     name: str
     build: Callable[[Any], Any]

@@ -1,5 +1,5 @@
 // Nodes of greedy draft trees: the likeliest tokens after each node of a level, and the worthiest
-// nodes of all so far. core/tree_nodes.py has the definition.
+// nodes of all so far. core/sampling.py has the definition.
 //
 // A vocabulary is never sorted: what is not above the last of the likeliest so far is passed over, a
 // few vectors at a time. Rows are shared among threads, and a row's bits depend on that row alone.

@@ -1,4 +1,4 @@
-// A greedy draft tree while it grows (kernels/native/trees.py; core/tree_nodes.py defines it).
+// A greedy draft tree while it grows (kernels/native/trees.py; core/sampling.py defines it).
 #pragma once
 
 #include <cstdint>
