@@ -21,8 +21,13 @@ from outrider import __version__
 from outrider.cli.output import say
 from outrider.core.config import EngineConfig
 from outrider.core.env import variables_with
-from outrider.core.errors import VARIABLES_OF_OTHERS, ConfigError, notes_on
-from outrider.core.logs import Wordless, hear_compilers
+from outrider.core.errors import (
+    VARIABLES_OF_OTHERS,
+    ConfigError,
+    Wordless,
+    hear_compilers,
+    notes_on,
+)
 from outrider.core.params import ADVISED
 from outrider.core.plugins import AUTO, OFF, drafter_named
 from outrider.core.settings import DEFAULT, Chosen, ProgramConfig, Resolved

@@ -22,8 +22,7 @@ from outrider.api.llm import LLM
 from outrider.api.prompts import ChatIds
 from outrider.api.result import GenerationResult
 from outrider.api.structure import StructureOptions
-from outrider.core.errors import MachineError, OutriderError
-from outrider.core.logs import Wordless, hear_compilers, tell_of_task
+from outrider.core.errors import MachineError, OutriderError, Wordless, hear_compilers, tell_of_task
 from outrider.core.params import SamplingParams
 from outrider.server.frames import (
     COMMANDS,

@@ -21,8 +21,7 @@ from granian.server.embed import Server as Granian
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.core.env import notify_socket
-from outrider.core.errors import MachineError
-from outrider.core.logs import tell_of_task
+from outrider.core.errors import MachineError, tell_of_task
 from outrider.server.access import Address
 from outrider.server.errors import ApiError, error_response
 from outrider.server.site import Site

@@ -14,7 +14,7 @@ import pytest
 from doubles.command_line import Command, Finished, remembered_parsers
 from outrider.cli.main import run
 from outrider.cli.session import TOLD_BY_NOTES
-from outrider.core.logs import compilers
+from outrider.core.errors import compilers
 
 
 @pytest.fixture(scope="session", autouse=True)

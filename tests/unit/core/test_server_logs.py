@@ -9,7 +9,7 @@ from collections.abc import Generator
 
 import pytest
 
-from outrider.core.logs import Wordless, tell_of_task
+from outrider.core.errors import Wordless, tell_of_task
 
 CANARY = "what the user wrote"
 

@@ -33,7 +33,7 @@ from importlib import metadata
 from pathlib import Path
 
 from outrider.core import env
-from outrider.core.errors import MachineError, out_of_memory
+from outrider.core.errors import MachineError, compilers, out_of_memory
 from outrider.core.files import (
     FileKind,
     NotPrivateError,
@@ -44,7 +44,6 @@ from outrider.core.files import (
     read_text,
     write_private,
 )
-from outrider.core.logs import compilers
 from outrider.kernels.native.cpu import ENDINGS, cpu_identity, num_physical_cores
 
 _log = logging.getLogger(__name__)

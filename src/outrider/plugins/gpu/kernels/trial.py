@@ -20,7 +20,7 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from outrider.core.logs import compilers
+from outrider.core.errors import compilers
 from outrider.core.spec import DecoderConfig
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun
