@@ -26,6 +26,94 @@ from outrider.core.params import SamplingParams
 from outrider.core.rng import Pick, Rng, Role, inverse_cdf
 from outrider.core.tree import ROOT
 
+# (logits_NV, temperature, out_NV): rows of softmax(logits / temperature); `out` may be `logits`.
+Softmax: TypeAlias = Callable[[Tensor, float, Tensor], None]
+# (logits_NV, k, out_NV): the rows with -inf below their k-th largest; `out` may be `logits`.
+TopK: TypeAlias = Callable[[Tensor, int, Tensor], None]
+# (probs_NV, top_p, min_p): each row without its unlikely tokens, in place, its sum one again.
+KeepLikely: TypeAlias = Callable[[Tensor, float, float], None]
+# (probs_NV, tokens): the probability of each token under the distribution of its position.
+Masses: TypeAlias = Callable[[Tensor, Sequence[int]], list[float]]
+
+
+class Leftover(Protocol):
+    def __call__(
+        self, p_V: Tensor, proposal: int | Tensor, share: float = 1.0
+    ) -> tuple[Tensor, float]:
+        """Weights of shape V and their sum: the rest of `share` times `p_V` without `proposal`.
+
+        The proposal is a distribution q, which leaves max(share * p - q, 0), or a point mass, a
+        token id, which leaves nothing of its token. The next call may overwrite the weights, and
+        may get them as its `p_V`.
+        """
+        ...
+
+
+def softmax(logits_NV: Tensor, temperature: float, out_NV: Tensor) -> None:
+    """Softmax row by row; a row's bits depend on that row alone. Accepts inference tensors."""
+    with torch.inference_mode():
+        out_NV.copy_(torch.softmax(logits_NV / temperature, dim=-1))
+
+
+def top_k(logits_NV: Tensor, k: int, out_NV: Tensor) -> None:
+    """Top-k filter. Ties with the k-th largest are kept."""
+    with torch.inference_mode():
+        edge_N1 = torch.topk(logits_NV, k, dim=-1).values[:, -1:]
+        out_NV.copy_(logits_NV.masked_fill(logits_NV < edge_N1, float("-inf")))
+
+
+def keep_likely(probs_NV: Tensor, top_p: float, min_p: float) -> None:
+    """Keep the smallest set of likeliest tokens whose mass reaches `top_p`, at least one and of
+    equal ones the first; then drop tokens below `min_p` of the likeliest."""
+    with torch.inference_mode():
+        if top_p < 1:
+            probs_NV.copy_(nucleus(probs_NV, top_p))
+        if min_p > 0:
+            floor_N1 = min_p * probs_NV.amax(-1, keepdim=True)
+            probs_NV.copy_(renormalised(probs_NV.masked_fill(probs_NV < floor_N1, 0)))
+
+
+def nucleus(probs_NV: Tensor, top_p: float | Tensor) -> Tensor:
+    """Rows with the smallest set of likeliest tokens whose mass reaches `top_p`, renormalised.
+    `top_p` has shape [N, 1] if rows have their own."""
+    sorted_NV, order_NV = probs_NV.sort(dim=-1, descending=True, stable=True)
+    before_NV = sorted_NV.double().cumsum(-1) - sorted_NV
+    keep_NV = before_NV < top_p
+    keep_NV[:, :1].fill_(True)
+    mask_NV = torch.zeros_like(keep_NV).scatter(-1, order_NV, keep_NV)
+    return renormalised(probs_NV.masked_fill(~mask_NV, 0))
+
+
+def renormalised(probs_NV: Tensor) -> Tensor:
+    """Rows divided by their sums."""
+    # A running sum adds in one order; a plain sum of one long row is split among threads.
+    total_N1 = probs_NV.cumsum(-1, dtype=torch.float64)[:, -1:]
+    return probs_NV / total_N1.to(probs_NV.dtype)
+
+
+def leftover(p_V: Tensor, proposal: int | Tensor, share: float = 1.0) -> tuple[Tensor, float]:
+    """Plain version of `Leftover`; weights and sum are float64."""
+    if isinstance(proposal, int):
+        left_V = share * p_V.double()
+        left_V[proposal] = 0
+    else:
+        left_V = (share * p_V.double() - proposal.double()).clamp_min(0)
+    return left_V, float(left_V.sum())
+
+
+def masses(probs_NV: Tensor, tokens: Sequence[int]) -> list[float]:
+    """Plain version of `Masses`; waits for the device once."""
+    return probs_at(probs_NV, range(len(tokens)), tokens)
+
+
+def probs_at(probs_NV: Tensor, rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
+    """Probability of `tokens[i]` in row `rows[i]`; waits for the device once."""
+    vocab_size = probs_NV.shape[-1]
+    indices = [row * vocab_size + token for row, token in zip(rows, tokens, strict=True)]
+    where = torch.tensor(indices, dtype=torch.int64, device=probs_NV.device)
+    return host_floats(probs_NV.take(where))
+
+
 # The target's likeliest token is a draft model's first more often than its distribution gives it
 # mass, so greedy trees take chances from a sharper distribution. On the embedded pair, 15 nodes a
 # round: 5.1 to 5.5 tokens a round at 1, 6.2 to 6.3 at 1.5, 6.0 at 2; a chain of 15 has 5.4 to 5.9.
@@ -180,94 +268,6 @@ class ChosenNodes:
         nodes = [*self._kept, *(node for node in newest if self._worths[node] > 0)]
         nodes.sort(key=lambda node: (-self._worths[node], node))
         self._kept = nodes[: self._limits.num_nodes]
-
-
-# (logits_NV, temperature, out_NV): rows of softmax(logits / temperature); `out` may be `logits`.
-Softmax: TypeAlias = Callable[[Tensor, float, Tensor], None]
-# (logits_NV, k, out_NV): the rows with -inf below their k-th largest; `out` may be `logits`.
-TopK: TypeAlias = Callable[[Tensor, int, Tensor], None]
-# (probs_NV, top_p, min_p): each row without its unlikely tokens, in place, its sum one again.
-KeepLikely: TypeAlias = Callable[[Tensor, float, float], None]
-# (probs_NV, tokens): the probability of each token under the distribution of its position.
-Masses: TypeAlias = Callable[[Tensor, Sequence[int]], list[float]]
-
-
-class Leftover(Protocol):
-    def __call__(
-        self, p_V: Tensor, proposal: int | Tensor, share: float = 1.0
-    ) -> tuple[Tensor, float]:
-        """Weights of shape V and their sum: the rest of `share` times `p_V` without `proposal`.
-
-        The proposal is a distribution q, which leaves max(share * p - q, 0), or a point mass, a
-        token id, which leaves nothing of its token. The next call may overwrite the weights, and
-        may get them as its `p_V`.
-        """
-        ...
-
-
-def softmax(logits_NV: Tensor, temperature: float, out_NV: Tensor) -> None:
-    """Softmax row by row; a row's bits depend on that row alone. Accepts inference tensors."""
-    with torch.inference_mode():
-        out_NV.copy_(torch.softmax(logits_NV / temperature, dim=-1))
-
-
-def top_k(logits_NV: Tensor, k: int, out_NV: Tensor) -> None:
-    """Top-k filter. Ties with the k-th largest are kept."""
-    with torch.inference_mode():
-        edge_N1 = torch.topk(logits_NV, k, dim=-1).values[:, -1:]
-        out_NV.copy_(logits_NV.masked_fill(logits_NV < edge_N1, float("-inf")))
-
-
-def keep_likely(probs_NV: Tensor, top_p: float, min_p: float) -> None:
-    """Keep the smallest set of likeliest tokens whose mass reaches `top_p`, at least one and of
-    equal ones the first; then drop tokens below `min_p` of the likeliest."""
-    with torch.inference_mode():
-        if top_p < 1:
-            probs_NV.copy_(nucleus(probs_NV, top_p))
-        if min_p > 0:
-            floor_N1 = min_p * probs_NV.amax(-1, keepdim=True)
-            probs_NV.copy_(renormalised(probs_NV.masked_fill(probs_NV < floor_N1, 0)))
-
-
-def nucleus(probs_NV: Tensor, top_p: float | Tensor) -> Tensor:
-    """Rows with the smallest set of likeliest tokens whose mass reaches `top_p`, renormalised.
-    `top_p` has shape [N, 1] if rows have their own."""
-    sorted_NV, order_NV = probs_NV.sort(dim=-1, descending=True, stable=True)
-    before_NV = sorted_NV.double().cumsum(-1) - sorted_NV
-    keep_NV = before_NV < top_p
-    keep_NV[:, :1].fill_(True)
-    mask_NV = torch.zeros_like(keep_NV).scatter(-1, order_NV, keep_NV)
-    return renormalised(probs_NV.masked_fill(~mask_NV, 0))
-
-
-def renormalised(probs_NV: Tensor) -> Tensor:
-    """Rows divided by their sums."""
-    # A running sum adds in one order; a plain sum of one long row is split among threads.
-    total_N1 = probs_NV.cumsum(-1, dtype=torch.float64)[:, -1:]
-    return probs_NV / total_N1.to(probs_NV.dtype)
-
-
-def leftover(p_V: Tensor, proposal: int | Tensor, share: float = 1.0) -> tuple[Tensor, float]:
-    """Plain version of `Leftover`; weights and sum are float64."""
-    if isinstance(proposal, int):
-        left_V = share * p_V.double()
-        left_V[proposal] = 0
-    else:
-        left_V = (share * p_V.double() - proposal.double()).clamp_min(0)
-    return left_V, float(left_V.sum())
-
-
-def masses(probs_NV: Tensor, tokens: Sequence[int]) -> list[float]:
-    """Plain version of `Masses`; waits for the device once."""
-    return probs_at(probs_NV, range(len(tokens)), tokens)
-
-
-def probs_at(probs_NV: Tensor, rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
-    """Probability of `tokens[i]` in row `rows[i]`; waits for the device once."""
-    vocab_size = probs_NV.shape[-1]
-    indices = [row * vocab_size + token for row, token in zip(rows, tokens, strict=True)]
-    where = torch.tensor(indices, dtype=torch.int64, device=probs_NV.device)
-    return host_floats(probs_NV.take(where))
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,203 @@ from outrider.estimate.acceptance import FadingMean
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """Drafts by sequence, the reasons for no further drafts, and the seconds taken."""
+
+    drafts: Mapping[int, Draft]
+    faults: Mapping[int, str]
+    seconds: float = 0.0
+
+    def give(self, batch: Sequence[LiveSequence]) -> None:
+        for seq in batch:
+            seq.draft = self.drafts.get(seq.seq_id, Draft.empty())
+            seq.no_drafts = self.faults.get(seq.seq_id, seq.no_drafts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftingJob:
+    """One job that drafted for several sequences."""
+
+    seconds: float
+
+
+def guarded_drafts(
+    drafter: Drafter, rows: Sequence[DraftRow], vocab_size: int
+) -> tuple[dict[int, Draft], dict[int, str]]:
+    """Return the proposals of `drafter` for `rows`, and the faults of failed rows."""
+    if not rows:
+        return {}, {}
+    try:
+        proposed = _proposed(drafter, rows)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        if len(rows) == 1 and isinstance(error, CapacityError):
+            _log.info("A round of request %d goes without a draft: %s", rows[0].seq_id, error)
+            return {}, {}
+        if len(rows) == 1:
+            return {}, {rows[0].seq_id: _fault_message(drafter, error)}
+        return _one_by_one(drafter, rows, vocab_size)
+    drafts: dict[int, Draft] = {}
+    faults: dict[int, str] = {}
+    for row, draft in zip(rows, proposed, strict=True):
+        if draft is Draft.empty():
+            continue
+        fault = _fault_of(drafter, row, draft, vocab_size)
+        if fault:
+            faults[row.seq_id] = fault
+        else:
+            drafts[row.seq_id] = cast("Draft", draft)
+    return drafts, faults
+
+
+def _fault_of(drafter: Drafter, row: DraftRow, draft: object, vocab_size: int) -> str:
+    try:
+        check_draft(name_of(drafter), row, draft, vocab_size)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        return _fault_message(drafter, error)
+    return ""
+
+
+def guarded_ahead(drafter: DraftAhead, rows: Sequence[AheadRow]) -> dict[int, str]:
+    """Have `drafter` prepare for `rows`; return the faults of the rows for which it failed."""
+    if not rows:
+        return {}
+    try:
+        drafter.propose_after(rows)
+    except CapacityError:
+        return {}
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        if len(rows) == 1:
+            return {rows[0].seq_id: _fault_message(drafter, error)}
+        faults: dict[int, str] = {}
+        for row in rows:
+            faults |= guarded_ahead(drafter, [row])
+        return faults
+    return {}
+
+
+def check_draft(name: str, row: DraftRow, draft: object, vocab_size: int) -> None:
+    """Check a draft. Raises DrafterError for a value that is no draft, a draft that is too long or
+    too large, a token id outside the vocabulary, or invalid distributions."""
+    if type(draft) is not Draft:
+        raise DrafterError(f"drafter {name!r} returned {_type_of(draft)} instead of a Draft.")
+    _check_tree(name, draft)
+    if draft.tokens and not 0 <= min(draft.tokens) <= max(draft.tokens) < vocab_size:
+        raise DrafterError(f"drafter {name!r} proposed an id that does not exist.")
+    if draft.probs_NV is not None:
+        _check_distributions(name, draft.probs_NV, (len(draft), vocab_size))
+        # On other devices the host would wait for the sum, and the rule finds out anyway. Greedy
+        # rounds do not read distributions.
+        if row.params.temperature and draft.probs_NV.is_cpu:
+            check_numbers(name, draft)
+    if draft.max_depth > row.budget.depth:
+        raise DrafterError(
+            f"drafter {name!r} proposed {draft.max_depth} tokens in a row "
+            f"where {row.budget.depth} were requested."
+        )
+    if len(draft) > row.budget.size:
+        raise DrafterError(
+            f"drafter {name!r} proposed a tree of {len(draft)} tokens "
+            f"where {row.budget.size} were requested."
+        )
+
+
+def _check_tree(name: str, draft: Draft) -> None:
+    """Check that a tree has plain ints: 1.0, True and numpy integers are refused."""
+    tokens, parents = draft.tokens, draft.parents
+    if type(tokens) is not tuple or type(parents) is not tuple:
+        lists = f"{_type_of(tokens)} and {_type_of(parents)}"
+        raise DrafterError(f"drafter {name!r} returned {lists} instead of tuples of ids.")
+    strange = {*map(type, tokens), *map(type, parents)} - {int}
+    if strange:
+        kinds = ", ".join(sorted(kind.__name__ for kind in strange))
+        raise DrafterError(f"drafter {name!r} returned ids of type {kinds}, not int.")
+    if type(draft.by) is not str or type(draft.hit) not in (bool, type(None)):
+        raise DrafterError(f"drafter {name!r} returned a draft whose origin is not a string.")
+    draft.check()
+
+
+def _check_distributions(name: str, probs_NV: object, shape: tuple[int, int]) -> None:
+    if type(probs_NV) is not Tensor or not probs_NV.is_floating_point():
+        raise DrafterError(
+            f"drafter {name!r} reported distributions that are {_type_of(probs_NV)}."
+        )
+    if probs_NV.shape[1:] != shape[1:]:
+        raise DrafterError(
+            f"drafter {name!r} reported distributions that are not over the target's {shape[1]} "
+            "tokens."
+        )
+    if probs_NV.shape != shape:
+        raise DrafterError(
+            f"drafter {name!r} reported {len(probs_NV)} distributions of {shape[0]} tokens."
+        )
+    if probs_NV.requires_grad or probs_NV.is_meta or probs_NV.layout is not torch.strided:
+        raise DrafterError(
+            f"drafter {name!r} reported distributions that cannot be read as plain numbers."
+        )
+
+
+def check_numbers(name: str, draft: Draft) -> None:
+    """Raise DrafterError if a draft's distributions are not numbers."""
+    # A sum has no temporary of the distributions' size, and is finite only if they all are.
+    if draft.probs_NV is not None and not math.isfinite(float(draft.probs_NV.sum())):
+        raise DrafterError(f"drafter {name!r} reported distributions that are not numbers (NaN).")
+
+
+def name_of(drafter: Drafter) -> str:
+    """Return the drafter's own name, whatever that is."""
+    try:
+        return str(drafter.name)[:MOST_WORDS]
+    except Exception:  # noqa: BLE001 - a drafter may be any code
+        return type(drafter).__name__
+
+
+def _proposed(drafter: Drafter, rows: Sequence[DraftRow]) -> Sequence[object]:
+    """Return one value for each row; only their number has been checked."""
+    given = cast("object", drafter.propose(rows))
+    if not isinstance(given, list | tuple):
+        raise DrafterError(
+            f"drafter {name_of(drafter)!r} returned {_type_of(given)} instead of a list."
+        )
+    answer = cast("Sequence[object]", given)
+    drafts = list(islice(answer, len(rows) + 1))
+    if len(drafts) != len(rows):
+        raise DrafterError(
+            f"drafter {name_of(drafter)!r} returned {len(answer)} drafts for {len(rows)} rows."
+        )
+    return drafts
+
+
+def _type_of(value: object) -> str:
+    """Return a phrase for the type of a value: its own text may be anything."""
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def _one_by_one(
+    drafter: Drafter, rows: Sequence[DraftRow], vocab_size: int
+) -> tuple[dict[int, Draft], dict[int, str]]:
+    drafts: dict[int, Draft] = {}
+    faults: dict[int, str] = {}
+    for row in rows:
+        some, broken = guarded_drafts(drafter, [row], vocab_size)
+        drafts |= some
+        faults |= broken
+    return drafts, faults
+
+
+def _fault_message(drafter: Drafter, error: BaseException) -> str:
+    cause = error.__cause__ if isinstance(error, SequenceError) and error.__cause__ else error
+    reason = f"drafter {name_of(drafter)!r} failed: {words_of(cause)}"
+    _log.warning("Speculation is off for a request: %s", reason)
+    return reason
+
+
 # Rows that request drafts, trimming of drafts, and drafts without a pass.
 #
 # Drafts without a pass go before those of a drafter: tokens that a grammar leaves no choice of, and
@@ -255,203 +452,6 @@ class RequestDrafters:
             drafts |= {i: replace(draft, by=draft.by or name) for i, draft in some.items()}
             faults |= broken
         return drafts, faults
-
-
-@dataclass(frozen=True, slots=True)
-class Proposals:
-    """Drafts by sequence, the reasons for no further drafts, and the seconds taken."""
-
-    drafts: Mapping[int, Draft]
-    faults: Mapping[int, str]
-    seconds: float = 0.0
-
-    def give(self, batch: Sequence[LiveSequence]) -> None:
-        for seq in batch:
-            seq.draft = self.drafts.get(seq.seq_id, Draft.empty())
-            seq.no_drafts = self.faults.get(seq.seq_id, seq.no_drafts)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DraftingJob:
-    """One job that drafted for several sequences."""
-
-    seconds: float
-
-
-def guarded_drafts(
-    drafter: Drafter, rows: Sequence[DraftRow], vocab_size: int
-) -> tuple[dict[int, Draft], dict[int, str]]:
-    """Return the proposals of `drafter` for `rows`, and the faults of failed rows."""
-    if not rows:
-        return {}, {}
-    try:
-        proposed = _proposed(drafter, rows)
-    except BaseException as error:
-        if is_interrupt(error):
-            raise
-        if len(rows) == 1 and isinstance(error, CapacityError):
-            _log.info("A round of request %d goes without a draft: %s", rows[0].seq_id, error)
-            return {}, {}
-        if len(rows) == 1:
-            return {}, {rows[0].seq_id: _fault_message(drafter, error)}
-        return _one_by_one(drafter, rows, vocab_size)
-    drafts: dict[int, Draft] = {}
-    faults: dict[int, str] = {}
-    for row, draft in zip(rows, proposed, strict=True):
-        if draft is Draft.empty():
-            continue
-        fault = _fault_of(drafter, row, draft, vocab_size)
-        if fault:
-            faults[row.seq_id] = fault
-        else:
-            drafts[row.seq_id] = cast("Draft", draft)
-    return drafts, faults
-
-
-def _fault_of(drafter: Drafter, row: DraftRow, draft: object, vocab_size: int) -> str:
-    try:
-        check_draft(name_of(drafter), row, draft, vocab_size)
-    except BaseException as error:
-        if is_interrupt(error):
-            raise
-        return _fault_message(drafter, error)
-    return ""
-
-
-def guarded_ahead(drafter: DraftAhead, rows: Sequence[AheadRow]) -> dict[int, str]:
-    """Have `drafter` prepare for `rows`; return the faults of the rows for which it failed."""
-    if not rows:
-        return {}
-    try:
-        drafter.propose_after(rows)
-    except CapacityError:
-        return {}
-    except BaseException as error:
-        if is_interrupt(error):
-            raise
-        if len(rows) == 1:
-            return {rows[0].seq_id: _fault_message(drafter, error)}
-        faults: dict[int, str] = {}
-        for row in rows:
-            faults |= guarded_ahead(drafter, [row])
-        return faults
-    return {}
-
-
-def check_draft(name: str, row: DraftRow, draft: object, vocab_size: int) -> None:
-    """Check a draft. Raises DrafterError for a value that is no draft, a draft that is too long or
-    too large, a token id outside the vocabulary, or invalid distributions."""
-    if type(draft) is not Draft:
-        raise DrafterError(f"drafter {name!r} returned {_type_of(draft)} instead of a Draft.")
-    _check_tree(name, draft)
-    if draft.tokens and not 0 <= min(draft.tokens) <= max(draft.tokens) < vocab_size:
-        raise DrafterError(f"drafter {name!r} proposed an id that does not exist.")
-    if draft.probs_NV is not None:
-        _check_distributions(name, draft.probs_NV, (len(draft), vocab_size))
-        # On other devices the host would wait for the sum, and the rule finds out anyway. Greedy
-        # rounds do not read distributions.
-        if row.params.temperature and draft.probs_NV.is_cpu:
-            check_numbers(name, draft)
-    if draft.max_depth > row.budget.depth:
-        raise DrafterError(
-            f"drafter {name!r} proposed {draft.max_depth} tokens in a row "
-            f"where {row.budget.depth} were requested."
-        )
-    if len(draft) > row.budget.size:
-        raise DrafterError(
-            f"drafter {name!r} proposed a tree of {len(draft)} tokens "
-            f"where {row.budget.size} were requested."
-        )
-
-
-def _check_tree(name: str, draft: Draft) -> None:
-    """Check that a tree has plain ints: 1.0, True and numpy integers are refused."""
-    tokens, parents = draft.tokens, draft.parents
-    if type(tokens) is not tuple or type(parents) is not tuple:
-        lists = f"{_type_of(tokens)} and {_type_of(parents)}"
-        raise DrafterError(f"drafter {name!r} returned {lists} instead of tuples of ids.")
-    strange = {*map(type, tokens), *map(type, parents)} - {int}
-    if strange:
-        kinds = ", ".join(sorted(kind.__name__ for kind in strange))
-        raise DrafterError(f"drafter {name!r} returned ids of type {kinds}, not int.")
-    if type(draft.by) is not str or type(draft.hit) not in (bool, type(None)):
-        raise DrafterError(f"drafter {name!r} returned a draft whose origin is not a string.")
-    draft.check()
-
-
-def _check_distributions(name: str, probs_NV: object, shape: tuple[int, int]) -> None:
-    if type(probs_NV) is not Tensor or not probs_NV.is_floating_point():
-        raise DrafterError(
-            f"drafter {name!r} reported distributions that are {_type_of(probs_NV)}."
-        )
-    if probs_NV.shape[1:] != shape[1:]:
-        raise DrafterError(
-            f"drafter {name!r} reported distributions that are not over the target's {shape[1]} "
-            "tokens."
-        )
-    if probs_NV.shape != shape:
-        raise DrafterError(
-            f"drafter {name!r} reported {len(probs_NV)} distributions of {shape[0]} tokens."
-        )
-    if probs_NV.requires_grad or probs_NV.is_meta or probs_NV.layout is not torch.strided:
-        raise DrafterError(
-            f"drafter {name!r} reported distributions that cannot be read as plain numbers."
-        )
-
-
-def check_numbers(name: str, draft: Draft) -> None:
-    """Raise DrafterError if a draft's distributions are not numbers."""
-    # A sum has no temporary of the distributions' size, and is finite only if they all are.
-    if draft.probs_NV is not None and not math.isfinite(float(draft.probs_NV.sum())):
-        raise DrafterError(f"drafter {name!r} reported distributions that are not numbers (NaN).")
-
-
-def name_of(drafter: Drafter) -> str:
-    """Return the drafter's own name, whatever that is."""
-    try:
-        return str(drafter.name)[:MOST_WORDS]
-    except Exception:  # noqa: BLE001 - a drafter may be any code
-        return type(drafter).__name__
-
-
-def _proposed(drafter: Drafter, rows: Sequence[DraftRow]) -> Sequence[object]:
-    """Return one value for each row; only their number has been checked."""
-    given = cast("object", drafter.propose(rows))
-    if not isinstance(given, list | tuple):
-        raise DrafterError(
-            f"drafter {name_of(drafter)!r} returned {_type_of(given)} instead of a list."
-        )
-    answer = cast("Sequence[object]", given)
-    drafts = list(islice(answer, len(rows) + 1))
-    if len(drafts) != len(rows):
-        raise DrafterError(
-            f"drafter {name_of(drafter)!r} returned {len(answer)} drafts for {len(rows)} rows."
-        )
-    return drafts
-
-
-def _type_of(value: object) -> str:
-    """Return a phrase for the type of a value: its own text may be anything."""
-    return "None" if value is None else f"a value of type {type(value).__name__}"
-
-
-def _one_by_one(
-    drafter: Drafter, rows: Sequence[DraftRow], vocab_size: int
-) -> tuple[dict[int, Draft], dict[int, str]]:
-    drafts: dict[int, Draft] = {}
-    faults: dict[int, str] = {}
-    for row in rows:
-        some, broken = guarded_drafts(drafter, [row], vocab_size)
-        drafts |= some
-        faults |= broken
-    return drafts, faults
-
-
-def _fault_message(drafter: Drafter, error: BaseException) -> str:
-    cause = error.__cause__ if isinstance(error, SequenceError) and error.__cause__ else error
-    reason = f"drafter {name_of(drafter)!r} failed: {words_of(cause)}"
-    _log.warning("Speculation is off for a request: %s", reason)
-    return reason
 
 
 @dataclass(slots=True)
