@@ -29,8 +29,7 @@ from outrider.core.params import SamplingParams
 #
 # A round requests the masks of all nodes of a draft at once. A constraint may therefore walk the
 # draft as a tree, forward and back, and remember its position in the text from round to round.
-#
-# Shapes:  N = nodes, V = vocabulary.
+
 # Given the text written so far (ids after the prompt): which ids may come next, as booleans of
 # shape V; None allows all. It is called for drafted text too, so it must not depend on earlier
 # calls.

@@ -464,21 +464,14 @@ class _Paths:
         _process(self._row, logits_MV, self._paths)
 
 
-# A draft model whose embedding table has another padding than the target's.
-#
-# Tables of one family are padded to different sizes (Qwen2.5: 152,064 rows of 7B, 151,936 of 0.5B),
-# though they share one tokenizer, which has fewer ids. Ids below `num_common` have a token and a
-# row in both models; no other is drafted, with probability 0 in every distribution. The target may
-# sample an id from its own padding: the draft model then reads its own last row for it.
-#
-# Shapes:  M = packed logits rows, V = the target's vocabulary.
 class CommonIds:
     """A CausalLM: `model` over the `vocab_size` ids of the target, of which the first `num_common`
     may be drafted.
 
-    Embedding tables of one family are padded to different sizes, though they share one tokenizer,
-    which has fewer ids. Ids below `num_common` have a row in both; others have probability 0. For
-    an id that the target samples from its own padding, the draft model reads its last row.
+    Embedding tables of one family are padded to different sizes (Qwen2.5: 152,064 rows of 7B,
+    151,936 of 0.5B), though they share one tokenizer, which has fewer ids. Ids below `num_common`
+    have a token and a row in both; others have probability 0 in every distribution. For an id that
+    the target samples from its own padding, the draft model reads its own last row.
     """
 
     def __init__(self, model: CausalLM, *, vocab_size: int, num_common: int) -> None:

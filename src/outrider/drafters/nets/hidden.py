@@ -2,7 +2,8 @@
 
 A block is decoder layers behind an entrance (kernels/native/forward.py), which makes a residual of
 a token and of the state of the token before it. A pass costs the layers, mostly one, the entrance
-and the output head, which is most of it for a small target.
+and the output head, which is most of it for a small target. With native kernels a pass over Llama
+layers is one call; operator by operator, which is the definition, it has the same bits.
 
 At position p a block reads the token there and the state of the token before. Text is read with the
 target's states. Drafted tokens are read with the block's own states and dropped when the draft is
@@ -284,16 +285,6 @@ class HiddenDrafter:
         return builder.drafts()
 
 
-# One block of draft heads: decoder layers behind an entrance, as EAGLE and MTP have them.
-#
-# The entrance (kernels/native/forward.py) makes a residual of a token and of the state of the token
-# before it. With native kernels a pass over Llama layers is one call; operator by operator, which
-# is the definition, it has the same bits. A pass costs the layers, mostly one, the entrance and the
-# output head, which is most of it for a small target.
-#
-# Shapes:  P = tokens, N = packed tokens, M = packed logits rows, K = captured layers,
-#          V = vocabulary. W = ids that are drafted, D = hidden size, X = inputs of a product,
-#          A = heads and head size.
 class BlockLayer(Protocol):
     """A decoder layer within a block."""
 

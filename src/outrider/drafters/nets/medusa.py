@@ -10,10 +10,6 @@ The norm is the target's last one. A head without a matrix of its own uses the t
 2024, "Medusa" (arXiv 2401.10774), sections 2.1 and 2.2. Cost: one pass of B rows over the blocks,
 and one of B times the number of heads over each last matrix. There is no memory to roll back.
 
-Block nets (block.py) predict all positions at once as well: each has one distribution, the same
-below every node of its depth. Greedy trees are shaped by these (`confident`) or by counts of how
-often text was found at each rank (`calibrated`), which shape drawn trees as well.
-
 Shapes:  B = sequences, H = heads, K = positions, D = hidden size, V = vocabulary, R = ranks.
 """
 
@@ -239,9 +235,6 @@ def lite_heads(target: NormedTarget, *, num_heads: int = 2, init: HeadInit = "ti
 # was found at each rank (`calibrated`). Drawn trees have a shape that was fixed before by these
 # counts; siblings are drawn without replacement. A tree ends where nodes are worth too little, but
 # fills the rows of a tile that is paid for anyway.
-#
-# Shapes:  B = sequences, K = positions, L = captured layers, C = context tokens, D = hidden size,
-#          V = vocabulary, R = ranks, H = heads.
 TreeKind = Literal["confident", "calibrated"]
 
 _NUM_RANKS = 16
