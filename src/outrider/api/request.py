@@ -322,7 +322,9 @@ class RequestMaker(PromptReader):
                 f"ignore_eos: a text of a {allowed.name} ends where it is complete.",
                 hint="leave ignore_eos out",
             )
-        shaper = LogitsProcessor(
+        if not params.shapes_logits and mask is None:
+            return None
+        return LogitsProcessor(
             params,
             prompt_length,
             stop_ids=frozenset() if params.ignore_eos else self._pair.stop_ids,
@@ -331,7 +333,6 @@ class RequestMaker(PromptReader):
             ),
             constraint=mask,
         )
-        return shaper if shaper.active else None
 
     def _cap_note(self, limit: int, wanted: int) -> str:
         window, reason = self.plan.window, self.plan.window_reason
