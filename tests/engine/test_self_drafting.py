@@ -24,12 +24,11 @@ from doubles.lanes import SCHEDULES
 from doubles.own_target import Breaking, Poisoned, over, self_drafter
 from doubles.rig import SAMPLER, Request, Rig
 from doubles.tiny_attention import TinyAttentionLM
-from outrider.core.draft import Draft
-from outrider.core.errors import ContractError
+from outrider.core.draft import Budget, Draft
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter, DraftNeeds, DraftRow, StepRow
-from outrider.core.rng import race_node
-from outrider.drafters.common.draft_model import BorrowedMemory, SelfDrafter
+from outrider.core.rng import KeyedRng, race_node
+from outrider.drafters.common.draft_model import SelfDrafter
 from outrider.engine.compaction import StepwiseLM
 from outrider.engine.drafting import DrafterHandle
 from outrider.sched.jobs import LaneSizes
@@ -197,19 +196,21 @@ def test_who_is_pre_empted_draws_the_same_text() -> None:
     assert rig.counts.preempted > 0
 
 
-def test_borrowed_memory_keeps_nothing() -> None:
+def test_in_the_targets_memory_it_keeps_nothing_and_closes_nothing() -> None:
     target = TinyAttentionLM(vocab_size=VOCAB)
     target.state.open(0, ())
-    memory = BorrowedMemory(target.state)
     target.step([StepRow.chain(0, (1, 2))], DraftNeeds())
-    assert (memory.open(0, (1, 2)), memory.num_staged(0)) == (0, 2)
-    with pytest.raises(ContractError, match="only the owner"):
-        memory.commit({0: (0,)})
-    memory.close(0)
-    assert memory.commit({0: ()}) == 0
-    assert (memory.length(0), memory.num_staged(0)) == (0, 0)
-    with pytest.raises(AssertionError, match="borrowed"):
-        memory.fork(0, 1)
+    target.state.commit({0: range(2)})
+    drafter, text = self_drafter(target), [1, 2, 3]
+    for _ in range(2):
+        drafter.open(0, text)
+        for _ in range(2):
+            row = DraftRow(0, text, None, Budget(3), SamplingParams(), KeyedRng(0, 0, len(text)))
+            (draft,) = drafter.propose([row])
+            assert len(draft) == 3
+            assert (target.state.length(0), target.state.num_staged(0)) == (2, 0)
+        drafter.close(0)
+        assert target.state.length(0) == 2
 
 
 def test_a_drafter_in_the_targets_memory_never_counts_as_hung() -> None:

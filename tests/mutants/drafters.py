@@ -109,8 +109,8 @@ MUTANTS = (
     Mutant(
         "a copy's draft stays in the target's memory",
         OWN,
-        "self._memory.commit({row.seq_id: () for row in rows})",
-        "self._memory.commit({})",
+        "self.model.state.commit({row.seq_id: () for row in rows})",
+        "self.model.state.commit({})",
         self_drafting,
     ),
     Mutant(
@@ -123,8 +123,8 @@ MUTANTS = (
     Mutant(
         "a copy drafts from a text read in part",
         OWN,
-        "self._memory.length(row.seq_id) == len(row.tokens) - 1",
-        "self._memory.length(row.seq_id) <= len(row.tokens) - 1",
+        "if length(row.seq_id) == len(row.tokens) - 1",
+        "if length(row.seq_id) <= len(row.tokens) - 1",
         half_read_text,
     ),
 )

@@ -13,7 +13,7 @@ Shapes:  V = the target's vocabulary, M = logits rows of a pass.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,9 @@ from torch import Tensor
 
 from outrider.core.config import EngineConfig
 from outrider.core.draft import Draft, common_prefix
-from outrider.core.errors import ConfigError, ContractError, given
+from outrider.core.errors import ConfigError, given
 from outrider.core.plugins import AUTO, DrafterKind
-from outrider.core.protocols import CacheStore, CausalLM, DraftNeeds, DraftRow, StepOutput, StepRow
+from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
 from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.core.tree import ROOT
 from outrider.drafters.common.growth import DraftSampler, FusedDrafts, TextPart, draft_some
@@ -50,7 +50,8 @@ LEAST_SHARE = 2
 
 class ModelDrafter:
     """A drafter with `model`, whose tokens `sampler` chooses; it feeds at most `chunk` tokens of a
-    prompt in one pass. With `fused`, drafts are made in one call where possible."""
+    prompt in one pass. With `fused`, drafts are made in one call where possible. A model that
+    `borrows` its memory only stages nodes there: the owner opens and closes sequences."""
 
     name = "model"
     needs = DraftNeeds()
@@ -62,19 +63,22 @@ class ModelDrafter:
         *,
         chunk: int,
         fused: FusedDrafts | None = None,
+        borrows: bool = False,
     ) -> None:
         self.model, self.sampler = model, sampler
-        self._chunk, self._fused = chunk, fused
+        self._chunk, self._fused, self._borrows = chunk, fused, borrows
         # The tokens fed of each sequence since the last commit; without parents they are a chain.
         self._staged: dict[int, list[int]] = {}
         self._parents: dict[int, list[int]] = {}
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
-        self.model.state.open(seq_id, prompt[:-1])
+        if not self._borrows:
+            self.model.state.open(seq_id, prompt[:-1])
         self.note(seq_id, ())
 
     def close(self, seq_id: int) -> None:
-        self.model.state.close(seq_id)
+        if not self._borrows:
+            self.model.state.close(seq_id)
         del self._staged[seq_id]
         self._parents.pop(seq_id, None)
 
@@ -161,57 +165,6 @@ class ModelDrafter:
 # before it reads them; none of them is ever committed. Zhang et al. 2023, "Draft & Verify"; Tiwari
 # et al. 2025, "QuantSpec". Self-speculation loses where a draft pass costs nearly what the target's
 # costs: small models that fit a CPU cache, and passes spent in attention over a long text.
-@dataclass(frozen=True, slots=True)
-class BorrowedMemory:
-    """A StateStore over another's: it may only stage nodes there and take them back. The owner
-    opens and closes sequences."""
-
-    owner: CacheStore
-
-    def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
-        del tokens, salt
-        return self.owner.length(seq_id)
-
-    def fork(self, source: int, new: int, length: int | None = None) -> None:
-        raise AssertionError(f"borrowed memory of {source} cannot become {new} of {length} tokens")
-
-    def length(self, seq_id: int) -> int:
-        return self.owner.length(seq_id)
-
-    def num_staged(self, seq_id: int) -> int:
-        return self.owner.num_staged(seq_id)
-
-    def reserve(self, counts: Mapping[int, int]) -> None:
-        self.owner.reserve(counts)
-
-    def commit(self, paths: Mapping[int, Sequence[int]]) -> int:
-        if any(paths.values()):
-            raise ContractError("only the owner commits tokens")
-        return self.owner.commit(paths)
-
-    def close(self, seq_id: int) -> None:
-        del seq_id
-
-    @property
-    def num_free_tokens(self) -> int:
-        return self.owner.num_free_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class _Borrower:
-    """A `model` over borrowed memory."""
-
-    model: CausalLM
-    state: BorrowedMemory
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.model.spec
-
-    def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
-        return self.model.step(rows, needs)
-
-
 class SelfDrafter:
     """A drafter with `model`, whose `state` is the target's own. Otherwise it drafts like a draft
     model (draft_model.py): the same draws, the same distributions reported. With `fused` drafts are
@@ -236,16 +189,15 @@ class SelfDrafter:
         notes: tuple[str, ...] = (),
     ) -> None:
         self.name, self.model, self.sampler, self.notes = name, model, sampler, notes
-        self._memory = BorrowedMemory(model.state)
-        borrower = _Borrower(model, self._memory)
         # It never has text to read, so the chunk does not matter.
-        self._drafts = ModelDrafter(borrower, sampler, chunk=1, fused=fused)
+        self._drafts = ModelDrafter(model, sampler, chunk=1, fused=fused, borrows=True)
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
         self._drafts.open(seq_id, prompt)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        ready = [row for row in rows if self._memory.length(row.seq_id) == len(row.tokens) - 1]
+        length = self.model.state.length
+        ready = [row for row in rows if length(row.seq_id) == len(row.tokens) - 1]
         try:
             drafted = self._drafts.propose(ready)
         finally:
@@ -258,7 +210,7 @@ class SelfDrafter:
 
     def _forget(self, rows: Sequence[DraftRow]) -> None:
         """Unstage everything, so that the target's pass begins after its text."""
-        self._memory.commit({row.seq_id: () for row in rows})
+        self.model.state.commit({row.seq_id: () for row in rows})
         for row in rows:
             self._drafts.note(row.seq_id, ())
 
