@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from checks.controllers import trace
-from outrider.control.heuristics import BandController, FixedController
-from outrider.control.watchdog import Watchdog
+from outrider.control.heuristics import BandController, FixedController, Watchdog
 from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.common.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter

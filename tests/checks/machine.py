@@ -29,8 +29,7 @@ from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, ContractError
 from outrider.core.protocols import StepRow
 from outrider.core.tree import ROOT
-from outrider.sched.jobs import Job, JobKind, LaneSizes, Stage
-from outrider.sched.ledger import Ledger
+from outrider.sched.jobs import Job, JobKind, LaneSizes, Ledger, Stage
 
 VOCAB = 4
 MOST_LIVE = 5

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from checks.controllers import trace
 from checks.effort import examples
 from outrider.control.goodput import GoodputController
-from outrider.control.heuristics import BandController, FixedController, SloController
-from outrider.control.watchdog import Watchdog
+from outrider.control.heuristics import BandController, FixedController, SloController, Watchdog
 from outrider.core.draft import Budget, RoundTrace
 from outrider.core.protocols import Controller
 from outrider.estimate.acceptance import MOST_SEQUENCES

@@ -18,12 +18,12 @@ from outrider.sched.jobs import (
     Job,
     JobObserver,
     LaneSizes,
+    Ledger,
     ReadyQueues,
     Schedule,
     SingleLane,
     Stage,
 )
-from outrider.sched.ledger import Ledger
 
 MANY = 20_000
 

@@ -27,8 +27,7 @@ from outrider.engine.lanes import InlineLanes, LaneRunner
 from outrider.engine.requests import Counts, RequestTable
 from outrider.engine.round import LiveSequence, Round, StopMatch
 from outrider.engine.stages import Stages
-from outrider.sched.jobs import Limits, Schedule, SingleLane
-from outrider.sched.ledger import Ledger
+from outrider.sched.jobs import Ledger, Limits, Schedule, SingleLane
 from outrider.verify.exact import BlockRule
 
 MANY = 2000

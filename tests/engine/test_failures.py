@@ -24,8 +24,7 @@ from outrider.engine.lanes import InlineLanes, LaneResult, LaneRunner, LaneTask
 from outrider.engine.requests import RequestTable
 from outrider.engine.round import LiveSequence
 from outrider.plugins.lanes.schedules import PrefillDecode
-from outrider.sched.jobs import Limits
-from outrider.sched.ledger import Ledger
+from outrider.sched.jobs import Ledger, Limits
 from outrider.verify.exact import MatchRule, TokenRule
 
 

@@ -21,7 +21,7 @@ RECYCLING = "outrider.drafters.recycling"
 GATE = "outrider.drafters.ngram"
 BAND = "outrider.control.heuristics"
 SHADOW = "outrider.drafters.portfolio"
-WATCHDOG = "outrider.control.watchdog"
+WATCHDOG = "outrider.control.heuristics"
 
 MUTANTS = (
     Mutant(

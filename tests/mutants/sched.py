@@ -5,7 +5,7 @@ from __future__ import annotations
 from checks.machine import fairness, histories
 from mutants.planting import Mutant
 
-LEDGER = "outrider.sched.ledger"
+LEDGER = "outrider.sched.jobs"
 WORKS = "outrider.sched.jobs"
 
 MUTANTS = (

@@ -77,7 +77,7 @@ class JsonLines(logging.Formatter):
 
 # Loggers whose warnings are also in the result's notes, which are printed after the text.
 TOLD_BY_NOTES = (
-    *("outrider.control.goodput", "outrider.control.watchdog"),
+    *("outrider.control.goodput", "outrider.control.heuristics"),
     "outrider.engine.drafting",
 )
 

@@ -9,9 +9,14 @@ from dataclasses import replace
 from functools import partial
 
 from outrider.control.goodput import GoodputController
-from outrider.control.heuristics import BandController, FixedController, SloController
+from outrider.control.heuristics import (
+    BandController,
+    FixedController,
+    GuardedController,
+    SloController,
+    Watchdog,
+)
 from outrider.control.scored import ScoredController
-from outrider.control.watchdog import GuardedController, Watchdog
 from outrider.core.config import OTHER_CONTROLLERS, EngineConfig
 from outrider.core.draft import Budget, Choice, JobTrace, RoundTrace
 from outrider.core.errors import ConfigError, within_memory
@@ -32,8 +37,7 @@ from outrider.engine.stages import Stages
 from outrider.kernels.kinds import pick_device
 from outrider.models.decoder import ModelCapacity
 from outrider.sched.batch_limit import BatchLimit, Limit, PromptPace
-from outrider.sched.jobs import Limits, single_lane
-from outrider.sched.ledger import Ledger
+from outrider.sched.jobs import Ledger, Limits, single_lane
 from outrider.verify.batched import exact_rules, rule_for
 
 # A draft model's memory is sized from a fixed cap, not from what the target happens to leave.

@@ -25,6 +25,7 @@ from outrider.plugins.lanes.schedules import schedule_for
 from outrider.sched.jobs import (
     Job,
     JobKind,
+    Ledger,
     Limits,
     ReadyQueues,
     Stage,
@@ -32,7 +33,6 @@ from outrider.sched.jobs import (
     job_observers,
     num_admissible,
 )
-from outrider.sched.ledger import Ledger
 from outrider.sched.routing import KnownBlocks
 from outrider_lab.simulator.events import (
     Chance,

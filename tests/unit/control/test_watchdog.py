@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from checks.controllers import trace
 from checks.effort import examples
-from outrider.control.heuristics import FixedController
-from outrider.control.watchdog import (
+from outrider.control.heuristics import (
     FADE,
     FIRST_REST,
     LEAST_ROUNDS,
     LONGEST_REST,
     PROBE_ROUNDS,
     SHARED_ROUNDS,
+    FixedController,
     Watchdog,
 )
 from outrider.core.draft import Budget

@@ -12,9 +12,8 @@ from checks.state import VOCAB
 from doubles.rig import Request, Rig, first_maximum, round_of
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.control.goodput import GoodputController
-from outrider.control.heuristics import FixedController
+from outrider.control.heuristics import FixedController, Watchdog
 from outrider.control.scored import ScoredController
-from outrider.control.watchdog import Watchdog
 from outrider.core.config import DEFAULT_K, EngineConfig
 from outrider.core.draft import Budget, RoundTrace
 from outrider.core.errors import ConfigError

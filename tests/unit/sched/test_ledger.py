@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from outrider.core.errors import ContractError
-from outrider.sched.jobs import Job, ReadyQueues, Stage, StageItem
-from outrider.sched.ledger import Ledger
+from outrider.sched.jobs import Job, Ledger, ReadyQueues, Stage, StageItem
 
 NOTHING = ReadyQueues((), (), (), 99)
 
