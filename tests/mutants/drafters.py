@@ -18,7 +18,8 @@ from mutants.planting import Mutant
 MODEL, GROWING = "outrider.drafters.common.draft_model", "outrider.drafters.common.growth"
 NOISE = "outrider.core.rng"
 NGRAM = "outrider.drafters.ngram"
-OWN, STAGES = "outrider.drafters.common.draft_model", "outrider.engine.stages"
+OWN = "outrider.drafters.common.draft_model"
+ROUND, STAGES = "outrider.engine.round", "outrider.engine.stages"
 
 MUTANTS = (
     Mutant(
@@ -115,9 +116,9 @@ MUTANTS = (
     ),
     Mutant(
         "a copy drafts for a text that was not read",
-        STAGES,
-        "for seq, count in unread if count])",
-        "for seq, count in unread if count > 99])",
+        ROUND,
+        "zip(batch, counts, strict=True) if count]",
+        "zip(batch, counts, strict=True) if count > 99]",
         self_drafts_at_once,
     ),
     Mutant(

@@ -386,12 +386,12 @@ _MOST_CAUSES = 8
 
 
 # Progress of what is compiled at first use.
-compilers = logging.getLogger("outrider.compilers")
+progress = logging.getLogger("outrider.progress")
 
 
 def hear_compilers() -> None:
-    """Log the compilers' progress at any log level: compiling takes a while."""
-    compilers.setLevel(logging.INFO)
+    """Log the progress of compilers at any log level: compiling takes a while."""
+    progress.setLevel(logging.INFO)
 
 
 class Wordless(logging.Filter):

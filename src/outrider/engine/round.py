@@ -106,6 +106,12 @@ Batch: TypeAlias = Sequence[LiveSequence]
 Chunks: TypeAlias = Sequence[Chunk]
 
 
+def unread_prompts(batch: Batch, state: CacheStore) -> list[Chunk]:
+    """Return chunks of the unread prompts in `batch`, without pending tokens."""
+    counts = [len(seq.tokens) - 1 - state.length(seq.seq_id) for seq in batch]
+    return [Chunk(seq, count) for seq, count in zip(batch, counts, strict=True) if count]
+
+
 class Round(Protocol):
     """A round of `batch`, with prompt `chunks` of other sequences in the same target pass.
 

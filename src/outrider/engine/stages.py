@@ -77,6 +77,7 @@ from outrider.engine.round import (
     RoundTiming,
     clamp,
     settle,
+    unread_prompts,
 )
 from outrider.verify.batched import exact_rules
 
@@ -232,10 +233,7 @@ class Stages:
         """Have texts read to their pending tokens for a drafter in the target's memory: its drafts
         then depend on the text alone."""
         if self.drafter.needs.shares_memory:
-            length = self.target.state.length
-            counts = [len(seq.tokens) - 1 - length(seq.seq_id) for seq in batch]
-            unread = zip(batch, counts, strict=True)
-            self.verify([], [Chunk(seq, count) for seq, count in unread if count])
+            self.verify([], unread_prompts(batch, self.target.state))
 
     def propose(self, batch: Batch) -> Proposals:
         """Return each sequence's next draft within its budget. The drafter is not trusted

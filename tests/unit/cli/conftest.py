@@ -14,7 +14,7 @@ import pytest
 from doubles.command_line import Command, Finished, remembered_parsers
 from outrider.cli.main import run
 from outrider.cli.session import TOLD_BY_NOTES
-from outrider.core.errors import compilers
+from outrider.core.errors import progress
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,7 +27,7 @@ def parsers() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def same_logging() -> Iterator[None]:
     """What commands change of it, as on a terminal, is put back."""
-    loggers = [*map(logging.getLogger, TOLD_BY_NOTES), compilers]
+    loggers = [*map(logging.getLogger, TOLD_BY_NOTES), progress]
     levels = [logger.level for logger in loggers]
     yield
     for logger, level in zip(loggers, levels, strict=True):

@@ -179,7 +179,7 @@ def test_what_a_killed_build_left_is_swept(tmp_path: Path) -> None:
 
 
 def test_a_log_says_that_it_compiles(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="outrider.compilers")
+    caplog.set_level(logging.INFO, logger="outrider.progress")
     compiler = empty_library(tmp_path)
     attempt(compiler, tmp_path / "cache")
     assert any(message.startswith("Compiling the native kernels") for message in caplog.messages)

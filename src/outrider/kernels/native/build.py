@@ -33,7 +33,7 @@ from importlib import metadata
 from pathlib import Path
 
 from outrider.core import env
-from outrider.core.errors import MachineError, compilers, out_of_memory
+from outrider.core.errors import MachineError, out_of_memory, progress
 from outrider.core.files import (
     FileKind,
     NotPrivateError,
@@ -445,13 +445,13 @@ def _sweep(folder: Path) -> None:
 
 def _built(command: list[str], path: Path) -> ctypes.CDLL:
     """Compile the sources, store the library at `path` and load it. Raises OSError."""
-    compilers.info("Compiling the native kernels; the first use on a machine takes about a minute.")
+    progress.info("Compiling the native kernels; the first use on a machine takes about a minute.")
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=_BUILDING, dir=path.parent) as folder:
         output = Path(folder) / path.name
         compile_library(command, output, [_tuning()])
         data = output.read_bytes()
-    compilers.info("Compiled %s in %.1f s.", path, time.monotonic() - start)
+    progress.info("Compiled %s in %.1f s.", path, time.monotonic() - start)
     return _keep(data, path)
 
 

@@ -218,8 +218,8 @@ class Loud(logging.Handler):
 
 
 loud = Loud()
-trial.compilers.addHandler(loud)
-trial.compilers.setLevel(logging.INFO)
+trial.progress.addHandler(loud)
+trial.progress.setLevel(logging.INFO)
 trial.compile_launches(CPU, work)
 assert loud.lines == [], loud.lines
 assert len(asked) == 5 and len(made) == 4 and not launched, (asked, made, launched)

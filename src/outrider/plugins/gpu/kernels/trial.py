@@ -20,7 +20,7 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from outrider.core.errors import compilers
+from outrider.core.errors import progress
 from outrider.core.spec import DecoderConfig
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun
@@ -55,9 +55,7 @@ def compile_launches(device: torch.device, work: Callable[[], object]) -> None:
             seconds = monotonic() - began
             if seconds - said > _PATIENCE_SECONDS:
                 said = seconds
-                compilers.info(
-                    "Compiled %d of %d kernels in %.0f s.", count, len(launches), seconds
-                )
+                progress.info("Compiled %d of %d kernels in %.0f s.", count, len(launches), seconds)
     finally:
         # After an interrupt, kernels that are being compiled are finished and no others begun.
         pool.shutdown(cancel_futures=True)

@@ -19,16 +19,15 @@ from time import perf_counter
 
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError, NumericsError, OutriderError, SequenceError
-from outrider.core.protocols import CacheStore
 from outrider.engine.round import (
     Batch,
-    Chunk,
     Chunks,
     FinishedRow,
     LiveSequence,
     Round,
     RoundTiming,
     clamp,
+    unread_prompts,
 )
 from outrider.engine.stages import Stages
 from outrider.plugins.gpu.rounds.memory import (
@@ -60,12 +59,6 @@ class Refusals:
         lines = str(error).strip().splitlines() or [""]
         self.failed = f"a capture failed ({type(error).__name__}: {lines[0]})"
         self.report(self.failed, logging.WARNING)
-
-
-def unread_prompts(batch: Batch, state: CacheStore) -> list[Chunk]:
-    """Return chunks of the unread prompts in `batch`, without pending tokens."""
-    counts = [len(seq.tokens) - 1 - state.length(seq.seq_id) for seq in batch]
-    return [Chunk(seq, count) for seq, count in zip(batch, counts, strict=True) if count]
 
 
 @dataclass(eq=False, slots=True)
