@@ -36,12 +36,11 @@ from typing import Any
 from common import DRAFT, TARGET, real_folder
 
 from outrider.core.env import cache_folder
-from outrider.measure.frame import MIN_PAIRS, Ratio, ratio_of_medians
-from outrider.measure.machine import Neighbours, provenance
-from outrider.measure.store import write_json
+from outrider.measure import MIN_PAIRS, Neighbours, Ratio, provenance, ratio_of_medians
 from outrider_lab.bench.peers.compare import WeightsFolder, tier_folders
 from outrider_lab.bench.peers.process import Peer, PeerError
 from outrider_lab.bench.workload import load_prompts
+from outrider_lab.measure.store import write_json
 
 BAR = 0.98
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,7 +14,7 @@ from time import perf_counter
 from common import Report, note, real_folder, study
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.measure.machine import rotated
+from outrider.measure import rotated
 from outrider_lab.bench.workload import builtin_texts
 
 # What a server is asked in each cell, and the shipped texts that it is made of.

@@ -30,7 +30,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
 from outrider.kernels.kinds import pick_device
 from outrider.kernels.native.cpu import hardware_threads, num_physical_cores
-from outrider.measure.machine import Neighbours
+from outrider.measure import Neighbours
 from outrider.models.hf_config import read_config
 from outrider.models.loading import resolve
 from outrider.models.share import Comm

@@ -27,11 +27,11 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.output import ProcessGauge
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import StepRow
-from outrider.measure.frame import medians, paired_ratio
-from outrider.measure.store import write_json
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.loading import load_model
 from outrider_lab.bench.workload import builtin_texts
+from outrider_lab.measure.frame import medians, paired_ratio
+from outrider_lab.measure.store import write_json
 
 THREADS = (1, 2)
 NUM_PROMPT, NUM_LONG_PROMPT, NUM_WRITTEN = 512, 2000, 64

@@ -14,13 +14,13 @@ from gguf_sides import OURS, PLAIN, Side, Turn, sides_of
 
 from outrider import LLM
 from outrider.core.errors import ConfigError, OutriderError
-from outrider.measure.frame import Ratio, paired_ratio
-from outrider.measure.machine import rotated
-from outrider.measure.store import write_json
+from outrider.measure import Ratio, rotated
 from outrider_lab.bench.peers.contestants import LLAMA, TRANSFORMERS
 from outrider_lab.bench.peers.match import HOPELESS
 from outrider_lab.bench.peers.process import Cpu
 from outrider_lab.bench.workload import ECHO, builtin_texts
+from outrider_lab.measure.frame import paired_ratio
+from outrider_lab.measure.store import write_json
 
 BEST = "best"
 # Each with what its best speculation should have over llama.cpp's best.

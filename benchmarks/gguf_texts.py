@@ -16,11 +16,11 @@ from gguf_sides import CONTEXT, peer_of
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import ConfigError
-from outrider.measure.machine import in_turns
-from outrider.measure.store import write_json
 from outrider_lab.bench.peers.contestants import LLAMA
 from outrider_lab.bench.peers.sides import Setup
 from outrider_lab.bench.workload import builtin_texts
+from outrider_lab.measure.machine import in_turns
+from outrider_lab.measure.store import write_json
 
 DOMAINS = ("code", "maths", "conversation", "translation")
 NUM_TOKENS, THREADS = 64, 1

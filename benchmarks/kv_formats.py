@@ -22,8 +22,8 @@ from common import (
 )
 
 from outrider import LLM
-from outrider.measure.frame import paired_ratio
-from outrider.measure.machine import Neighbours
+from outrider.measure import Neighbours
+from outrider_lab.measure.frame import paired_ratio
 
 FORMATS = ("auto", "int8")
 ROWS = (1, 5, 16)

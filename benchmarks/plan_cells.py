@@ -30,11 +30,12 @@ from plan_study.study import HOT, Setup, run_rows_of_k, run_study
 
 from outrider import EngineConfig
 from outrider.core.params import SamplingParams
-from outrider.measure.machine import Neighbours, new_run_id, provenance
+from outrider.measure import Neighbours, provenance
 from outrider_lab.bench.calibrate.engines import TimedEngines, open_engines
 from outrider_lab.bench.calibrate.session import assembled
 from outrider_lab.bench.calibrate.timing import SECONDS, Timing, Wanted
 from outrider_lab.bench.studies.drafters_lineup import Drafts, contestants_named
+from outrider_lab.measure.machine import new_run_id
 from outrider_lab.planner.calibration import Calibration
 
 # Drawn anew with every digit of it; committed before anything was measured.

@@ -39,7 +39,7 @@ from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
 from outrider.drafters.ngram import NgramDrafter
 from outrider.estimate.theory import expected_tokens
-from outrider.measure.frame import ratio_of_medians
+from outrider.measure import ratio_of_medians
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.loading import load_model, resolve
 from outrider_lab.bench.workload import load_prompts

@@ -15,7 +15,7 @@ import torch
 from common import QUICK_SHAPE, TARGET, Report, first_prompts, in_turns, note, study
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.measure.frame import ratio_of_medians
+from outrider.measure import ratio_of_medians
 from outrider.models.loading import resolve
 from outrider_lab.models.inflate import shape_called
 from outrider_lab.models.inflate_files import write_inflated

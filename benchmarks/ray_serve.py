@@ -27,7 +27,7 @@ from common import TARGET, Report, cells_before, note, study
 from ray_cluster import Deployment, deployed, is_ready
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.measure.machine import rotated
+from outrider.measure import rotated
 
 NUM_FAMILIES, RECOVERY_SECONDS = 8, 60.0
 _BEGINNING = (

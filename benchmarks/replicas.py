@@ -25,8 +25,7 @@ from common import TARGET, Report, note, real_folder, study, tier_folders
 from killed_engine import Findings, Fleet, asks, examine, gap_for
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.measure.frame import paired_ratio
-from outrider.measure.machine import rotated
+from outrider.measure import rotated
 from outrider.sched.routing import KnownBlocks, best_known, blocks_of
 from outrider.server.frames import Load
 from outrider.server.placement import placements
@@ -34,6 +33,7 @@ from outrider.server.port import EngineRequest
 from outrider.server.process_port import ProcessPort
 from outrider.server.replicas import ReplicasPort
 from outrider_lab.bench.workload import builtin_texts
+from outrider_lab.measure.frame import paired_ratio
 
 # By arm: how many engines, and threads of each.
 ARMS: Mapping[str, tuple[int, int]] = {"1x1": (1, 1), "1x2": (1, 2), "2x1": (2, 1)}

@@ -11,8 +11,8 @@ from pathlib import Path
 from common import TARGET, Report, first_prompts, note, study
 from serving import ask_all, served
 
-from outrider.measure.frame import medians, paired_ratio
-from outrider.measure.machine import rotated
+from outrider.measure import rotated
+from outrider_lab.measure.frame import medians, paired_ratio
 
 CLIENTS = 32
 # More than CLIENTS would be CLIENTS again.

@@ -27,8 +27,8 @@ from common import TARGET, Report, first_prompts, note, study
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult, TextEvent
-from outrider.measure.frame import medians, paired_ratio
 from outrider.metrics.summary import percentile, summarise
+from outrider_lab.measure.frame import medians, paired_ratio
 
 NUM_STREAMS = 16
 TOKENS_PER_SECOND = 1_000

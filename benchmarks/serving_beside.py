@@ -21,13 +21,13 @@ from typing import Any
 from common import Report, note, study
 
 from outrider.core.errors import ConfigError
-from outrider.measure.frame import paired_ratio
-from outrider.measure.machine import rotated
-from outrider.measure.store import write_json
+from outrider.measure import rotated
 from outrider_lab.bench.peers.contestants import LLAMA
 from outrider_lab.bench.peers.servers import LlamaSide
 from outrider_lab.bench.peers.sides import Setup
 from outrider_lab.bench.workload import builtin_texts
+from outrider_lab.measure.frame import paired_ratio
+from outrider_lab.measure.store import write_json
 
 OURS, PLAIN, BEST = "ours", "none", "best"
 IN_FLIGHT = (1, 4, 8, 16)

@@ -12,8 +12,8 @@ from typing import Any
 from common import TARGET, Report, note, real_folder, study
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.measure.frame import medians, paired_ratio
-from outrider.measure.machine import Neighbours, rotated
+from outrider.measure import Neighbours, rotated
+from outrider_lab.measure.frame import medians, paired_ratio
 
 GOAL = 0.9
 DRAFTERS = ("none", "ngram", "suffix")

@@ -17,10 +17,10 @@ from common import TARGET, Report, cells_before, real_folder, study, tier_folder
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import OutriderError
-from outrider.measure.frame import Ratio, medians, paired_ratio
-from outrider.measure.machine import Neighbours, rotated
-from outrider.measure.store import write_json
+from outrider.measure import Neighbours, Ratio, rotated
 from outrider_lab.bench.workload import builtin_texts
+from outrider_lab.measure.frame import medians, paired_ratio
+from outrider_lab.measure.store import write_json
 
 # Prompts of a domain by which the command counts acceptance; speed is measured on later ones.
 RANKED_ON = 8

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.request import RequestHandle
-from outrider.measure.machine import resident_bytes
 from outrider_lab.bench.quality import (
     QUANTISED,
     FormatRow,
@@ -28,6 +27,7 @@ from outrider_lab.bench.quality import (
     compare_formats,
     load_judge,
 )
+from outrider_lab.measure.machine import resident_bytes
 
 IN_FLIGHT, PARTS, CANCEL_EVERY = 8, 10, 20
 TOLERANCE = 0.02

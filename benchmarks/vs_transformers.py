@@ -13,8 +13,9 @@ from common import TARGET, Report, first_prompts, study
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import MachineError
-from outrider.measure.machine import Neighbours, Score, best, race
+from outrider.measure import Neighbours, Score, race
 from outrider.models.loading import resolve
+from outrider_lab.measure.machine import best
 
 
 class HfPeer:

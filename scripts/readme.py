@@ -83,7 +83,7 @@ def made() -> dict[Path, str]:
 def record() -> None:
     """Runs both, and keeps what they gave. Raises SystemExit without the real model."""
     from outrider.core.env import cache_folder
-    from outrider.measure.machine import Neighbours
+    from outrider.measure import Neighbours
 
     folder = (cache_folder() or Path()) / "real"
     if not (folder / MODEL).is_dir():

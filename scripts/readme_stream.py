@@ -30,7 +30,7 @@ LANE, CELL = 92, 7
 def record() -> dict[str, Any]:
     """Runs the embedded pair. Raises RuntimeError if speculation changed the text."""
     from outrider import LLM, SamplingParams
-    from outrider.measure.machine import provenance
+    from outrider.measure import provenance
 
     llm = LLM()
     params = SamplingParams(max_tokens=MAX_TOKENS, stop=STOP)

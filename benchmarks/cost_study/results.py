@@ -35,7 +35,7 @@ from cost_study.units import (
     product_name,
 )
 from outrider.estimate.theory import expected_tokens, measured_speed_up
-from outrider.measure.frame import paired_ratio, ratio_of_medians
+from outrider.measure import ratio_of_medians
 from outrider_lab.bench.cost_record import (
     SCHEMA,
     Ceilings,
@@ -49,6 +49,7 @@ from outrider_lab.bench.cost_record import (
     warnings,
 )
 from outrider_lab.bench.reference import draft_shares as published_shares
+from outrider_lab.measure.frame import paired_ratio
 from outrider_lab.models.gemm import GemmShape, products
 from outrider_lab.planner.overlap import AheadTimes
 from outrider_lab.planner.rounds import estimated_beta, speed_up

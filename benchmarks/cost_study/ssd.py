@@ -26,11 +26,12 @@ from outrider.cli.page import verb_page
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.fields import numbers_of, setting, split
 from outrider.kernels.kinds import pick_device
-from outrider.measure.machine import new_run_id, provenance
-from outrider.measure.store import Page
+from outrider.measure import provenance
 from outrider_lab.bench.cost_record import SAMPLES
 from outrider_lab.bench.cost_record import sections as cost_sections
 from outrider_lab.cli.engine_setup import Results
+from outrider_lab.measure.machine import new_run_id
+from outrider_lab.measure.store import Page
 from outrider_lab.models.gemm import NonGemmCosts
 
 

@@ -28,9 +28,9 @@ from cost_study.units import (
 )
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.estimate.theory import PRIOR_CURVE, MissCurve
-from outrider.measure.frame import grouped
-from outrider.measure.machine import machine
 from outrider_lab.bench.cost_record import Study
+from outrider_lab.measure.frame import grouped
+from outrider_lab.measure.machine import machine
 from outrider_lab.models.gemm import GemmShape
 
 STUDIES: tuple[Study, ...] = ("alpha", "hits", "fan_out", "batch")

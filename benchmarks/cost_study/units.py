@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 
 from cost_study.engines import Bed, CostEngine
 from cost_study.pair import Make, PairShape, PassTimer, ProductTimer, pass_names, pass_room
-from outrider.measure.machine import Attempt, Neighbours, attempt, rotated
-from outrider.measure.store import RecordError, Store, difference, made
+from outrider.measure import Neighbours, rotated
 from outrider_lab.bench.cost_record import SAMPLES, SCHEMA
+from outrider_lab.measure.machine import Attempt, attempt
+from outrider_lab.measure.store import RecordError, Store, difference, made
 from outrider_lab.models.gemm import GemmShape
 
 BRANCHES = (1, 2, 4, 8, 16, 32)

@@ -29,7 +29,7 @@ from typing import Any, Literal
 import torch
 from gpu_check.setting import NotRunError, Setting
 
-from outrider.measure.store import write_json
+from outrider_lab.measure.store import write_json
 
 State = Literal["passed", "failed", "not run", "cut"]
 

@@ -12,7 +12,7 @@ import torch
 
 from outrider.api.profile import DeviceTimer, synced_seconds
 from outrider.kernels.kinds import DTYPES
-from outrider.measure.machine import Texts, rotated
+from outrider.measure import Texts, rotated
 from outrider_lab.models.inflate import SHAPES, ModelShape
 
 ROOT = Path(__file__).resolve().parents[2]

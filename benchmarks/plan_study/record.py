@@ -19,8 +19,8 @@ from typing import Any
 
 from plan_study.draw import Cell
 
-from outrider.measure.store import RecordError, Store
 from outrider_lab.bench.predictions import SCHEMA, Result, accuracy, of_unseen, results_of
+from outrider_lab.measure.store import RecordError, Store
 
 # What a study must show.
 MEDIAN, PERCENTILE_95, RIGHT_SIGNS, LOST = 0.05, 0.12, 0.95, 0.03

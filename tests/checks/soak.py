@@ -28,8 +28,8 @@ from types import FrameType
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.request import RequestHandle
 from outrider.core.errors import OutriderError
-from outrider.measure.machine import provenance
-from outrider.measure.store import write_json
+from outrider.measure import provenance
+from outrider_lab.measure.store import write_json
 
 SCHEDULES = ("single", "pd", "pdv", "ssd")
 PROMPTS = (

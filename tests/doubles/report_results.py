@@ -15,7 +15,7 @@ from doubles.sweeps import small_sweep
 from outrider.api.result import GenerationResult
 from outrider.core.draft import RoundTrace
 from outrider.core.params import SamplingParams
-from outrider.measure.frame import Ratio
+from outrider.measure import Ratio
 from outrider.metrics.summary import summarise
 from outrider_lab.bench.quality import FormatRow, Quality, RuleRow
 from outrider_lab.bench.studies import drafters_report as drafters_record

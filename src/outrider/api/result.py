@@ -6,6 +6,8 @@ fields.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from collections import deque
@@ -16,7 +18,7 @@ from html import escape
 from importlib.resources import files
 from itertools import accumulate
 from types import NoneType, UnionType
-from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Union, cast, get_args, get_origin, get_type_hints
 
 from outrider.api.stream import TokenDecoder, pieces_of
 from outrider.core.draft import Origin, RoundEvent, RoundTrace, TokenLogprobs
@@ -35,6 +37,9 @@ from outrider.metrics.summary import (
     summarise,
     token_latencies,
 )
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 # Most separate events of a reader that does not read them; more become one.
 MOST_EVENTS = 16
@@ -424,6 +429,40 @@ def page_script() -> str:
 def asset(name: str) -> str:
     """The text of an asset that shows rounds."""
     return files("outrider.api").joinpath("assets", name).read_text("utf-8")
+
+
+def run_page(title: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    """The page of runs, as `run_of` gives them, round by round: one file whose policy allows no
+    requests, and allows its one script by its hash."""
+    script = page_script()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return page_template("run.html.j2").render(
+        page={"title": title},
+        policy=f"sha256-{digest}",
+        style=asset("rounds.css"),
+        script=script,
+        runs=list(runs),
+        texts=[(run, text_of(run)) for run in runs],
+    )
+
+
+@cache
+def page_template(name: str, package: str = "outrider.api") -> Template:
+    """The template of a page, one of the assets or of the folder `templates` of another package.
+    HTML escapes all content on insertion."""
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, select_autoescape
+
+    shared = PackageLoader("outrider.api", "assets")
+    own = [] if package == "outrider.api" else [PackageLoader(package)]
+    environment = Environment(
+        loader=ChoiceLoader([*own, shared]),
+        autoescape=select_autoescape(["html.j2"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(name)
 
 
 def run_of(

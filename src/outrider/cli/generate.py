@@ -36,8 +36,17 @@ from outrider.core.fields import size
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import drafter_named
 from outrider.core.settings import Resolved
-from outrider.measure.frame import MIN_PAIRS, Ratio, ratio_of_medians
-from outrider.measure.machine import Neighbours, Score, is_busy, provenance, race, said_of
+from outrider.measure import (
+    MIN_PAIRS,
+    Neighbours,
+    Ratio,
+    Score,
+    is_busy,
+    provenance,
+    race,
+    ratio_of_medians,
+    said_of,
+)
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM

@@ -124,8 +124,7 @@ class RoundsPage:
         """Add runs and write the page; return a line about it, "" if the page is off."""
         if self.path is None:
             return ""
-        from outrider.api.result import run_of
-        from outrider.measure.store import run_page
+        from outrider.api.result import run_of, run_page
 
         facts = self._facts()
         for result in results:

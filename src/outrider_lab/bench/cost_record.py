@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from outrider.estimate.theory import expected_tokens, measured_speed_up
-from outrider.measure.machine import is_busy
-from outrider.measure.store import Section, plain_table
+from outrider.measure import is_busy
+from outrider_lab.measure.store import Section, plain_table
 from outrider_lab.planner.rounds import speed_up
 
 SCHEMA = "outrider-bench-ssd/1"

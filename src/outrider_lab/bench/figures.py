@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.measure.frame import Spread
 from outrider_lab.bench.charts import (
     MARKS,
     Axis,
@@ -25,6 +24,7 @@ from outrider_lab.bench.charts import (
 from outrider_lab.bench.drawing import write
 from outrider_lab.bench.studies.sweep_record import ResultsFolder
 from outrider_lab.bench.studies.sweep_summary import STAGES, SweepCell, cells
+from outrider_lab.measure.frame import Spread
 
 # A distribution is drawn to here; a stall of the machine would squeeze everything else.
 _SHOWN_PERCENT = 98

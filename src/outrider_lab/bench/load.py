@@ -20,10 +20,10 @@ from outrider.api.result import GenerationResult
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import ContractError, QueueFullError
 from outrider.core.params import SamplingParams
-from outrider.measure.frame import grouped
-from outrider.measure.machine import digest_of
 from outrider.metrics.summary import inter_token_latencies, percentile, round_latencies
 from outrider_lab.bench.requests import Request
+from outrider_lab.measure.frame import grouped
+from outrider_lab.measure.machine import digest_of
 
 
 class Handle(Protocol):

@@ -17,8 +17,8 @@ from typing import Any
 
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.files import FileKind, read_text
-from outrider.measure.store import RecordError, parse
 from outrider_lab.bench.workload import SUMMARIZE
+from outrider_lab.measure.store import RecordError, parse
 
 MAX_ARTICLE_TOKENS = 512
 _BUILTIN_HINT = "`--source builtin` needs no network"

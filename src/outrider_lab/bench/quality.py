@@ -24,9 +24,10 @@ from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS, EngineConfig
 from outrider.core.draft import common_prefix
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
-from outrider.measure.frame import Ratio, ratio_of_medians, spoken
-from outrider.measure.store import Section, number, percent
+from outrider.measure import Ratio, ratio_of_medians
 from outrider.plugins.compat.wrapper import Cache, ModelWrapper, load_wrapper
+from outrider_lab.measure.frame import spoken
+from outrider_lab.measure.store import Section, number, percent
 
 # Of the model's matrices, of its keys and values, or of all.
 QUANTISED, KV_INT8 = ("int8", "int4"), "kv-int8"

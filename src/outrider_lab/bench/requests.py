@@ -21,8 +21,8 @@ import numpy as np
 
 from outrider.core.errors import ConfigError, ContractError
 from outrider.core.files import FileKind, read_text
-from outrider.measure.store import RecordError, made, parse
 from outrider_lab.bench.workload import DOMAINS, MIXED, builtin_texts
+from outrider_lab.measure.store import RecordError, made, parse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.core.files import FileKind, read_text
-from outrider.measure.store import RecordError, made, parse, write_json
+from outrider_lab.measure.store import RecordError, made, parse, write_json
 
 T = TypeVar("T")
 

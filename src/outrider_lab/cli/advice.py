@@ -17,7 +17,6 @@ from outrider.core.params import SamplingParams
 from outrider.core.spec import ModelSpec
 from outrider.estimate.forecast import sheet_like
 from outrider.kernels.kinds import pick_device
-from outrider.measure.machine import machine
 from outrider.models.loading import resolve
 from outrider_lab.bench.calibrate.extent import BESIDE_WEIGHTS, Bounds, extent_of
 from outrider_lab.bench.calibrate.found import Asked, Found, Watch
@@ -30,6 +29,7 @@ from outrider_lab.bench.studies.drafters_lineup import (
     known,
 )
 from outrider_lab.bench.workload import builtin_texts
+from outrider_lab.measure.machine import machine
 from outrider_lab.planner.calibration import Calibration
 from outrider_lab.planner.suppose import Candidate, supposed
 

@@ -15,7 +15,6 @@ from outrider.cli.output import check_writable, json_line
 from outrider.cli.session import start_logging
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.fields import known_words
-from outrider.measure.store import REQUESTS, Page
 from outrider_lab.bench.drawing import write_all
 from outrider_lab.bench.requests import replay, texts_of
 from outrider_lab.bench.studies.engines_cells import EnginesEvidence, Taken
@@ -47,6 +46,7 @@ from outrider_lab.bench.studies.engines_run import evidence_of, request_rows, sa
 from outrider_lab.cli import engine_setup
 from outrider_lab.cli.bench_options import EnginesOptions, LoadTestOptions
 from outrider_lab.cli.engine_setup import Results, Subject, known_pairs, subject
+from outrider_lab.measure.store import REQUESTS, Page
 
 
 def engines(call: Call[EnginesOptions]) -> int:

@@ -21,8 +21,7 @@ from outrider.core.errors import ConfigError, MachineError
 from outrider.core.fields import numbers_of, split, words_of
 from outrider.core.files import FileKind, read_text
 from outrider.core.settings import DEFAULT, Resolved
-from outrider.measure.machine import provenance
-from outrider.measure.store import RESULTS, Page, RecordError, entries, parse
+from outrider.measure import provenance
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of
 from outrider_lab.bench.drawing import write_all
@@ -64,6 +63,7 @@ from outrider_lab.bench.workload import ADVERSARIAL, builtin_texts
 from outrider_lab.cli import engine_setup
 from outrider_lab.cli.bench_options import DraftersOptions, PeersOptions
 from outrider_lab.cli.engine_setup import Results, Subject, chosen_words, subject
+from outrider_lab.measure.store import RESULTS, Page, RecordError, entries, parse
 
 QUICK_PROMPTS, QUICK_TOKENS = 1, 32
 SAMPLES_FILE = "samples.csv"

@@ -16,8 +16,7 @@ from outrider.cli.session import start_logging
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.fields import words_of
 from outrider.core.files import FileKind, read_text
-from outrider.measure.machine import provenance
-from outrider.measure.store import Page
+from outrider.measure import provenance
 from outrider.models.loading import resolve
 from outrider.plugins.compat.wrapper import load_wrapper
 from outrider_lab.bench.quality import (
@@ -41,6 +40,7 @@ from outrider_lab.bench.workload import builtin_texts
 from outrider_lab.cli import engine_setup
 from outrider_lab.cli.bench_options import QualityOptions
 from outrider_lab.cli.engine_setup import Subject, subject
+from outrider_lab.measure.store import Page
 
 WINDOW_TOKENS = 256
 _ALL, _NONE = "all", "none"

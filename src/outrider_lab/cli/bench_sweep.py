@@ -14,8 +14,7 @@ from outrider.cli.main import INTERRUPTED, report
 from outrider.cli.output import Meter, fitted, json_line, say
 from outrider.cli.session import start_logging
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, OutriderError
-from outrider.measure.machine import provenance
-from outrider.measure.store import Page
+from outrider.measure import provenance
 from outrider_lab.bench import figures
 from outrider_lab.bench.studies.sweep import SweepLineup, run_visits
 from outrider_lab.bench.studies.sweep_grid import SweepGrid, grid_of
@@ -27,6 +26,7 @@ from outrider_lab.bench.studies.sweep_summary import cells, write_summary
 from outrider_lab.cli import engine_setup
 from outrider_lab.cli.bench_options import KSweepOptions, SweepOptions
 from outrider_lab.cli.sweep_setup import Setup, set_up, set_up_k
+from outrider_lab.measure.store import Page
 
 
 @dataclass(slots=True)

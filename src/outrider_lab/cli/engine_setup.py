@@ -21,9 +21,16 @@ from outrider.core.fields import split, words_of
 from outrider.core.params import SamplingParams
 from outrider.core.settings import DEFAULT, Resolved
 from outrider.kernels.kinds import pick_device
-from outrider.measure.frame import csv_text
-from outrider.measure.machine import machine, new_run_id, provenance, weights_digest
-from outrider.measure.store import (
+from outrider.measure import provenance
+from outrider.models.loading import resolve
+from outrider.pairs.catalog import EMBEDDED_TARGET, ModelPair, draft_of, get_pair
+from outrider_lab.bench import drawing
+from outrider_lab.bench.studies.engines_cells import Taken
+from outrider_lab.bench.studies.engines_plan import Contestant, EnginePlan
+from outrider_lab.bench.studies.engines_run import Loaded, Models, load_engines, run
+from outrider_lab.measure.frame import csv_text
+from outrider_lab.measure.machine import machine, new_run_id, weights_digest
+from outrider_lab.measure.store import (
     RESULTS,
     Page,
     Picture,
@@ -32,12 +39,6 @@ from outrider.measure.store import (
     write_page,
     write_text,
 )
-from outrider.models.loading import resolve
-from outrider.pairs.catalog import EMBEDDED_TARGET, ModelPair, draft_of, get_pair
-from outrider_lab.bench import drawing
-from outrider_lab.bench.studies.engines_cells import Taken
-from outrider_lab.bench.studies.engines_plan import Contestant, EnginePlan
-from outrider_lab.bench.studies.engines_run import Loaded, Models, load_engines, run
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,7 @@ def train(
     call: Call[RunOptions], text: TextSession, recipe: TrainRecipe[M], *, target: str = ""
 ) -> int:
     """Run the recipe to its end with a bar, write the folder and say what was gained."""
-    from outrider.measure.machine import provenance
+    from outrider.measure import provenance
     from outrider.models.heads import kind_of
     from outrider_lab.train.worth import state_worth
 

@@ -8,8 +8,8 @@ from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 
-from outrider.measure.store import RecordError
 from outrider_lab.bench.studies.sweep_record import BenchmarkConfig
+from outrider_lab.measure.store import RecordError
 
 CONFIG = BenchmarkConfig(
     model_pair_name="embedded",

@@ -14,7 +14,6 @@ from doubles.report_results import FakeWriter
 from outrider.core.config import DRAFTERS, EngineConfig
 from outrider.core.errors import CapacityError, CheckpointError, ConfigError
 from outrider.core.params import SamplingParams
-from outrider.measure.frame import csv_text
 from outrider_lab.bench.studies import drafters_lineup as lineup_of_bench
 from outrider_lab.bench.studies.drafters import (
     DrafterSample,
@@ -48,6 +47,7 @@ from outrider_lab.bench.studies.drafters_report import (
     plan_record,
     sample_rows,
 )
+from outrider_lab.measure.frame import csv_text
 
 pytestmark = pytest.mark.wide
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from doubles.engine_runs import all_contestants, evidence_of, measured, plan
-from outrider.measure.frame import Ratio, csv_text
+from outrider.measure import Ratio
 from outrider_lab.bench.studies.engines_cells import (
     BareReads,
     EngineSample,
@@ -23,6 +23,7 @@ from outrider_lab.bench.studies.engines_report import (
     timelines,
 )
 from outrider_lab.bench.studies.engines_run import request_rows, sample_record
+from outrider_lab.measure.frame import csv_text
 
 pytestmark = pytest.mark.wide
 

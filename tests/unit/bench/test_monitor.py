@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from doubles.clocks import FakeClock
-from outrider.measure.machine import Gauges, Monitor, Reading, Usage, machine_gauges, resident_bytes
+from outrider_lab.measure.machine import (
+    Gauges,
+    Monitor,
+    Reading,
+    Usage,
+    machine_gauges,
+    resident_bytes,
+)
 
 
 def spin(seconds: float) -> None:

@@ -11,14 +11,14 @@ import pytest
 from checks.html import read
 from doubles import report_results
 from doubles.sweeps import small_sweep
-from outrider.measure.frame import Ratio
-from outrider.measure.store import Section
+from outrider.measure import Ratio
 from outrider_lab.bench import drawing
 from outrider_lab.bench.charts import Axis, Chart, Line, Lines
 from outrider_lab.bench.drawing import LIGHT, Theme
 from outrider_lab.bench.report.build import build
 from outrider_lab.bench.report.page import render, write_figures
 from outrider_lab.bench.report.parts import Claim, Figure, Origin, Part, Report, Skipped, picture
+from outrider_lab.measure.store import Section
 
 HOSTILE = '<script>alert("1")</script>\'"&{{ 7 * 7 }}{% raw %}'
 

@@ -11,8 +11,8 @@ import pytest
 from doubles.sweeps import circumstances
 from outrider import __version__
 from outrider.core.errors import ConfigError, MachineError
-from outrider.measure.store import AppendLog, Store, difference
 from outrider_lab.bench.studies.sweep_record import ResultsFolder
+from outrider_lab.measure.store import AppendLog, Store, difference
 
 LINE = b'{"record": "run"}\n'
 

@@ -17,8 +17,7 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.params import SamplingParams
-from outrider.measure.frame import Ratio
-from outrider.measure.store import Page, markdown
+from outrider.measure import Ratio
 from outrider.pairs.catalog import EMBEDDED_TARGET, PAIRS
 from outrider_lab.bench.studies import sweep as sweep_module
 from outrider_lab.bench.studies import sweep_recipes as claims
@@ -29,6 +28,7 @@ from outrider_lab.bench.studies.sweep_recipes import RECIPES, GainClaim, SameAcc
 from outrider_lab.bench.studies.sweep_record import FILE_NAME, SWEEP, ResultsFolder
 from outrider_lab.bench.studies.sweep_report import sections
 from outrider_lab.bench.studies.sweep_summary import axes_in, cells, marginals, summary
+from outrider_lab.measure.store import Page, markdown
 
 pytestmark = pytest.mark.weights
 

@@ -8,17 +8,10 @@ from pathlib import Path
 import pytest
 
 from outrider.core.errors import ConfigError
-from outrider.measure.machine import (
-    attempt,
-    best,
-    different_tokens,
-    in_turns,
-    provenance,
-    race,
-    visit,
-)
-from outrider.measure.store import write_json
+from outrider.measure import provenance, race
 from outrider_lab.bench.workload import WORKLOADS, load_prompts
+from outrider_lab.measure.machine import attempt, best, different_tokens, in_turns, visit
+from outrider_lab.measure.store import write_json
 
 
 def test_every_contestant_runs_every_piece_in_rotating_order() -> None:

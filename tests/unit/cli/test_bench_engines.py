@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command
-from outrider.measure.machine import visit
 from outrider.pairs.catalog import PAIRS
 from outrider_lab.bench.studies import engines_run
 from outrider_lab.cli import engine_setup as engine_subjects
+from outrider_lab.measure.machine import visit
 
 pytestmark = pytest.mark.wide
 

@@ -12,11 +12,11 @@ from doubles.command_line import Command, Finished
 from doubles.sweeps import QuickLLM
 from outrider.api.llm import LLM
 from outrider.core.errors import ConfigError
-from outrider.measure.store import AppendLog
 from outrider_lab.bench import drawing
 from outrider_lab.bench.studies import sweep as sweep_module
 from outrider_lab.bench.studies.sweep_recipes import RECIPES
 from outrider_lab.bench.studies.sweep_record import FILE_NAME
+from outrider_lab.measure.store import AppendLog
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 

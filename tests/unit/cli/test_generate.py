@@ -13,7 +13,7 @@ import pytest
 from doubles.command_line import Command
 from outrider.api.result import GenerationResult
 from outrider.cli.generate import Comparison, advice_for
-from outrider.measure.machine import Score
+from outrider.measure import Score
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 

@@ -21,7 +21,7 @@ from outrider.cli.verbs import VERBS
 from outrider.cli.verdict import headline, is_cut
 from outrider.kernels.ceilings import Ceiling
 from outrider.kernels.operators import Choice
-from outrider.measure.machine import Score
+from outrider.measure import Score
 from outrider.metrics.summary import summarise
 
 WIDTHS = (80, 120)

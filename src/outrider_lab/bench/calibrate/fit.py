@@ -33,8 +33,8 @@ from itertools import combinations
 import numpy as np
 
 from outrider.estimate.cost import Curve
-from outrider.measure.frame import grouped
 from outrider_lab.bench.calibrate.rounds import Pass, Timed
+from outrider_lab.measure.frame import grouped
 from outrider_lab.planner.calibration import DrafterCosts, PassCosts
 
 # Turns that a level is smoothed over.

@@ -25,14 +25,15 @@ from outrider.core.env import CALIBRATIONS
 from outrider.core.errors import ConfigError
 from outrider.core.files import FileKind, read_text
 from outrider.kernels.kinds import DTYPES
-from outrider.measure.machine import machine, provenance, weights_digest
-from outrider.measure.store import write_text
+from outrider.measure import provenance
 from outrider.models.heads import kind_of
 from outrider.models.hf_config import read_config
 from outrider.models.loading import resolve
 from outrider_lab.bench.calibrate.engines import TimedEngine, TimedEngines
 from outrider_lab.bench.calibrate.rounds import endless
 from outrider_lab.bench.calibrate.timing import Costs, Wanted
+from outrider_lab.measure.machine import machine, weights_digest
+from outrider_lab.measure.store import write_text
 from outrider_lab.planner.calibration import Calibration, DrafterCosts
 
 # Clocks of this machine at the moment, and the part of it that a container may use.

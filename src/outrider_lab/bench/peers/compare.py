@@ -17,7 +17,7 @@ import torch
 
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CheckpointError, MachineError
-from outrider.measure.machine import in_turns, machine, provenance, weights_digest
+from outrider.measure import provenance
 from outrider.models.hf_config import read_config
 from outrider.models.loading import resolve
 from outrider_lab.bench.peers.contestants import (
@@ -35,6 +35,7 @@ from outrider_lab.bench.peers.match import LOGS, Journal, Match, Prompt, Setting
 from outrider_lab.bench.peers.process import Peer, PeerError
 from outrider_lab.bench.peers.report import summary
 from outrider_lab.bench.workload import WORKLOADS, fingerprint, load_prompts
+from outrider_lab.measure.machine import in_turns, machine, weights_digest
 from outrider_lab.models.gguf_export import GgufOptions, export
 from outrider_lab.models.inflate import shape_called
 from outrider_lab.models.inflate_files import write_inflated

@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from outrider.measure.store import RecordError, Store, difference, entries, made
 from outrider.metrics.summary import inter_token_latencies
 from outrider_lab.bench.peers.contestants import Contestant, PeerWeights
 from outrider_lab.bench.peers.process import Asked, Cpu, PeerError
+from outrider_lab.measure.store import RecordError, Store, difference, entries, made
 
 SCHEMA = "outrider-bench-peers/1"
 FILE_NAME = "runs.jsonl"

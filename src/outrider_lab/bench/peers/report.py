@@ -14,12 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from outrider.core.draft import common_prefix
-from outrider.measure.frame import MIN_PAIRS, ratio_of_medians
-from outrider.measure.machine import Score, is_busy
-from outrider.measure.store import Section, plain_table
+from outrider.measure import MIN_PAIRS, Score, is_busy, ratio_of_medians
 from outrider.metrics.summary import percentile
 from outrider_lab.bench.peers.contestants import DRAFTERS, OURS
 from outrider_lab.bench.peers.match import Entry, Found, Place, Run
+from outrider_lab.measure.store import Section, plain_table
 
 _NOTE = (
     "Tokens over seconds, each engine's own clock around the call that writes: reading the prompt "

@@ -15,7 +15,6 @@ from pathlib import Path, PurePosixPath
 
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.files import FileKind, read_text
-from outrider.measure.store import RecordError, parse
 from outrider_lab.bench.cost_record import SCHEMA as STUDY
 from outrider_lab.bench.predictions import SCHEMA as PLAN_CELLS
 from outrider_lab.bench.report.parts import Part, Record, Report, Skipped, Source, text_of
@@ -23,6 +22,7 @@ from outrider_lab.bench.report.views import benchmarks, comparisons, exact, stud
 from outrider_lab.bench.studies.drafters_report import SCHEMA as DRAFTERS
 from outrider_lab.bench.studies.engines_report import SCHEMA as ENGINES
 from outrider_lab.bench.studies.sweep_record import K_SWEEP, SWEEP
+from outrider_lab.measure.store import RecordError, parse
 
 MAX_BYTES = 64 * 2**20
 MAX_DEPTH = 4

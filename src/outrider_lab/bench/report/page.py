@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from outrider.measure.frame import spoken
-from outrider.measure.store import Page, Picture, Section, html
 from outrider_lab.bench import drawing
 from outrider_lab.bench.drawing import THEMES
 from outrider_lab.bench.report.parts import ClaimKind, Figure, Part, Report, picture
+from outrider_lab.measure.frame import spoken
+from outrider_lab.measure.store import Page, Picture, Section, html
 
 TITLE = "Outrider: what was measured"
 # Of the gains and losses of a part so many are named in the summary.

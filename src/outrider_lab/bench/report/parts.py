@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from outrider.core.files import FileKind, read_bytes
-from outrider.measure.frame import MIN_PAIRS, Ratio
-from outrider.measure.machine import OTHERS_USED, is_busy, said_of
-from outrider.measure.store import Picture, RecordError, Section, fits
+from outrider.measure import MIN_PAIRS, OTHERS_USED, Ratio, is_busy, said_of
 from outrider_lab.bench.charts import Chart
+from outrider_lab.measure.store import Picture, RecordError, Section, fits
 
 Record = Mapping[str, Any]
 ClaimKind = Literal["speculation", "arrangement", "peer"]

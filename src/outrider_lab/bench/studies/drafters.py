@@ -19,10 +19,11 @@ from outrider.core.draft import RoundTrace
 from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import KINDS
-from outrider.measure.frame import Ratio, Sample, spoken
-from outrider.measure.machine import Attempt, attempt, different_tokens, in_turns, visit
+from outrider.measure import Ratio
 from outrider.metrics.summary import Stats, position_counts, summarise
 from outrider_lab.bench.studies.drafters_lineup import OFF, Runner, Writer
+from outrider_lab.measure.frame import Sample, spoken
+from outrider_lab.measure.machine import Attempt, attempt, different_tokens, in_turns, visit
 
 Texts = tuple[tuple[int, ...], ...]
 # Tokens that a contestant writes untimed, to warm up.

@@ -30,10 +30,10 @@ from outrider.core.errors import (
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import AUTO, KINDS, DrafterKind, every_drafter
 from outrider.core.plugins import OFF as NONE
-from outrider.measure.machine import facts_of, weights_digest
 from outrider.models.heads import HeadKind, find_heads, has_own_mtp, kind_of, name_of
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of
+from outrider_lab.measure.machine import facts_of, weights_digest
 
 OFF, ALL = "off", "all"
 # A chain and a tree of one drafter differ in this only; 16 nodes and the root are 17 rows.

@@ -12,9 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 
-from outrider.measure.frame import (
-    MIN_PAIRS,
-    Ratio,
+from outrider.measure import MIN_PAIRS, Ratio, said_of
+from outrider_lab.bench.charts import Axis, Chart, Dots, Panel, Square, Squares, dot_of, rows_of
+from outrider_lab.bench.studies.drafters import (
+    DrafterNumbers,
+    DrafterSample,
+    RacePlan,
+    bounds_of_copies,
+)
+from outrider_lab.bench.studies.drafters_lineup import OFF, Lineup, Runner
+from outrider_lab.measure.frame import (
     failures,
     good_numbers,
     grouped,
@@ -24,16 +31,7 @@ from outrider.measure.frame import (
     share,
     spoken,
 )
-from outrider.measure.machine import said_of
-from outrider.measure.store import Section, number, percent
-from outrider_lab.bench.charts import Axis, Chart, Dots, Panel, Square, Squares, dot_of, rows_of
-from outrider_lab.bench.studies.drafters import (
-    DrafterNumbers,
-    DrafterSample,
-    RacePlan,
-    bounds_of_copies,
-)
-from outrider_lab.bench.studies.drafters_lineup import OFF, Lineup, Runner
+from outrider_lab.measure.store import Section, number, percent
 
 SCHEMA = "outrider-bench-drafters/1"
 SAMPLES = "samples.csv"

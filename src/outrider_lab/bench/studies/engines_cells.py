@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from outrider.core.draft import JobTrace
-from outrider.measure.frame import (
-    Ratio,
+from outrider.measure import Ratio
+from outrider_lab.bench.load import LoadNumbers, Served
+from outrider_lab.bench.studies.engines_plan import AUTO, FIXED, OFF
+from outrider_lab.measure.frame import (
     Sample,
     failures,
     good_numbers,
@@ -25,8 +27,6 @@ from outrider.measure.frame import (
     paired_ratio,
     share,
 )
-from outrider_lab.bench.load import LoadNumbers, Served
-from outrider_lab.bench.studies.engines_plan import AUTO, FIXED, OFF
 from outrider_lab.metrics.timeline import QUEUES, WAITING, Timeline
 from outrider_lab.planner.overlap import AheadTimes
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from outrider.measure.frame import MIN_PAIRS, Ratio, spoken
-from outrider.measure.machine import said_of
-from outrider.measure.store import Section, number, percent
+from outrider.measure import MIN_PAIRS, Ratio, said_of
 from outrider_lab.bench.charts import MARKS, Axis, Chart, Color, Line, Lines, ticks_of
 from outrider_lab.bench.lanes import LanePicture, lane_chart
 from outrider_lab.bench.reference import engine_table
@@ -27,6 +25,8 @@ from outrider_lab.bench.studies.engines_cells import (
     head_to_head,
 )
 from outrider_lab.bench.studies.engines_plan import OFF, EnginePlan
+from outrider_lab.measure.frame import spoken
+from outrider_lab.measure.store import Section, number, percent
 
 SCHEMA = "outrider-bench-engines/1"
 # What `auto` is asked to reach against every other way at every level.

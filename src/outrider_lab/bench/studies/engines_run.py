@@ -19,8 +19,6 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import MachineError, OutriderError
 from outrider.kernels.ceilings import BandwidthReader
 from outrider.kernels.native.cpu import hardware_threads
-from outrider.measure.frame import mean_foreign_share
-from outrider.measure.machine import Monitor, facts_of, visit
 from outrider.metrics.summary import inter_token_latencies, percentile
 from outrider.models.llama import LlamaModel
 from outrider_lab.bench.load import Served, Time, drive, tally
@@ -36,6 +34,8 @@ from outrider_lab.bench.studies.engines_cells import (
     lane_bounds,
 )
 from outrider_lab.bench.studies.engines_plan import Case, Contestant, EnginePlan, line_up
+from outrider_lab.measure.frame import mean_foreign_share
+from outrider_lab.measure.machine import Monitor, facts_of, visit
 from outrider_lab.metrics.timeline import timeline
 
 # So that what the engine before has left running, for verdicts that will not come, ends first.

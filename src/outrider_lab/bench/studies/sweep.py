@@ -18,13 +18,14 @@ from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.params import SamplingParams
-from outrider.measure import machine as turns
-from outrider.measure.machine import Texts, different_tokens, digest_of, facts_of
+from outrider.measure import Texts
 from outrider.metrics.summary import Stats, percentile
 from outrider_lab.bench.load import ClosedLoop, Server, drive
 from outrider_lab.bench.requests import Request
 from outrider_lab.bench.studies.sweep_plan import PlannedVisit, SweepPiece, Way
 from outrider_lab.bench.studies.sweep_record import ResultsFolder, SweepNumbers, SweepSample
+from outrider_lab.measure import machine as turns
+from outrider_lab.measure.machine import different_tokens, digest_of, facts_of
 
 # Rest of level 0 between two requests.
 GAP_SECONDS = 0.05

@@ -21,7 +21,6 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.settings import SETTINGS
-from outrider.measure.store import Plain
 from outrider.models.heads import kind_of
 from outrider.models.loading import resolve
 from outrider_lab.bench.studies.drafters_lineup import Drafts
@@ -49,6 +48,7 @@ from outrider_lab.bench.workload import (
     fingerprint,
     retrieval_prompt,
 )
+from outrider_lab.measure.store import Plain
 
 Count = Callable[[str], int]
 _WORD = re.compile(r"(?<=\s)\S")

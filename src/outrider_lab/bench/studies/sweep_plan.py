@@ -17,8 +17,6 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, ContractError, did_you_mean
 from outrider.core.params import SamplingParams
 from outrider.core.settings import SETTINGS, Given, typed
-from outrider.measure.machine import in_turns, machine, weights_digest
-from outrider.measure.store import Plain
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import get_pair
 from outrider_lab.bench.studies.drafters_lineup import available
@@ -29,6 +27,8 @@ from outrider_lab.bench.studies.sweep_record import (
     ResultsFolder,
     Schema,
 )
+from outrider_lab.measure.machine import in_turns, machine, weights_digest
+from outrider_lab.measure.store import Plain
 
 FLAG = "--over"
 PAIR, DOMAIN, CONTEXT, CONCURRENCY, ALPHA = "pair", "domain", "context", "concurrency", "alpha"

@@ -19,8 +19,7 @@ from typing import Any, Literal, Protocol
 
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.core.fields import Value
-from outrider.measure.frame import MIN_PAIRS, Ratio, good_numbers, grouped, medians, paired_ratio
-from outrider.measure.store import Plain
+from outrider.measure import MIN_PAIRS, Ratio
 from outrider_lab.bench.reference import engine_table
 from outrider_lab.bench.studies.sweep_plan import CONCURRENCY, FIELDS, named
 from outrider_lab.bench.studies.sweep_record import (
@@ -30,6 +29,8 @@ from outrider_lab.bench.studies.sweep_record import (
     SweepSample,
 )
 from outrider_lab.bench.studies.sweep_summary import value_of
+from outrider_lab.measure.frame import good_numbers, grouped, medians, paired_ratio
+from outrider_lab.measure.store import Plain
 
 _Place = tuple[object, ...]
 Measure = Literal["throughput", "cumulative p95"]

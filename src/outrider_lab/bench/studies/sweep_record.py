@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from outrider.measure.frame import Sample
-from outrider.measure.store import Plain, RecordError, Store, difference, entries, made
+from outrider_lab.measure.frame import Sample
+from outrider_lab.measure.store import Plain, RecordError, Store, difference, entries, made
 
 Key = tuple[str, str, int]
 # Fields that lines of before do not have.

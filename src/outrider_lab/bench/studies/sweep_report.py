@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import cast
 
 from outrider.core.config import EXACT_SAMPLERS
-from outrider.measure.frame import MIN_PAIRS, Ratio, Spread
-from outrider.measure.machine import said_of
-from outrider.measure.store import Plain, Section, number, percent
+from outrider.measure import MIN_PAIRS, Ratio, said_of
 from outrider_lab.bench.charts import MARKS, Axis, Chart, Line, Lines, Panel, span_of
 from outrider_lab.bench.drawing import write_all
 from outrider_lab.bench.studies.sweep_plan import CONCURRENCY, CONTEXT, FIELDS, OF_WAYS
 from outrider_lab.bench.studies.sweep_recipes import ALIASES, RECIPES, Recipe, Reference
 from outrider_lab.bench.studies.sweep_record import ResultsFolder
 from outrider_lab.bench.studies.sweep_summary import SweepCell, axes_in, cells, marginals, summary
+from outrider_lab.measure.frame import Spread
+from outrider_lab.measure.store import Plain, Section, number, percent
 
 _COLUMNS: Mapping[str, Callable[[SweepCell], str]] = {
     "samples": lambda cell: str(cell.num_samples),

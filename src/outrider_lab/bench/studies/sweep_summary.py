@@ -15,8 +15,16 @@ from itertools import zip_longest
 from typing import Any, cast
 
 from outrider.core.settings import SETTINGS
-from outrider.measure.frame import (
-    Ratio,
+from outrider.measure import Ratio
+from outrider.metrics.summary import percentile
+from outrider_lab.bench.studies.sweep_plan import CONCURRENCY, DOMAIN, FIELDS, OF_WAYS, PAIR, named
+from outrider_lab.bench.studies.sweep_record import (
+    BenchmarkConfig,
+    ResultsFolder,
+    SweepNumbers,
+    SweepSample,
+)
+from outrider_lab.measure.frame import (
     Spread,
     csv_text,
     failures,
@@ -29,15 +37,7 @@ from outrider.measure.frame import (
     paired_ratio,
     share,
 )
-from outrider.measure.store import Plain, write_json, write_text
-from outrider.metrics.summary import percentile
-from outrider_lab.bench.studies.sweep_plan import CONCURRENCY, DOMAIN, FIELDS, OF_WAYS, PAIR, named
-from outrider_lab.bench.studies.sweep_record import (
-    BenchmarkConfig,
-    ResultsFolder,
-    SweepNumbers,
-    SweepSample,
-)
+from outrider_lab.measure.store import Plain, write_json, write_text
 
 STAGES = ("draft", "target", "accept", "other")
 Place = tuple[object, ...]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from outrider.core.files import FileKind, read_text
-from outrider.measure.store import RecordError, Section, parse, plain_table, shown
 from outrider_lab.bench.charts import Axis, Chart, Line, Lines, Point
 from outrider_lab.bench.predictions import (
     Accuracy,
@@ -31,6 +30,7 @@ from outrider_lab.bench.report.parts import (
     text_of,
 )
 from outrider_lab.bench.report.plots import PredictedPair, curve, said, scatter_figure
+from outrider_lab.measure.store import RecordError, Section, parse, plain_table, shown
 
 # What each benchmark of benchmarks/ without a figure measures, in a sentence.
 TITLES: Mapping[str, tuple[str, str]] = {

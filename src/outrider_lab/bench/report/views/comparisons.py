@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from outrider.measure.frame import Ratio
-from outrider.measure.store import RecordError, Section, made, plain_table
+from outrider.measure import Ratio
 from outrider_lab.bench.charts import Axis, Chart, Lines
 from outrider_lab.bench.peers.contestants import OURS
 from outrider_lab.bench.peers.report import tables
@@ -43,6 +42,7 @@ from outrider_lab.bench.studies.engines_report import (
     columns,
     load_failures,
 )
+from outrider_lab.measure.store import RecordError, Section, made, plain_table
 from outrider_lab.planner.advise import RatePoint
 
 _BELOW = "Numbers are in the table below."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outrider.measure.store import RecordError, Section, made, plain_table
 from outrider_lab.bench.quality import Quality, sections
 from outrider_lab.bench.report.parts import (
     Origin,
@@ -18,6 +17,7 @@ from outrider_lab.bench.report.parts import (
     tables_of,
     text_of,
 )
+from outrider_lab.measure.store import RecordError, Section, made, plain_table
 
 _PARITY: Mapping[str, str] = {
     "parity": "Tokens with speculation on and off",

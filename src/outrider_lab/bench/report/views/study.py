@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.measure.store import RecordError, made
 from outrider_lab.bench.charts import Chart
 from outrider_lab.bench.cost_record import (
     TABLES,
@@ -39,6 +38,7 @@ from outrider_lab.bench.report.views.study_charts import (
     roofline,
     windows,
 )
+from outrider_lab.measure.store import RecordError, made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from outrider.measure.frame import Ratio
+from outrider.measure import Ratio
 from outrider_lab.bench.charts import (
     MARKS,
     Axis,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from outrider.measure.store import RecordError
 from outrider_lab.bench import figures
 from outrider_lab.bench.report.parts import (
     Claim,
@@ -19,6 +18,7 @@ from outrider_lab.bench.report.parts import (
 from outrider_lab.bench.studies.sweep_record import K_SWEEP, SWEEP, ResultsFolder
 from outrider_lab.bench.studies.sweep_report import charts, sections
 from outrider_lab.bench.studies.sweep_summary import axes_in, cells, summary
+from outrider_lab.measure.store import RecordError
 
 # What each figure shows, for those who cannot see it; its numbers are in the table.
 _WORDS: Mapping[str, str] = {

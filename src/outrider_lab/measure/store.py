@@ -8,17 +8,14 @@ a file: another version, schema or circumstance is an error, and nothing is over
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from types import UnionType
 from typing import (
-    TYPE_CHECKING,
     Any,
     Literal,
     TypeVar,
@@ -30,12 +27,9 @@ from typing import (
 )
 
 from outrider import __version__
-from outrider.api.result import asset, page_script, text_of
+from outrider.api.result import page_template
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.files import FileKind, read_bytes, replacing
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 T = TypeVar("T")
 # A JSON value that contains no others.
@@ -367,11 +361,11 @@ def _unknown_line(number: int, why: str = "") -> str:
     return f"a line {number} that this version did not write{why}"
 
 
-# A page of results, written as Markdown or as one HTML file without scripts; and the page of a run,
-# round by round, whose script is part of it.
+# A page of results, written as Markdown or as one HTML file without scripts.
 #
-# The templates are in templates/. The content of a page is text: HTML escapes it on insertion, for
-# any content of a results file, and shows pictures for light and for dark screens.
+# The templates are in templates/; the shell of all pages is an asset of `outrider.api`. The content
+# of a page is text: HTML escapes it on insertion, for any content of a results file, and shows
+# pictures for light and for dark screens.
 _NUMBER = re.compile(r"[+-]?[\d.,]+×?( \([\d.]+ to [\d.]+\)| ± [\d.]+)?")
 
 
@@ -463,44 +457,13 @@ def write_page(folder: Path, page: Page) -> None:
 
 
 def markdown(page: Page) -> str:
-    return _template("page.md.j2").render(page=page)
+    return page_template("page.md.j2", "outrider_lab.measure").render(page=page)
 
 
 def html(page: Page) -> str:
-    return _template("page.html.j2").render(page=page)
-
-
-def run_page(title: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """The page of runs, as `run_of` gives them, round by round: one file whose policy allows no
-    requests, and allows its one script by its hash."""
-    script = page_script()
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return _template("run.html.j2").render(
-        page=Page(title, (), whole=True),
-        policy=f"sha256-{digest}",
-        style=asset("rounds.css"),
-        script=script,
-        runs=list(runs),
-        texts=[(run, text_of(run)) for run in runs],
-    )
+    return page_template("page.html.j2", "outrider_lab.measure").render(page=page)
 
 
 def _is_numeric(column: Sequence[str]) -> bool:
     found = [text for text in column if text not in ("", "-")]
     return bool(found) and all(_NUMBER.fullmatch(text) for text in found)
-
-
-@cache
-def _template(name: str) -> Template:
-    # Many modules import this one only to format numbers.
-    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-
-    environment = Environment(
-        loader=PackageLoader("outrider.measure"),
-        autoescape=select_autoescape(["html.j2"]),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template(name)

@@ -2,14 +2,9 @@
 
 A value that was not measured is None and is left out; a statistic of nothing is None.
 
-A speed-up is the ratio of median seconds a token of plain decoding over those of the other side,
-over the same pieces of work. Its 95 % interval comes from drawing as many pieces again, with
-replacement, many times (Efron, "Bootstrap Methods: Another Look at the Jackknife", 1979; percentile
-interval). A piece keeps its two sides together, and its repeats are first reduced to their median:
-they are not independent pieces. The draws have a fixed seed, so the same samples in the same order
-give the same interval. With few pieces the draws are too much alike: intervals from two pieces hold
-the true value about half of the time and from three 75 %; from five on they hold it 95 % of the
-time, so fewer pieces get no interval.
+A speed-up is a ratio of medians over the same pieces of work (outrider/measure.py). A piece keeps
+its two sides together, and its repeats are first reduced to their median: they are not independent
+pieces.
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import Generic, TypeVar
 
-import numpy as np
+from outrider.measure import Ratio, ratio_of_medians
 
 # The numbers that a study measures.
 N = TypeVar("N")
@@ -62,53 +57,13 @@ def mean_foreign_share(samples: Iterable[Sample[N]]) -> float | None:
 T = TypeVar("T")
 G = TypeVar("G", bound=Hashable)
 
-MIN_PAIRS = 5
-_NUM_DRAWS = 4000
-_PERCENTILES = (2.5, 97.5)
 _DIGITS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """A ratio. `low` and `high` bound its 95 % interval; they are None below MIN_PAIRS."""
-
-    value: float
-    low: float | None
-    high: float | None
-    num_pairs: int
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for values that only an edited results file can have."""
-        if not self.value > 0:
-            raise ValueError(f"a ratio is {self.value!r:.40}")
-        if (self.low is None) != (self.high is None):
-            raise ValueError("an interval has one end only")
-
-    @property
-    def verdict(self) -> str:
-        """The verdict by the interval alone; above 1 is better."""
-        if self.low is None or self.high is None:
-            return "not judged"
-        return "gain" if self.low > 1 else "loss" if self.high < 1 else "no measurable difference"
 
 
 def spoken(ratio: Ratio) -> str:
     """The ratio in words: 1.05× (1.01 to 1.09), or without the interval if there is none."""
     interval = "" if ratio.low is None else f" ({ratio.low:.3f} to {ratio.high:.3f})"
     return f"{ratio.value:.3f}×{interval}"
-
-
-def ratio_of_medians(over: Sequence[float], under: Sequence[float]) -> Ratio:
-    """median(over) / median(under); values of one index belong to one piece of work."""
-    above, below = np.asarray(over, dtype=np.float64), np.asarray(under, dtype=np.float64)
-    value = float(np.median(above) / np.median(below))
-    num = len(above)
-    if num < MIN_PAIRS:
-        return Ratio(value, None, None, num)
-    picks = np.random.default_rng(0).integers(num, size=(_NUM_DRAWS, num))
-    drawn = np.median(above[picks], axis=1) / np.median(below[picks], axis=1)
-    low, high = np.percentile(drawn, _PERCENTILES)
-    return Ratio(value, float(low), float(high), num)
 
 
 def paired_ratio(over: Mapping[G, float], under: Mapping[G, float]) -> Ratio | None:

@@ -1,11 +1,9 @@
-"""The machine and the program that measure: the origin of a number, and what disturbed it.
+"""The machine that measures: its weights, its load meanwhile, and turns whose errors are results.
 
-Provenance is stored with every result. A fingerprint says which weights were measured: hashing
-gigabytes would take longer than many a sweep, so of each weights file only its size, both ends and
-evenly spaced blocks between them are read. That distinguishes checkpoints; it is no protection
-against a person who wants two files to look the same. Contestants suffer unequally from other
-programs, so taking turns is not enough: the CPU share of other programs is recorded with every
-sample.
+A fingerprint says which weights were measured: hashing gigabytes would take longer than many a
+sweep, so of each weights file only its size, both ends and evenly spaced blocks between them are
+read. That distinguishes checkpoints; it is no protection against a person who wants two files to
+look the same.
 """
 
 from __future__ import annotations
@@ -14,15 +12,12 @@ import datetime
 import hashlib
 import json
 import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from importlib import import_module, metadata
+from dataclasses import asdict, dataclass, fields
+from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
 from threading import Event, Thread
@@ -32,82 +27,18 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import CheckpointError
 from outrider.core.files import FileKind, open_regular, read_bytes, read_text
-from outrider.measure.store import Plain
+from outrider.measure import Neighbours, Score, Texts, cpu_name, rotated
 from outrider.models.checkpoint import CONFIG, open_checkpoint
+from outrider_lab.measure.store import Plain
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
-
-# Beginning of the sentence on other programs of the machine.
-OTHERS_USED = "Other programs used"
-PACKAGES = ("outrider", "torch", "numpy", "transformers", "tokenizers", "safetensors")
 
 
 def new_run_id() -> str:
     """The time and a random number: sorts by time and is unique."""
     now = datetime.datetime.now(datetime.UTC)
     return f"{now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
-
-
-def provenance() -> dict[str, object]:
-    """Everything needed to repeat a run on a like machine."""
-    import torch
-
-    from outrider.kernels.native.cpu import num_physical_cores
-
-    return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        **_sources(),
-        "python": platform.python_version(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "physical_cores": num_physical_cores(),
-        "torch_threads": torch.get_num_threads(),
-        "isa": torch.backends.cpu.get_cpu_capability(),
-        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
-
-
-def _sources() -> dict[str, object]:
-    """The commit that this file belongs to; None if it is in no repository, as when installed."""
-    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
-        return {"commit": None, "dirty": None}
-    changed = _git("status", "--porcelain", "--untracked-files=no", ":/")
-    return {"commit": _git("rev-parse", "HEAD"), "dirty": bool(changed)}
-
-
-def _git(*arguments: str) -> str | None:
-    """The output of git for the folder of this file; None if it fails."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), *arguments],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def cpu_name() -> str:
-    """The processor's own name."""
-    try:
-        lines = read_text(Path("/proc/cpuinfo"), FileKind.SYSTEM).splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 _BLOCK_BYTES = 64 * 1024
@@ -152,64 +83,6 @@ def machine(device: str) -> dict[str, Plain]:
         "device": kind,
         "gpu": torch.cuda.get_device_name() if kind == "cuda" else None,
     }
-
-
-# Share of the CPUs above which concurrent times are not reliable.
-BUSY_SHARE = 0.05
-
-
-def is_busy(share: float | None) -> bool:
-    """True if other programs used so much of the machine that times say little."""
-    return share is not None and share > BUSY_SHARE
-
-
-def said_of(share: float | None) -> str | None:
-    """A sentence about `share`, None if it is unknown."""
-    if share is None:
-        return None
-    warning = ": do not rely on these times" if is_busy(share) else ""
-    return f"{OTHERS_USED} {100 * share:.1f} % of the CPUs meanwhile{warning}."
-
-
-class Neighbours:
-    """Watches the machine while entered; `share` is foreign CPU time over all CPU time, or None if
-    the system does not report it."""
-
-    def __init__(self) -> None:
-        self.share: float | None = None
-        self._before: tuple[float, float, float] | None = None
-
-    def __enter__(self) -> Neighbours:
-        self._before = _times()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.share = self.so_far()
-
-    def so_far(self) -> float | None:
-        """The share until now, or that of the whole time after leaving."""
-        after = _times()
-        if self.share is not None or self._before is None or after is None:
-            return self.share
-        busy, total, own = (b - a for a, b in zip(self._before, after, strict=True))
-        return round(max(busy - own, 0.0) / total, 4) if total > 0 else None
-
-
-def cpu_seconds() -> tuple[float, float] | None:
-    """Busy and total seconds of all CPUs; None if the system does not report them."""
-    try:
-        fields = read_text(Path("/proc/stat"), FileKind.SYSTEM).split("\n", 1)[0].split()[1:]
-    except OSError:
-        return None
-    ticks = [int(field) for field in fields[:8]]
-    per_second = os.sysconf("SC_CLK_TCK")
-    return (sum(ticks) - ticks[3] - ticks[4]) / per_second, sum(ticks) / per_second
-
-
-def _times() -> tuple[float, float, float] | None:
-    """Busy and total seconds of all CPUs, and busy seconds of this process and its children."""
-    found = cpu_seconds()
-    return None if found is None else (*found, sum(os.times()[:4]))
 
 
 INTERVAL_SECONDS = 0.2
@@ -410,11 +283,8 @@ def _mean(values: Sequence[float]) -> float | None:
 # rotates from visit to visit, so that drift of the machine (clock, neighbours, caches) falls on all
 # alike. Results are ratios within visits; seconds are stored for the record only.
 C = TypeVar("C")
-R = TypeVar("R")
 T = TypeVar("T")
-W = TypeVar("W")
-# The token ids of each prompt of a piece of work.
-Texts = Sequence[Sequence[int]]
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,11 +303,6 @@ def visit(contestants: Sequence[C], turn: int, run: Callable[[C], R]) -> Visit[R
         for number in rotated(range(len(contestants)), turn):
             found[number] = run(contestants[number])
     return Visit([found[number] for number in range(len(contestants))], neighbours.share)
-
-
-def rotated(items: Sequence[T], turn: int) -> list[T]:
-    """The items in rotated order, beginning with number `turn`."""
-    return [items[(turn + offset) % len(items)] for offset in range(len(items))]
 
 
 def in_turns(groups: Iterable[Sequence[T]]) -> list[T]:
@@ -490,50 +355,6 @@ def facts_of(llm: LLM) -> dict[str, object]:
 def digest_of(texts: Texts) -> str:
     """12 hexadecimal digits of a hash of token ids: equal for two runs with equal texts."""
     return hashlib.sha256(json.dumps([list(ids) for ids in texts]).encode()).hexdigest()[:12]
-
-
-@dataclass(slots=True)
-class Score:
-    """One contestant's tokens and seconds, a value per piece of work."""
-
-    tokens: list[int] = field(default_factory=list[int])
-    seconds: list[float] = field(default_factory=list[float])
-
-    @property
-    def tokens_per_second(self) -> float:
-        return sum(self.tokens) / sum(self.seconds)
-
-    def to_dict(self) -> dict[str, float]:
-        rates = [t / s for t, s in zip(self.tokens, self.seconds, strict=True)]
-        return {
-            "tokens_per_second": round(self.tokens_per_second, 2),
-            "median_tokens_per_second": round(statistics.median(rates), 2),
-            "tokens": sum(self.tokens),
-            "seconds": round(sum(self.seconds), 3),
-        }
-
-
-def race(
-    contestants: Mapping[str, Callable[[W], Texts]],
-    work: Sequence[W],
-    *,
-    tick: Callable[[], None] = lambda: None,
-) -> dict[str, Score]:
-    """Scores by name; a contestant maps a piece of work to the ids it emitted.
-
-    The first piece of work is run once untimed, as a warm-up; `tick` is called after each.
-    """
-    for run in contestants.values():
-        run(work[0])
-    scores = {name: Score() for name in contestants}
-    for turn, piece in enumerate(work):
-        for name in rotated(list(contestants), turn):
-            started = perf_counter()
-            emitted = contestants[name](piece)
-            scores[name].seconds.append(perf_counter() - started)
-            scores[name].tokens.append(sum(map(len, emitted)))
-        tick()
-    return scores
 
 
 def best(scores: Mapping[str, Score], names: Sequence[str]) -> str:
