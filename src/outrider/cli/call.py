@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.exceptions import UnusedCliTokensError
@@ -24,17 +24,18 @@ from outrider.cli.options import (
     SET_TEXT,
     STDIN_FLAG,
     Argument,
+    JsonOption,
     Options,
     OutputOption,
     Verb,
     setting_flags,
 )
-from outrider.cli.output import check_writable
+from outrider.cli.output import answer, check_writable, json_line, screen_table
 from outrider.cli.verbs import VERBS
 from outrider.core import settings
-from outrider.core.env import outrider_variables
+from outrider.core.env import OTHER_VARIABLES, outrider_variables
 from outrider.core.errors import ConfigError, ContractError, hint_for, nearest
-from outrider.core.fields import Meta, check_value, shown
+from outrider.core.fields import LIMITS, Meta, check_value, shown
 from outrider.core.settings import Given, Resolved, Setting, read_settings
 
 O_co = TypeVar("O_co", bound=Options, covariant=True)
@@ -277,3 +278,31 @@ def needed(call: Call[Options], name: str, *, position: int = 0) -> str:
     if position >= len(call.arguments):
         raise ConfigError(f"{name} is missing.", hint="the same command with --help")
     return call.arguments[position]
+
+
+def config(call: Call[JsonOption]) -> int:
+    """`outrider config`: every setting, its value, and the source of the value."""
+    chosen = call.resolved.chosen.values()
+    record = {c.setting.name: {"value": c.value, "origin": c.origin} for c in chosen}
+    rows = [
+        (c.setting.name, json_line(c.value), c.origin, c.setting.flag, c.setting.variable)
+        for c in chosen
+    ]
+    lines = [
+        screen_table(rows, header=("setting", "value", "origin", "flag", "variable")),
+        "\nOther variables:",
+        screen_table([(v.name, v.reader, v.meaning) for v in OTHER_VARIABLES]),
+        "\nLimits of a request:",
+        screen_table([(name, f"{limit.most:,}", limit.what) for name, limit in LIMITS.items()]),
+    ]
+    answer(call.options, record, "\n".join(lines))
+    return 0
+
+
+def completion(call: Call[Options]) -> int:
+    """`outrider completion`: a script that completes verbs and options in a shell."""
+    shell = cast("Literal['bash', 'zsh', 'fish']", needed(call, "SHELL"))
+    # `shell` is only the name of a shell; none is started.
+    script = completion_app().generate_completion(prog_name="outrider", shell=shell)
+    print(script)
+    return 0

@@ -25,8 +25,8 @@ from outrider.cli.session import (
     sampling_line,
     show,
     show_notes,
+    structure_of,
 )
-from outrider.cli.structure import structure_of
 from outrider.cli.verdict import RoundsPage, acceptance, details, headline, is_cut, toy_note
 from outrider.core import settings
 from outrider.core.errors import ConfigError, OutriderError, did_you_mean

@@ -26,9 +26,8 @@ from outrider.api.prompts import Prompt
 from outrider.api.result import GenerationResult
 from outrider.cli.call import Call
 from outrider.cli.conversation import given_prompt
-from outrider.cli.output import answer, fitted, prose, say, screen_table
-from outrider.cli.session import open_llm, run_record
-from outrider.cli.structure import structure_of
+from outrider.cli.output import Painter, answer, fitted, prose, say, screen_table
+from outrider.cli.session import open_llm, run_record, show, show_notes, structure_of
 from outrider.cli.verb_options import GenerateOptions
 from outrider.cli.verdict import RoundsPage, details, headline, is_cut, say_toy
 from outrider.core.errors import ConfigError
@@ -49,15 +48,10 @@ from outrider.measure import (
 )
 
 if TYPE_CHECKING:
-    from outrider.api.llm import LLM
-    from outrider.api.result import GenerationResult
     from outrider.api.structure import StructureOptions
 
 
 def generate(call: Call[GenerateOptions]) -> int:
-    from outrider.cli.output import Painter
-    from outrider.cli.session import open_llm, run_record, show, show_notes
-
     shown, resolved = call.options, call.resolved
     text = _prompt_of(call)
     structure = structure_of(shown)
@@ -109,7 +103,6 @@ def _profile(
     llm: LLM, prompt: Prompt, result: GenerationResult, call: Call[GenerateOptions]
 ) -> dict[str, object]:
     """Return the record of `--profile`; for people, also print it in short."""
-
     profile = round_profile(llm, result, call.resolved)
     profile["kernels"] = kernel_profile(llm, prompt, call.resolved, structure_of(call.options))
     if not call.options.json and not call.options.quiet:
@@ -126,9 +119,6 @@ def _several(
     llm: LLM, given: tuple[str, Prompt], call: Call[GenerateOptions], page: RoundsPage
 ) -> int:
     """Run `--n`: all completions at once. `given` is the prompt as typed, and for the model."""
-    from outrider.cli.output import Painter
-    from outrider.cli.session import run_record, show_notes
-
     shown = call.options
     if shown.compare:
         raise ConfigError("--compare needs one completion, and --n requests more.", hint="drop one")

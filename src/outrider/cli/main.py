@@ -18,9 +18,9 @@ from typing import NoReturn, TextIO
 
 from outrider import __version__
 from outrider.cli.gate import gate, gated
-from outrider.cli.guesses import flags_read, verb_named
 from outrider.cli.options import ASKS, STDIN_FLAG, Verb
 from outrider.cli.page import front_page, search_page, verb_page
+from outrider.cli.verbs import flags_read, verb_named
 from outrider.core.env import outrider_variables
 from outrider.core.errors import MachineError, OutriderError, out_of_memory
 

@@ -1,4 +1,5 @@
-"""Loading a model from resolved settings, streaming replies, and logging; for several verbs.
+"""Loading a model from resolved settings, streaming replies, their structure, and logging; for
+several verbs.
 
 Log events go to stderr, as lines for people or as JSON objects for programs. A JSON line has `time`
 (UTC, ISO 8601), `level`, `logger` and `message`, and `error` with the traceback if there is one.
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, cast
 
@@ -28,6 +30,7 @@ from outrider.core.errors import (
     hear_compilers,
     notes_on,
 )
+from outrider.core.files import FileKind, read_text
 from outrider.core.params import ADVISED
 from outrider.core.plugins import AUTO, OFF, drafter_named
 from outrider.core.settings import DEFAULT, Chosen, ProgramConfig, Resolved
@@ -35,9 +38,10 @@ from outrider.core.settings import DEFAULT, Chosen, ProgramConfig, Resolved
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
     from outrider.api.result import GenerationResult, TextEvent
+    from outrider.api.structure import StructureOptions
+    from outrider.cli.options import StructureOption
     from outrider.cli.output import Painter
     from outrider.core.draft import JobTrace, Origin
-
 
 _OURS = "outrider"
 
@@ -247,3 +251,42 @@ def interruptible() -> Generator[Callable[[], bool]]:
         yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def structure_of(flags: StructureOption) -> StructureOptions:
+    """Return the structure of `--schema`, `--json-object`, `--regex`, `--choice` and `--grammar`,
+    checked later. Raises ConfigError for bad files."""
+    found: StructureOptions = {}
+    if flags.schema is not None:
+        found["schema"] = _text_of(flags.schema, "--schema", signs="{")
+    if flags.json_object:
+        found["json"] = True
+    if flags.regex is not None:
+        found["regex"] = flags.regex
+    if flags.choice:
+        found["choices"] = flags.choice
+    if flags.grammar is not None:
+        found["grammar"] = _text_of(flags.grammar, "--grammar", signs=":")
+    return found
+
+
+def _text_of(given: str, flag: str, *, signs: str) -> str:
+    """Return the file's content, or `given` itself if it has `signs`. Raises ConfigError."""
+    path = Path(given)
+    try:
+        is_file = path.exists()
+    except OSError:  # too long for a file's name
+        is_file = False
+    if not is_file and signs in given:
+        return given
+    try:
+        return read_text(path, FileKind.GRAMMAR)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"{flag} {given}: cannot be read: {reason}.",
+            hint=f"give a file, or write what it would hold: {flag} '{_EXAMPLES[flag]}'",
+        ) from None
+
+
+_EXAMPLES = {"--schema": '{"type": "object"}', "--grammar": 'start: "yes" | "no"'}

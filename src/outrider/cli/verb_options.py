@@ -96,7 +96,7 @@ class DoctorOptions(JsonOption):
     measure: bool = setting(False, "Measure again which kernels are faster on this machine.")
 
 
-@verb("config", "config:config", group="This machine", settings=ALL)
+@verb("config", "call:config", group="This machine", settings=ALL)
 class ConfigOptions(JsonOption):
     """Show every setting, its value and its origin.
 
@@ -106,7 +106,7 @@ class ConfigOptions(JsonOption):
 
 @verb(
     "completion",
-    "config:completion",
+    "call:completion",
     Argument("SHELL", "The shell.", choices=("bash", "zsh", "fish")),
 )
 class CompletionOptions(Options):
@@ -272,7 +272,7 @@ class TopOptions(JsonOption):
 
 @verb(
     "cluster config",
-    "cluster:config",
+    "serve:cluster_config",
     Argument("MODEL", "The model of each replica, as --target.", setting="target"),
     settings=ALL,
     without=(*DECIDED, "seed", "prediction", "prompt_logprobs"),

@@ -320,7 +320,7 @@ def _num_edits(one: str, other: str) -> int:
 #
 # In files, variables and Python, a name of another project is never accepted: two names for one
 # setting are two sources of a mistake. It is recognised, and the error gives the name used here. On
-# the command line, flags that take the very same values are read, with a note (cli/guesses.py).
+# the command line, flags that take the very same values are read, with a note (cli/verbs.py).
 VARIABLES_OF_OTHERS = ("SPECDEC_", "SHARPI_")
 
 

@@ -131,34 +131,6 @@ class Stats:
         return found | copies | {"acceptance_histogram": list(self.acceptance_histogram)}
 
 
-@dataclass(frozen=True, slots=True)
-class PassShapes:
-    """Sharing of target passes. `mean_sequences` is over all passes. `equal_rows_fraction` is the
-    share of passes with several sequences in which all had the same number of rows, None without
-    such a pass. Rows are prompt tokens, or drafted tokens and the pending token before them."""
-
-    num_passes: int
-    num_shared: int
-    mean_sequences: float
-    equal_rows_fraction: float | None
-
-
-def pass_shapes(traces: Iterable[RoundTrace]) -> PassShapes:
-    """Return the sharing of passes by the `traces` of all requests, in any order."""
-    rows: dict[int, list[int]] = {}
-    for trace in traces:
-        num_rows = trace.num_prompt_tokens + trace.num_drafted + (trace.num_emitted > 0)
-        rows.setdefault(trace.pass_index, []).append(num_rows)
-    shared = [group for group in rows.values() if len(group) > 1]
-    equal = sum(len(set(group)) == 1 for group in shared)
-    return PassShapes(
-        num_passes=len(rows),
-        num_shared=len(shared),
-        mean_sequences=sum(map(len, rows.values())) / len(rows) if rows else 0.0,
-        equal_rows_fraction=equal / len(shared) if shared else None,
-    )
-
-
 def summarise(traces: Iterable[RoundTrace], *, drafter: str, k: int, total_seconds: float) -> Stats:
     """Add up `traces`; a pass that several traces share counts once."""
     records = list(traces)

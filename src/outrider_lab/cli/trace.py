@@ -22,14 +22,21 @@ from outrider.core.draft import JobTrace, RoundTrace
 from outrider.core.errors import ConfigError, ContractError, MachineError
 from outrider.core.fields import size
 from outrider.core.params import SamplingParams
-from outrider.metrics.summary import pass_shapes, summarise
+from outrider.metrics.summary import summarise
 from outrider_lab.bench.drawing import why_not
 from outrider_lab.bench.workload import DOMAINS, builtin_texts
 from outrider_lab.cli.verb_options import TraceOptions
 from outrider_lab.measure.machine import Monitor, Usage
 from outrider_lab.measure.store import percent
 from outrider_lab.metrics.chrome_trace import trace_pieces
-from outrider_lab.metrics.timeline import Counters, hit_rate, over_time, scheduler_stats, timeline
+from outrider_lab.metrics.timeline import (
+    Counters,
+    hit_rate,
+    over_time,
+    pass_shapes,
+    scheduler_stats,
+    timeline,
+)
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM

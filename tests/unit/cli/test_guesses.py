@@ -16,8 +16,7 @@ from huggingface_hub import constants
 
 from doubles.command_line import Command, nothing
 from outrider.cli import call
-from outrider.cli.guesses import FLAGS_READ
-from outrider.cli.verbs import VERBS
+from outrider.cli.verbs import FLAGS_READ, VERBS
 from outrider.core.errors import CheckpointError, foreign_names
 from outrider.core.settings import SETTINGS, Given, typed
 from outrider.models.loading import _called  # pyright: ignore[reportPrivateUsage]

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from outrider.core.draft import RoundTrace
-from outrider.metrics.summary import PassShapes, Stats, pass_shapes, summarise, together
+from outrider.metrics.summary import Stats, summarise, together
+from outrider_lab.metrics.timeline import PassShapes, pass_shapes
 
 ROUND = RoundTrace(
     seq_id=0,
