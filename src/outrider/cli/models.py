@@ -1,7 +1,7 @@
-"""`outrider models`: lists models, shows their sizes, and tests them.
+"""`outrider models`: lists models and shows their sizes.
 
-`ollama` and `ping` test other servers; `inflate` and `export`, which write models, are in the lab.
-Sizes come from config.json alone, without reading weights.
+`load`, `ollama` and `ping`, which test a model or a server, and `inflate` and `export`, which write
+models, are in the lab. Sizes come from config.json alone, without reading weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from outrider.cache.pages import free_bytes
 from outrider.cli.call import Call, needed
 from outrider.cli.options import JsonOption
 from outrider.cli.output import answer, screen_table
-from outrider.cli.verb_options import LoadOptions, OllamaOptions, PingOptions
 from outrider.core.errors import CheckpointError
 from outrider.core.fields import size
 from outrider.core.spec import ModelSpec
@@ -29,8 +28,6 @@ from outrider.models.hf_config import read_config
 from outrider.models.loading import ALIASES, HEAD_ALIASES, made_models, resolve
 from outrider.models.stores import cached_models, stored_models
 from outrider.models.weights import stored_in
-
-LOADER_PROMPT = "The quick brown fox"
 
 
 def list_models(call: Call[JsonOption]) -> int:
@@ -60,77 +57,6 @@ def inspect_model(call: Call[JsonOption]) -> int:
     ]
     lines = [screen_table(rows), *(f"note: {note}" for note in notes)]
     answer(call.options, facts | {"notes": notes}, "\n".join(lines))
-    return 0
-
-
-def load_model(call: Call[LoadOptions]) -> int:
-    """Load a model and continue a fixed text greedily: a test of the path from files to tokens."""
-    name = needed(call, "MODEL")
-
-    from outrider.plugins.compat.wrapper import load_wrapper
-
-    dtype = call.options.dtype
-    wrapper, tokenizer = load_wrapper(name, dtype)
-    spec, arena = wrapper.model.spec, wrapper.model.state.arena
-    written = wrapper.greedy(tokenizer.encode(LOADER_PROMPT), call.options.n_tokens)
-    text = tokenizer.decode(written)
-    quantised = f" with matrices in {dtype}" if dtype.startswith("int") else ""
-    facts = {
-        "tokenizer": f"{tokenizer.vocab_size} tokens",
-        "model": f"{name}: {spec.family}, {spec.num_layers} layers, "
-        f"{str(arena.dtype).removeprefix('torch.')}{quantised} on {wrapper.device}",
-        "parameters": f"{wrapper.param_count:,}",
-        "memory": f"{size(spec.weight_bytes)} of weights, {size(arena.nbytes)} of KV",
-        "text": f"{LOADER_PROMPT}{text}",
-    }
-    sizes = {"parameters": wrapper.param_count, "weights_bytes": spec.weight_bytes}
-    record = facts | sizes | {"kv_bytes": arena.nbytes, "token_ids": written, "ok": True}
-    shown = facts | {"text": repr(facts["text"])}
-    lines = [*(f"[loader] {key} {value}" for key, value in shown.items()), "[loader] OK"]
-    answer(call.options, record, "\n".join(lines))
-    return 0
-
-
-def ollama(call: Call[OllamaOptions]) -> int:
-    """List the server's models; with --model, also write a test completion."""
-    from outrider.api.clients import Ollama
-
-    asked = call.options
-    server = Ollama(asked.host)
-    models = server.models()
-    record: dict[str, Any] = {"host": asked.host, "models": [asdict(model) for model in models]}
-    rows = [(m.name, m.parameters, m.quantization, size(m.num_bytes)) for m in models]
-    lines = [f"Ollama is running at {asked.host}, with {len(models)} models."]
-    if rows:
-        lines.append(screen_table(rows, header=("model", "params", "quant", "size")))
-    if asked.model:
-        reply = server.generate(asked.model, asked.prompt, max_tokens=asked.max_tokens)
-        record["reply"] = asdict(reply)
-        rate = f", {reply.tokens_per_second:.0f} tok/s" if reply.seconds > 0 else ""
-        lines.append(f"\n{asked.prompt}{reply.text}\n")
-        lines.append(f"{reply.num_tokens} tokens{rate} (Ollama's figures)")
-    answer(asked, record, "\n".join(lines))
-    return 0
-
-
-def ping(call: Call[PingOptions]) -> int:
-    """List the server's models, then request one completion."""
-    from outrider.api.clients import OpenAIClient, Server
-
-    asked = call.options
-    server = Server(url=asked.url, timeout_seconds=asked.timeout, retries=asked.retries)
-    client = OpenAIClient(server)
-    models = client.models()
-    model = asked.model or next(iter(models), "")
-    reply = client.complete(model, asked.prompt, max_tokens=asked.max_tokens)
-    facts = {"url": asked.url, "models": models, "model": model}
-    rate = f"{reply.tokens_per_second:.1f} tok/s"
-    answer(
-        asked,
-        facts | asdict(reply) | {"tokens_per_second": reply.tokens_per_second},
-        f"{asked.url} serves {', '.join(models)}\n{model}: {asked.prompt}{reply.text}\n"
-        f"{reply.num_tokens} tokens in {reply.seconds:.2f} s, {rate} as seen from here",
-    )
     return 0
 
 

@@ -353,49 +353,6 @@ class PullOptions(JsonOption):
     )
 
 
-@verb("models load", "models:load_model", MODEL)
-class LoadOptions(JsonOption):
-    """Load a model and write a few tokens, to check that it works here.
-
-    outrider models load outrider/embedded --n-tokens 8
-    """
-
-    dtype: str = setting(
-        "auto",
-        "float32, bfloat16 or float16; auto is the checkpoint's own; int8 or int4 quantises it.",
-    )
-    n_tokens: int = setting(16, "Write this many tokens.", minimum=1, maximum=4096)
-
-
-@verb("models ollama", "models:ollama")
-class OllamaOptions(JsonOption):
-    """Show the models of an Ollama server, and a test completion. This only checks a model's text;
-    Ollama returns no logits, so it cannot take part in a benchmark.
-
-    outrider models ollama
-    """
-
-    host: str = setting("http://localhost:11434", "Address of the Ollama server.")
-    model: str = setting("", "Also write a completion with this model of the server.")
-    prompt: str = setting("The quick brown fox", "The prompt of the completion.")
-    max_tokens: int = setting(32, "Write at most this many tokens.", minimum=1, maximum=4096)
-
-
-@verb("models ping", "models:ping")
-class PingOptions(JsonOption):
-    """Request a completion from an OpenAI-compatible server such as vLLM, and time it.
-
-    outrider models ping --url http://localhost:8000
-    """
-
-    url: str = setting("http://localhost:8000", "Address of the server, before /v1.")
-    model: str = setting("", "A model of the server; by default the first.")
-    prompt: str = setting("The quick brown fox", "The prompt of the completion.")
-    max_tokens: int = setting(32, "Write at most this many tokens.", minimum=1, maximum=4096)
-    timeout: float = setting(30.0, "Seconds to wait for an answer.", minimum=0.1, maximum=3600)
-    retries: int = setting(2, "Try again this often when it does not answer.", minimum=0, maximum=9)
-
-
 @verb("models list, list", "models:list_models", group="Models")
 class ListOptions(JsonOption):
     """List the models on this machine.

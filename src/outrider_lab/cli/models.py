@@ -1,17 +1,27 @@
-"""The verbs `models inflate` and `models export`."""
+"""Verbs of models: `inflate` and `export` write one, `load` tests one, `ollama` and `ping` test a
+server.
+"""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from outrider.cli.call import Call, needed
-from outrider.cli.output import Meter, answer
+from outrider.cli.output import Meter, answer, screen_table
 from outrider.core.errors import ContractError
 from outrider.core.fields import size
 from outrider.core.files import new_folder
 from outrider.kernels.kinds import DTYPES
 from outrider.models.loading import resolve
-from outrider_lab.cli.verb_options import ExportOptions, InflateOptions
+from outrider_lab.cli.verb_options import (
+    ExportOptions,
+    InflateOptions,
+    LoadOptions,
+    OllamaOptions,
+    PingOptions,
+)
 
 LOADER_PROMPT = "The quick brown fox"
 
@@ -85,4 +95,76 @@ def export(call: Call[ExportOptions]) -> int:
     lines = [said, *(f"note: {note}" for note in done.notes)]
     record = facts | {"num_bytes": done.num_bytes, "notes": list(done.notes)}
     answer(options, record, "\n".join(lines))
+    return 0
+
+
+def load_model(call: Call[LoadOptions]) -> int:
+    """Load a model and continue a fixed text greedily: a test of the path from files to tokens."""
+    name = needed(call, "MODEL")
+
+    from outrider.plugins.compat.wrapper import load_wrapper
+
+    dtype = call.options.dtype
+    wrapper, tokenizer = load_wrapper(name, dtype)
+    spec, arena = wrapper.model.spec, wrapper.model.state.arena
+    written = wrapper.greedy(tokenizer.encode(LOADER_PROMPT), call.options.n_tokens)
+    text = tokenizer.decode(written)
+    quantised = f" with matrices in {dtype}" if dtype.startswith("int") else ""
+    facts = {
+        "tokenizer": f"{tokenizer.vocab_size} tokens",
+        "model": f"{name}: {spec.family}, {spec.num_layers} layers, "
+        f"{str(arena.dtype).removeprefix('torch.')}{quantised} on {wrapper.device}",
+        "parameters": f"{wrapper.param_count:,}",
+        "memory": f"{size(spec.weight_bytes)} of weights, {size(arena.nbytes)} of KV",
+        "text": f"{LOADER_PROMPT}{text}",
+    }
+    sizes = {"parameters": wrapper.param_count, "weights_bytes": spec.weight_bytes}
+    record = facts | sizes | {"kv_bytes": arena.nbytes, "token_ids": written, "ok": True}
+    shown = facts | {"text": repr(facts["text"])}
+    lines = [*(f"[loader] {key} {value}" for key, value in shown.items()), "[loader] OK"]
+    answer(call.options, record, "\n".join(lines))
+    return 0
+
+
+def ollama(call: Call[OllamaOptions]) -> int:
+    """List the server's models; with --model, also write a test completion."""
+    from outrider_lab.bench.peers.clients import Ollama
+
+    asked = call.options
+    server = Ollama(asked.host)
+    models = server.models()
+    record: dict[str, Any] = {"host": asked.host, "models": [asdict(model) for model in models]}
+    rows = [(m.name, m.parameters, m.quantization, size(m.num_bytes)) for m in models]
+    lines = [f"Ollama is running at {asked.host}, with {len(models)} models."]
+    if rows:
+        lines.append(screen_table(rows, header=("model", "params", "quant", "size")))
+    if asked.model:
+        reply = server.generate(asked.model, asked.prompt, max_tokens=asked.max_tokens)
+        record["reply"] = asdict(reply)
+        rate = f", {reply.tokens_per_second:.0f} tok/s" if reply.seconds > 0 else ""
+        lines.append(f"\n{asked.prompt}{reply.text}\n")
+        lines.append(f"{reply.num_tokens} tokens{rate} (Ollama's figures)")
+    answer(asked, record, "\n".join(lines))
+    return 0
+
+
+def ping(call: Call[PingOptions]) -> int:
+    """List the server's models, then request one completion."""
+    from outrider.api.clients import Server
+    from outrider_lab.bench.peers.clients import OpenAIClient
+
+    asked = call.options
+    server = Server(url=asked.url, timeout_seconds=asked.timeout, retries=asked.retries)
+    client = OpenAIClient(server)
+    models = client.models()
+    model = asked.model or next(iter(models), "")
+    reply = client.complete(model, asked.prompt, max_tokens=asked.max_tokens)
+    facts = {"url": asked.url, "models": models, "model": model}
+    rate = f"{reply.tokens_per_second:.1f} tok/s"
+    answer(
+        asked,
+        facts | asdict(reply) | {"tokens_per_second": reply.tokens_per_second},
+        f"{asked.url} serves {', '.join(models)}\n{model}: {asked.prompt}{reply.text}\n"
+        f"{reply.num_tokens} tokens in {reply.seconds:.2f} s, {rate} as seen from here",
+    )
     return 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from doubles.json_server import Answer, serving
-from outrider.api.clients import Ollama, OllamaModel
 from outrider.core.errors import MachineError
+from outrider_lab.bench.peers.clients import Ollama, OllamaModel
 
 TAGS = Answer.of(
     {

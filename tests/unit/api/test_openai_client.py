@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from doubles.json_server import Answer, serving
-from outrider.api.clients import OpenAIClient, Piece, Server
+from outrider.api.clients import Server
 from outrider.core.errors import ConfigError, MachineError
+from outrider_lab.bench.peers.clients import OpenAIClient, Piece
 
 MODELS = Answer.of({"object": "list", "data": [{"id": "first"}, {"id": "second"}]})
 COMPLETION = Answer.of(

@@ -7,8 +7,9 @@ import socket
 import pytest
 
 from doubles.json_server import Answer, serving
-from outrider.api.clients import MAX_BYTES, Server, number, objects
+from outrider.api.clients import MAX_BYTES, Server
 from outrider.core.errors import ConfigError, MachineError
+from outrider_lab.bench.peers.clients import number, objects
 
 BUSY = Answer.of({"error": "busy"}, 503)
 FINE = Answer.of({"ok": 1})

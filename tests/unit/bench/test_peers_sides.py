@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.json_server import Answer, JsonServer, serving
-from outrider.api.clients import Piece
+from outrider_lab.bench.peers.clients import Piece
 from outrider_lab.bench.peers.contestants import any_reads_gguf, command_of, how_to_get, lent
 from outrider_lab.bench.peers.process import Cpu, Peer, PeerError
 from outrider_lab.bench.peers.servers import HttpSide, arrivals

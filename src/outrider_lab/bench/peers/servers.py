@@ -18,9 +18,10 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-from outrider.api.clients import OpenAIClient, Piece, Server
+from outrider.api.clients import Server
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import OutriderError
+from outrider_lab.bench.peers.clients import OpenAIClient, Piece
 from outrider_lab.bench.peers.sides import MAX_NGRAM, Ask, RefusedError, Setup, serve
 
 # Servers that are started here and read over HTTP: their command lines for a setup of a peer.
