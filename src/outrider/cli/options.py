@@ -122,23 +122,6 @@ class OutputOption(JsonOption):
 
 
 @shared
-class CountingOption(JsonOption):
-    """Options of verbs that measure acceptance on prompts."""
-
-    prompts: str | None = setting(
-        None,
-        "Your own prompts, for measuring acceptance: question.jsonl, or a text file with one per "
-        "line.",
-    )
-    domains: str = setting(
-        "code,maths",
-        "Otherwise comma-separated domains of shipped prompts: code, maths, conversation, "
-        "summarization, echo, adversarial.",
-    )
-    fresh: bool = setting(False, "Ignore stored measurements of this machine, and measure again.")
-
-
-@shared
 class StructureOption(Options):
     """Options of verbs that write text: its required structure, by at most one of these."""
 

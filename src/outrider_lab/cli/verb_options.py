@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.cli.options import ALL, DECIDED, Argument, CountingOption, JsonOption, shared, verb
+from outrider.cli.options import ALL, DECIDED, Argument, JsonOption, shared, verb
 from outrider.core.fields import setting
 
 # Settings that a plan varies, has its own option for, or does not need.
@@ -10,6 +10,23 @@ DECIDED_BY_PLANS = (
     *("drafter", "k", "tree_nodes", "controller", "schedule", "watchdog"),
     *("batch_size", "context", "device", "max_tokens", *DECIDED),
 )
+
+
+@shared
+class CountingOption(JsonOption):
+    """Options of verbs that measure acceptance on prompts."""
+
+    prompts: str | None = setting(
+        None,
+        "Your own prompts, for measuring acceptance: question.jsonl, or a text file with one per "
+        "line.",
+    )
+    domains: str = setting(
+        "code,maths",
+        "Otherwise comma-separated domains of shipped prompts: code, maths, conversation, "
+        "summarization, echo, adversarial.",
+    )
+    fresh: bool = setting(False, "Ignore stored measurements of this machine, and measure again.")
 
 
 @verb(
