@@ -102,8 +102,9 @@ MIN_WIDTH = 20
 MOST_LINES = 45
 # Minimum width in columns of an option's description.
 _LEAST_TEXT = 44
-# Maximum number of characters for an option's choices on the page of common options.
-_MOST_CHOICES = 44
+# Maximum numbers of characters for an option's choices, and of its flags, on the page of common
+# options.
+_MOST_CHOICES, _MOST_FLAGS = 44, 3
 # Common settings, the most used first.
 DAILY = (
     *("target", "draft", "drafter", "max_tokens", "temperature", "top_p", "k", "quantise", "seed"),
@@ -193,7 +194,10 @@ def _daily(verb: Verb) -> list[Row]:
     offered = {item.name: item for item in verb.offered_settings()}
     own = sorted(verb.own_options(), key=lambda item: item.name == "json")
     items = [*own, *(offered[name] for name in DAILY if name in offered)]
-    return [(_usage(item), _brief(item, _first_sentence(item.meta.help))) for item in items]
+    return [
+        (_usage(item, most=_MOST_FLAGS), _brief(item, _first_sentence(item.meta.help)))
+        for item in items
+    ]
 
 
 def _first_sentence(text: str) -> str:
@@ -229,10 +233,11 @@ def _arguments(verb: Verb) -> list[tuple[str, list[Row]]]:
     return [("Arguments" if len(rows) > 1 else "Argument", rows)] if rows else []
 
 
-def _usage(item: Setting) -> str:
+def _usage(item: Setting, *, most: int | None = None) -> str:
+    """Return the flags of an option, the first `most` of them, and its value."""
     if item.kind is bool:
         return f"--[no-]{item.flag[2:]}" if item.group else item.flag
-    return f"{', '.join(setting_flags(item))} {item.metavar}"
+    return f"{', '.join(setting_flags(item)[:most])} {item.metavar}"
 
 
 def _brief(item: Setting, text: str) -> str:
