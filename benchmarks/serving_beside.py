@@ -6,19 +6,16 @@ import json
 import statistics
 import subprocess
 import sys
-import urllib.request
-from argparse import Namespace
 from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from common import Report, note, study
+from http_load import Load, chats
+from options import Options
 
 from outrider.core.errors import ConfigError
 from outrider.measure import rotated
@@ -50,28 +47,6 @@ THEIR_VARIANTS: Sequence[tuple[str, int, Mapping[str, Any]]] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    num_tokens: int
-    first_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What became of requests of which so many were in flight at any time."""
-
-    seconds: float
-    answers: tuple[Answer, ...]
-
-    @property
-    def per_token(self) -> float:
-        return self.seconds / sum(answer.num_tokens for answer in self.answers)
-
-    @property
-    def first_seconds(self) -> float:
-        return statistics.median(answer.first_seconds for answer in self.answers)
-
-
-@dataclass(frozen=True, slots=True)
 class Server:
     """A server's address, and what its requests say besides."""
 
@@ -79,47 +54,16 @@ class Server:
     more: Mapping[str, Any]
 
     def load(self, prompts: Sequence[str], in_flight: int, max_tokens: int) -> Load:
-        """Chats, each in a stream of its own; the next is asked when one has ended."""
-        with ThreadPoolExecutor(in_flight) as clients:
-            started = perf_counter()
-            answers = tuple(clients.map(partial(self._ask, max_tokens=max_tokens), prompts))
-            return Load(perf_counter() - started, answers)
-
-    def _ask(self, text: str, max_tokens: int) -> Answer:
-        body = {
-            "messages": [{"role": "user", "content": text}],
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **self.more,
-        }
-        request = urllib.request.Request(
-            f"{self.url}/v1/chat/completions",
-            json.dumps(body).encode(),
-            {"content-type": "application/json"},
-        )
-        started, first, num_tokens = perf_counter(), 0.0, 0
-        with urllib.request.urlopen(request, timeout=600) as answer:
-            for line in answer:
-                if not line.startswith(b"data: {"):
-                    continue
-                piece: dict[str, Any] = json.loads(line[6:])
-                choices: list[dict[str, Any]] = piece["choices"]
-                if not first and any(choice["delta"].get("content") for choice in choices):
-                    first = perf_counter() - started
-                usage: dict[str, int] | None = piece.get("usage")
-                num_tokens = usage["completion_tokens"] if usage else num_tokens
-        if not first or not num_tokens:
-            raise RuntimeError(f"{self.url} answered with nothing")
-        return Answer(num_tokens, first)
+        """Chats of up to so many tokens at temperature 0."""
+        body = {"max_tokens": max_tokens, "temperature": 0, **self.more}
+        return chats(self.url, prompts, in_flight, body)
 
 
 @study(files=[], peers="", tokenizer="", threads=2, turns=4, max_tokens=64)
-def serving_beside(options: Namespace, report: Report) -> bool:
+def serving_beside(options: Options, report: Report) -> bool:
     """Are 1 to 16 requests at once served faster than by llama-server, plain and at its best?
 
-    Both serve the same file with the same threads; one client asks both over HTTP, chats of three
+    Both serve the same file with the same threads; GuideLLM asks both over HTTP, chats of three
     kinds at temperature 0, each beginning with other words so that no prompt is remembered. On
     prompts that are not counted the best speculation of both is chosen for each number in flight;
     then both plain and both best answer the same prompts in turns. Ratios are of seconds a token of
@@ -138,7 +82,7 @@ def serving_beside(options: Namespace, report: Report) -> bool:
     return True
 
 
-def _cell(servers: Mapping[str, Server], in_flight: int, options: Namespace) -> dict[str, Any]:
+def _cell(servers: Mapping[str, Server], in_flight: int, options: Options) -> dict[str, Any]:
     number = in_flight if options.quick else max(6, 2 * in_flight)
     texts = _mixed()
     trial, work = texts[-number:], texts[:number]
@@ -198,7 +142,7 @@ def _ratio(raced: Mapping[str, Mapping[int, Load]], kind: str, what: str) -> dic
 
 
 @contextmanager
-def _servers(file: Path, options: Namespace) -> Generator[dict[str, Server]]:
+def _servers(file: Path, options: Options) -> Generator[dict[str, Server]]:
     most = max(IN_FLIGHT)
     with ExitStack() as stack:
         url = stack.enter_context(_ours(file, most, options))
@@ -219,7 +163,7 @@ def _servers(file: Path, options: Namespace) -> Generator[dict[str, Server]]:
 
 
 @contextmanager
-def _ours(file: Path, in_flight: int, options: Namespace) -> Generator[str]:
+def _ours(file: Path, in_flight: int, options: Options) -> Generator[str]:
     command = [sys.executable, "-m", "outrider", "serve", str(file), "--port", "0", "--json"]
     command += ["--threads", str(options.threads), "--batch-size", str(in_flight)]
     command += ["--context", str(CONTEXT)]

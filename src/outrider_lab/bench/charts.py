@@ -19,32 +19,30 @@ Point = tuple[float, float]
 # Ends of an interval.
 Span = tuple[float, float]
 
-MARKS = "os^Dvp"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
     """`ticks` are names of the places 0, 1, 2, ..., or of places that a mapping gives; without
-    them the places are numbers. A `ratio` axis has equal steps for equal ratios."""
+    them the places are numbers."""
 
     label: str = ""
     ticks: Sequence[str] | Mapping[float, str] = ()
     low: float | None = None
     high: float | None = None
-    scale: Literal["linear", "ratio", "log"] = "linear"
+    scale: Literal["linear", "log"] = "linear"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Points of one colour, joined and marked unless `dash` or `mark` is empty. `spans` are the
-    intervals of the points, `texts` what stands beside them."""
+    """Points of one colour, joined unless `dash` is empty, and marked by the mark of a number or
+    not at all. `spans` are the intervals of the points, `texts` the words next to them."""
 
     points: Sequence[Point]
     color: Color
     name: str = ""
     spans: Sequence[Span] = ()
     texts: Sequence[str] = ()
-    mark: str = ""
+    mark: int | None = None
     hollow: bool = False
     dash: Literal["", "-", "--", ":"] = "-"
     steps: bool = False
@@ -139,8 +137,8 @@ Panel = Lines | Bars | Dots | Squares | TimelineChart
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Rows of panels. `foot` is the small print, `height` in inches; `share` says which axes have
-    one scale, and `heights` how high the rows are to each other."""
+    """Rows of panels. `foot` is the small print under the title, `height` in inches; `share` says
+    which axes have one scale, and `heights` how high the rows are to each other."""
 
     title: str
     panels: Sequence[Sequence[Panel]]
@@ -148,10 +146,6 @@ class Chart:
     height: float = 3.8
     share: Literal["", "x", "y"] = ""
     heights: Sequence[float] = field(default=())
-
-
-def ticks_of(values: Sequence[object]) -> Sequence[str]:
-    return [str(value) for value in values]
 
 
 def span_of(ratio: Ratio) -> Span:
@@ -164,8 +158,7 @@ def span_of(ratio: Ratio) -> Span:
 
 
 def dot_of(name: str, ratio: Ratio, text: str = "") -> Dot:
-    colors: Mapping[str, Color] = {"gain": "gain", "loss": "loss"}
-    color = colors.get(ratio.verdict, "muted")
+    color = ratio.verdict if ratio.verdict in ("gain", "loss") else "muted"
     return Dot(name=name, value=ratio.value, span=span_of(ratio), color=color, text=text)
 
 

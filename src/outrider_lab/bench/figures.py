@@ -8,19 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider_lab.bench.charts import (
-    MARKS,
-    Axis,
-    Bars,
-    Chart,
-    Color,
-    Line,
-    Lines,
-    Panel,
-    Square,
-    Squares,
-    ticks_of,
-)
+from outrider_lab.bench.charts import Axis, Bars, Chart, Color, Line, Lines, Panel, Square, Squares
 from outrider_lab.bench.drawing import write
 from outrider_lab.bench.studies.sweep_record import ResultsFolder
 from outrider_lab.bench.studies.sweep_summary import STAGES, SweepCell, cells
@@ -294,7 +282,7 @@ def _first(pair: PairData, domain: str, label: str) -> str:
 
 
 def _k_axis(pair: PairData) -> Axis:
-    return Axis(label="K (0 = plain)", ticks=ticks_of(pair.ks))
+    return Axis(label="K (0 = plain)", ticks=[*map(str, pair.ks)])
 
 
 def _aside(number: int, pair: PairData) -> float:
@@ -311,7 +299,7 @@ def _spreads(
         points=[(place, scale * spread.mean) for place, spread in found],
         spans=[(scale * low, scale * high) for low, high in ends],
         color=color,
-        mark=MARKS[color % len(MARKS)],
+        mark=color,
     )
 
 

@@ -256,7 +256,7 @@ def sweep_chart(sweep: Sweep, found: Sequence[SimulatedComparison], *, small_pri
         title: str, values: Mapping[str, Sequence[float]], *levels: tuple[str, float]
     ) -> Panel:
         lines = [
-            Line(name=e, points=list(enumerate(y)), color=colors.get(e, "muted"), mark="o")
+            Line(name=e, points=list(enumerate(y)), color=colors.get(e, "muted"), mark=0)
             for e, y in values.items()
         ]
         return Lines(

@@ -124,11 +124,11 @@ def test_a_figure_that_cannot_be_drawn_is_a_warning() -> None:
     assert "<figure>" not in text
 
 
-def test_without_matplotlib_a_page_has_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_altair_a_page_has_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "find_spec", no_module)
     table = Section(title="t", header=["a"], rows=[["1"]])
     text = render(Report([part(figures=[figure()], tables=[table])], []))
-    assert "matplotlib is not installed" in text
+    assert "altair is not installed" in text
     assert "<td" in text or 'scope="row"' in text
 
 

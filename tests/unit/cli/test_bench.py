@@ -203,12 +203,12 @@ def no_module(_: str) -> None:
 
 
 @pytest.mark.weights
-def test_missing_matplotlib_is_a_note(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_altair_is_a_note(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "find_spec", no_module)
     shown = outrider(
         *("bench", "k", "--single-prompt", "a", "--ks", "0", "--max-tokens", "1"),
         *("--output-dir", "out"),
     )
     assert shown.code == 0, shown.err
-    assert "note: no figures: matplotlib" in shown.err
+    assert "note: no figures: altair" in shown.err
     assert not Path("out/figures").exists()

@@ -30,7 +30,7 @@ def test_a_page_is_written_and_summed_up(tmp_path: Path, outrider: Command) -> N
     assert "gain: K sweep: toy: in 2 of 4 cells" in done.out
     assert "loss: K sweep: toy: in 1 of 4 cells; 0.500×" in done.out
     assert "page: report.html (0." in done.out
-    assert "matplotlib is not installed" in done.err
+    assert "altair is not installed" in done.err
     text = (tmp_path / "report.html").read_text()
     assert "K sweep: toy" in text
     again = outrider("report", "k", "--output", "again.html")

@@ -143,7 +143,7 @@ def test_lanes_are_told_in_a_trace_for_each_engine(outrider: Command, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(drawing.why_not() is not None, reason="matplotlib is not installed")
+@pytest.mark.skipif(drawing.why_not() is not None, reason="altair is not installed")
 def test_a_sweep_is_drawn(
     outrider: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +178,7 @@ def test_torch_is_not_imported() -> None:
         "from outrider.cli.main import run\n"
         "words = ['simulate', '--requests', '1', '--max-tokens', '4', '--sweep', 'k=1,2']\n"
         "code = run(words)\n"
-        "sys.exit(code or 'torch' in sys.modules or 'matplotlib' in sys.modules)\n"
+        "sys.exit(code or 'torch' in sys.modules or 'altair' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
     assert done.returncode == 0

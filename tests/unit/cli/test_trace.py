@@ -142,14 +142,12 @@ def test_what_cannot_work_is_said_before_anything_runs(
     assert shown.out == ""
 
 
-def test_a_figure_needs_matplotlib(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_needs_altair(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider_lab.cli.trace.open_llm", None)
-    monkeypatch.setattr(
-        "outrider_lab.cli.trace.why_not", lambda: "no figures: matplotlib is missing"
-    )
+    monkeypatch.setattr("outrider_lab.cli.trace.why_not", lambda: "no figures: altair is missing")
     shown = outrider("trace", "--figure", "lanes.svg")
     assert shown.code == 3
-    assert "matplotlib is missing" in shown.err
+    assert "altair is missing" in shown.err
 
 
 @pytest.mark.sample(2)

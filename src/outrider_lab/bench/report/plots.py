@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from outrider.measure import Ratio
 from outrider_lab.bench.charts import (
-    MARKS,
     Axis,
     Chart,
     Color,
@@ -19,7 +18,6 @@ from outrider_lab.bench.charts import (
     Span,
     dot_of,
     span_of,
-    ticks_of,
 )
 from outrider_lab.bench.report.parts import Claim, Figure
 from outrider_lab.planner.advise import RatePoint as Setting
@@ -70,7 +68,7 @@ def claims_chart(claims: Sequence[Claim], title: str, label: str, foot: str) -> 
     dots = Dots(
         names=names,
         dots=[dot_of(name, claim.ratio) for name, claim in zip(names, shown, strict=True)],
-        x=Axis(label=label, low=0.95 * low, high=1.05 * high, scale="ratio")
+        x=Axis(label=label, low=0.95 * low, high=1.05 * high, scale="log")
         if far
         else Axis(label=label),
     )
@@ -100,7 +98,7 @@ def by_level(series: Mapping[str, Mapping[int, Ratio]], title: str, label: str, 
     panel = Lines(
         lines=lines,
         levels=[("plain decoding", 1)],
-        x=Axis(label=label, ticks=ticks_of(levels)),
+        x=Axis(label=label, ticks=[*map(str, levels)]),
         y=Axis(label="times plain decoding", low=0),
     )
     return Chart(title=title, panels=[[panel]], foot=f"{foot}; bars are 95 % intervals")
@@ -124,7 +122,7 @@ def pareto(series: Mapping[str, Sequence[Setting]], foot: str) -> Chart:
                 points=[(one.each, one.total) for one in own],
                 texts=[own[0].name, *between, own[-1].name] if len(own) > 1 else [own[0].name],
                 color=color,
-                mark=MARKS[number % len(MARKS)],
+                mark=number,
             )
         )
     panel = Lines(
@@ -153,7 +151,7 @@ def scatter_figure(
     is plain decoding."""
     ends = [end for pair in pairs for end in pair.span] + [pair.predicted for pair in pairs]
     low, high = 0.85 * min(end for end in ends if end > 0), 1.18 * max(ends)
-    far = "ratio" if high / low > _FAR else "linear"
+    far = "log" if high / low > _FAR else "linear"
     lines = [
         Line(points=[(low, low), (high, high)], color="muted", width=1),
         *([Line(points=[(1, low), (1, high)], color="muted", width=1, dash="--")] if plain else []),
@@ -166,7 +164,7 @@ def scatter_figure(
                 points=[(pair.predicted, pair.measured) for pair in own],
                 spans=[pair.span for pair in own] if any(pair.low for pair in own) else [],
                 color=number,
-                mark=MARKS[number % len(MARKS)],
+                mark=number,
                 dash="",
             )
         )
@@ -201,6 +199,4 @@ def said(pairs: Sequence[PredictedPair], what: str) -> list[str]:
 
 def curve(name: str, points: Sequence[Point], number: int, *, spans: Sequence[Span] = ()) -> Line:
     """A marked line of the hue `number`."""
-    return Line(
-        name=name, points=points, spans=spans, color=number, mark=MARKS[number % len(MARKS)]
-    )
+    return Line(name=name, points=points, spans=spans, color=number, mark=number)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from outrider.measure import MIN_PAIRS, Ratio, said_of
-from outrider_lab.bench.charts import MARKS, Axis, Chart, Color, Line, Lines, ticks_of
+from outrider_lab.bench.charts import Axis, Chart, Color, Line, Lines
 from outrider_lab.bench.lanes import LanePicture, lane_chart
 from outrider_lab.bench.reference import engine_table
 from outrider_lab.bench.studies.engines_cells import (
@@ -368,7 +368,7 @@ def charts(found: Sequence[EngineCell], words: str) -> dict[str, Chart]:
                 [
                     Lines(
                         lines=list(lines(found, value, levels.index)),
-                        x=Axis(label=LEVELS, ticks=ticks_of(levels)),
+                        x=Axis(label=LEVELS, ticks=[*map(str, levels)]),
                         y=Axis(label=label, low=0),
                     )
                 ]
@@ -394,5 +394,5 @@ def lines(
             name=engine,
             points=[(x, height) for x, height in own if height is not None],
             color=color,
-            mark=MARKS[place_of % len(MARKS)],
+            mark=place_of,
         )

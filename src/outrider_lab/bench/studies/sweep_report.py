@@ -16,7 +16,7 @@ from typing import cast
 
 from outrider.core.config import EXACT_SAMPLERS
 from outrider.measure import MIN_PAIRS, Ratio, said_of
-from outrider_lab.bench.charts import MARKS, Axis, Chart, Line, Lines, Panel, span_of
+from outrider_lab.bench.charts import Axis, Chart, Line, Lines, Panel, span_of
 from outrider_lab.bench.drawing import write_all
 from outrider_lab.bench.studies.sweep_plan import CONCURRENCY, CONTEXT, FIELDS, OF_WAYS
 from outrider_lab.bench.studies.sweep_recipes import ALIASES, RECIPES, Recipe, Reference
@@ -311,12 +311,12 @@ def _drawn(
             points=[(x + aside, panel.scale * _value(value)) for x, value in own.items()],
             spans=[] if many else [_span(value, panel.scale) for value in own.values()],
             color="muted" if many else number_of_line,
-            mark="" if many else MARKS[number_of_line % len(MARKS)],
+            mark=None if many else number_of_line,
             width=0.7 if many else 1.8,
         )
     if many:
         mean = [(place, panel.mean(by_place[place])) for place in sorted(by_place)]
-        yield Line(name=f"mean of {len(read)}", points=mean, color=0, mark="o")
+        yield Line(name=f"mean of {len(read)}", points=mean, color=0, mark=0)
 
 
 def _value(found: Ratio | Spread) -> float:

@@ -11,17 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from outrider.measure import Ratio
-from outrider_lab.bench.charts import (
-    MARKS,
-    Axis,
-    Bars,
-    Chart,
-    Line,
-    Lines,
-    Panel,
-    span_of,
-    ticks_of,
-)
+from outrider_lab.bench.charts import Axis, Bars, Chart, Line, Lines, Panel, span_of
 from outrider_lab.bench.cost_record import Ceilings, Cell, ProductRow, WindowRow
 from outrider_lab.bench.report.plots import curve, pareto
 from outrider_lab.planner.advise import RatePoint
@@ -53,7 +43,7 @@ def _alpha_and_k(cells: Sequence[Cell], foot: str) -> Chart:
             title=f"alpha = {alpha:g}",
             lines=_methods([c for c in own if c.alpha == alpha], lambda c: ks.index(c.k)),
             levels=_PLAIN,
-            x=Axis(label="K", ticks=ticks_of(ks)),
+            x=Axis(label="K", ticks=[*map(str, ks)]),
             y=Axis(label="times plain decoding" if alpha == alphas[0] else "", low=0),
         )
         for alpha in alphas
@@ -118,7 +108,7 @@ def _fan_out(cells: Sequence[Cell], foot: str) -> Chart:
                 for number, (k, alpha) in enumerate(kinds)
             ],
             levels=[("as long as verifying", 1)] if "verifying" in title else [],
-            x=Axis(label="fan-out", ticks=ticks_of(fans)),
+            x=Axis(label="fan-out", ticks=[*map(str, fans)]),
             y=Axis(low=0),
         )
         for title, pick in said.items()
@@ -168,7 +158,7 @@ def _batch(cells: Sequence[Cell], foot: str) -> Chart:
     panel = Lines(
         lines=_methods(own, lambda cell: batches.index(cell.batch)),
         levels=_PLAIN,
-        x=Axis(label="sequences at once", ticks=ticks_of(batches)),
+        x=Axis(label="sequences at once", ticks=[*map(str, batches)]),
         y=Axis(label="times plain decoding", low=0),
     )
     title = "Speed-up over plain decoding of the same batch"
@@ -226,7 +216,7 @@ def windows(rows: Sequence[WindowRow], foot: str) -> Chart:
         own = sorted((row for row in rows if row.branches == branches), key=lambda row: row.k)
         for fits in (True, False):
             here = [(ks.index(row.k), row.num_passes) for row in own if row.fits == fits]
-            lines.append(Line(points=here, color=number, mark="o", dash="", hollow=not fits))
+            lines.append(Line(points=here, color=number, mark=0, dash="", hollow=not fits))
         lines.append(
             Line(
                 name=f"{branches} {'branch' if branches == 1 else 'branches'}",
@@ -240,7 +230,7 @@ def windows(rows: Sequence[WindowRow], foot: str) -> Chart:
     needed = Line(name="needed: K", points=list(enumerate(ks)), color="muted", dash="--", width=1.2)
     panel = Lines(
         lines=[needed, *lines],
-        x=Axis(label="K", ticks=ticks_of(ks)),
+        x=Axis(label="K", ticks=[*map(str, ks)]),
         y=Axis(label="draft passes a verification", low=0),
     )
     bars = "; bars: all repeats" if any(row.pass_least is not None for row in rows) else ""
@@ -273,7 +263,7 @@ def roofline(products: Sequence[ProductRow], ceilings: Ceilings, foot: str) -> C
             name=shape,
             points=[(r.intensity, r.gigaflops_per_second) for r in reached if r.shape == shape],
             color=number,
-            mark=MARKS[number % len(MARKS)],
+            mark=number,
             dash="",
         )
         for number, shape in enumerate(dict.fromkeys(row.shape for row in reached))
