@@ -6,7 +6,6 @@ Shapes:  K = drafted tokens, W = K + 1, V = vocabulary.
 from __future__ import annotations
 
 import statistics
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from common import Report, in_turns, note, study
 from native_judge import NativeJudge
+from options import Options
 from torch import Tensor
 
 from outrider import SamplingParams
@@ -68,7 +68,7 @@ class Side:
 
 
 @study(repeats=30, threads=0)
-def accept_cost(options: Namespace, report: Report) -> None:
+def accept_cost(options: Options, report: Report) -> None:
     """What a round spends between logits and verdict: native kernels against the PyTorch reference.
 
     An accept step is what the engine does after a target pass: distributions of K + 1 rows of

@@ -19,7 +19,6 @@ Texts are greedy and of the same prompts; those that differ are named.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from time import perf_counter
 from typing import Any
 
 from common import DRAFT, TARGET, real_folder
+from options import Flag, read
 
 from outrider.core.env import cache_folder
 from outrider.measure import MIN_PAIRS, Neighbours, Ratio, provenance, ratio_of_medians
@@ -107,8 +107,21 @@ class Found:
         return f"{self.cell:24} {sittings}{verdict}{texts}"
 
 
+FLAGS = {
+    "commit": Flag(kind=str, is_word=True, text="what to compare this checkout with"),
+    "cells": Flag(
+        kind=str,
+        default="*",
+        text="names between commas, as a-bf16/* (default: all); an unknown one lists them",
+    ),
+    "seconds": Flag(kind=float, default=900, text="to measure, models aside"),
+    "threads": Flag(kind=int, default=0, text="of each side; 0: what it chooses"),
+    "json": Flag(kind=Path | None, default=None, text="also write the results here"),
+}
+
+
 def main(words: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(words)
+    options = read("scripts/against", __doc__, FLAGS, words)
     cells = chosen(options.cells, options.threads)
     with unpacked(options.commit) as (old, commit), Neighbours() as neighbours:
         found = compare({"old": old, "new": ROOT / "src"}, cells, options.seconds)
@@ -131,18 +144,6 @@ def main(words: Sequence[str] | None = None) -> int:
         f"{len(found)} cells against {commit[:12]}: {len(slow)} fail, {others} write other tokens"
     )
     return 1 if slow else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    shown = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("scripts/against", description=__doc__, formatter_class=shown)
-    parser.add_argument("commit", help="what to compare this checkout with")
-    text = "names between commas, as a-bf16/* (default: all); an unknown one lists them"
-    parser.add_argument("--cells", default="*", help=text)
-    parser.add_argument("--seconds", type=float, default=900, help="to measure, models aside")
-    parser.add_argument("--threads", type=int, default=0, help="of each side; 0: what it chooses")
-    parser.add_argument("--json", type=Path, default=None, help="also write the results here")
-    return parser
 
 
 def chosen(patterns: str, threads: int) -> list[Cell]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from random import Random
 from time import perf_counter
 
 from common import Report, note, real_folder, study
+from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.measure import rotated
@@ -67,7 +67,7 @@ def interval(ratios: Sequence[float]) -> dict[str, float]:
 
 
 @study(target="", draft_copies=False, batch=1, pieces=16, domains=list(CHATS), threads=0)
-def auto(options: Namespace, report: Report) -> bool | None:
+def auto(options: Options, report: Report) -> bool | None:
     """Is drafter auto ever slower than plain decoding, or than the best drafter that one can name?
 
     Every contestant has an engine of its own in one process. They write the same pieces of work in
@@ -108,7 +108,7 @@ def auto(options: Namespace, report: Report) -> bool | None:
     )
 
 
-def _loaded(target: str, config: EngineConfig, options: Namespace) -> LLM:
+def _loaded(target: str, config: EngineConfig, options: Options) -> LLM:
     return LLM(target, config=config, batch_size=options.batch, threads=options.threads)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import statistics
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
@@ -24,6 +23,7 @@ from time import perf_counter
 
 import torch
 from common import Report, note, study
+from options import Options
 from torch import Tensor
 
 from outrider.core.errors import ConfigError
@@ -155,7 +155,7 @@ class CommReport:
 
 
 @study(target="outrider/embedded", ranks=2, device="auto", largest_mb=16)
-def comm(options: Namespace, report: Report) -> None:
+def comm(options: Options, report: Report) -> None:
     """What do sums over processes or devices cost, and messages between two, by size?
 
     Each size is timed for an eighth of a second. A latency and a bandwidth are fitted to the

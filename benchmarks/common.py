@@ -13,7 +13,6 @@ Shapes:  M = logits rows, V = vocabulary.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import json
 import statistics
@@ -24,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
+from options import Flag, Options, read
 
 from outrider import LLM
 from outrider.core.env import cache_folder
@@ -43,7 +43,7 @@ from outrider_lab.models.inflate_files import write_inflated
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 Report = dict[str, Any]
-Run = Callable[[argparse.Namespace, Report], bool | None]
+Run = Callable[[Options, Report], bool | None]
 
 TARGET, DRAFT = "outrider/embedded", "outrider/embedded-draft"
 SHAPE_B = "0.4b"
@@ -52,16 +52,19 @@ NEEDS = DraftNeeds()
 CHUNK = 128
 
 
-def options_of(doc: str | None, *, tiers: bool = False) -> argparse.ArgumentParser:
-    """A parser with the options that every study has; with `tiers`, `--model` too."""
-    shown = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=doc, formatter_class=shown)
-    parser.add_argument("--output", type=Path, default=None, help="also write the result here")
-    parser.add_argument("--quick", action="store_true", help="seconds, to see that it runs")
-    if tiers:
-        text = "tier B, as `outrider models inflate` writes it; made anew if not given"
-        parser.add_argument("--model", type=Path, default=None, help=text)
-    return parser
+# Flags that every study has, and one more of those that use tier B.
+FLAGS: Mapping[str, Flag] = {
+    "output": Flag(kind=Path | None, default=None, text="also write the result here"),
+    "quick": Flag(kind=bool, default=False, text="seconds, to see that it runs"),
+}
+TIER_FLAGS: Mapping[str, Flag] = {
+    **FLAGS,
+    "model": Flag(
+        kind=Path | None,
+        default=None,
+        text="tier B, as `outrider models inflate` writes it; made anew if not given",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +78,8 @@ class Study:
     def main(self, words: Sequence[str]) -> int:
         """The report is written to `--output` and printed as the last line."""
         name = self.run.__name__
-        parser = options_of(inspect.getdoc(self.run), tiers=self.tiers)
-        parser.prog = f"run.py {name}"
-        for flag, default in self.flags.items():
-            _add_flag(parser, flag, default)
-        options = parser.parse_args(words)
+        flags = {**(TIER_FLAGS if self.tiers else FLAGS), **self.flags}
+        options = read(f"run.py {name}", inspect.getdoc(self.run), flags, words)
         origin = provenance() | {"command": told_command(options)}
         report: Report = {"benchmark": name, "provenance": origin, "quick": options.quick}
         with Neighbours() as neighbours:
@@ -97,20 +97,6 @@ def study(*, tiers: bool = False, **flags: Any) -> Callable[[Run], Study]:
     return lambda run: Study(run, tiers, flags)
 
 
-def _add_flag(parser: argparse.ArgumentParser, name: str, default: Any) -> None:
-    flag = "--" + name.replace("_", "-")
-    if isinstance(default, bool):
-        parser.add_argument(flag, action="store_true")
-    elif isinstance(default, tuple):
-        choices = cast("tuple[str, ...]", default)
-        parser.add_argument(flag, choices=choices, default=choices[0])
-    elif isinstance(default, list):
-        parser.add_argument(flag, nargs="+", default=cast("list[str]", default))
-    else:
-        kind = str if default is None else type(default)
-        parser.add_argument(flag, type=kind, default=default)
-
-
 def note(report: Report, **cell: Any) -> None:
     """Add a row to the study's table, and print what of it is short."""
     report.setdefault("cells", []).append(cell)
@@ -118,7 +104,7 @@ def note(report: Report, **cell: Any) -> None:
     print("  ".join(f"{name} {value}" for name, value in short), flush=True)
 
 
-def told_command(options: argparse.Namespace) -> str:
+def told_command(options: Options) -> str:
     """What was run, without the places of files that mean nothing elsewhere."""
     places = {str(options.output): "FILE", str(getattr(options, "model", None)): "FOLDER"}
 
@@ -142,7 +128,7 @@ def real_folder(named: str) -> Path:
 
 
 @contextmanager
-def tier_folders(options: argparse.Namespace) -> Generator[dict[str, Path]]:
+def tier_folders(options: Options) -> Generator[dict[str, Path]]:
     """The folders of tiers "a" and "b"."""
     embedded = resolve(TARGET)
     if options.model is not None:

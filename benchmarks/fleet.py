@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from argparse import Namespace
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from time import perf_counter
 
 import httpx
 from common import TARGET, Report, first_prompts, note, study
+from options import Options
 
 from outrider.core.config import EngineConfig
 from outrider.metrics.summary import percentile
@@ -33,7 +33,7 @@ _Times = tuple[float, float]
 
 
 @study(target=TARGET, requests=32, prompt=96, tokens=48, batch=4, seconds=20.0, turns=3)
-def fleet(options: Namespace, report: Report) -> bool:
+def fleet(options: Options, report: Report) -> bool:
     """Does the simulator foretell what two replicas of one thread each do, within 15 %?
 
     Costs are measured by two plans at once, so that each knows what it is to have the other beside
@@ -67,7 +67,7 @@ def fleet(options: Namespace, report: Report) -> bool:
     return options.quick or furthest <= NEAR
 
 
-def _costs(options: Namespace) -> Calibration:
+def _costs(options: Options) -> Calibration:
     """By two plans at once, of which the first is read."""
     with tempfile.TemporaryDirectory() as name:
         files = [Path(name) / f"{number}.json" for number in range(2)]
@@ -110,7 +110,7 @@ def _told(times: list[_Times], num_tokens: int, seconds: float) -> dict[str, flo
 
 
 @contextmanager
-def _served(options: Namespace) -> Generator[str]:
+def _served(options: Options) -> Generator[str]:
     words = ("serve", options.target, "--port", "0", "--json", "--replicas", "2", "--threads", "1")
     words = (
         *words,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from time import perf_counter
@@ -12,6 +11,7 @@ from typing import TypeAlias
 
 import torch
 from common import TARGET, Report, fill, first_prompts, step_pass, study
+from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.models.decoder import LoadOptions, ModelCapacity
@@ -105,7 +105,7 @@ def _turn(gate: Gate, number: int, clock: Callable[[], float]) -> float:
 
 
 @study()
-def gate(options: Namespace, report: Report) -> bool:
+def gate(options: Options, report: Report) -> bool:
     """Two ratios that a change must not spoil, each with its band; CI runs this after the tests.
 
     - The native forward against the reference forward: a pass of the embedded target over 1 row and

@@ -7,7 +7,6 @@ import json
 import random
 import statistics
 import tempfile
-from argparse import Namespace
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, closing
@@ -20,6 +19,7 @@ from typing import Any
 import httpx
 from common import TARGET, Report, note, study
 from gateway_sides import GATEWAYS, KEY, Replica, answers, free_port
+from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 
@@ -41,7 +41,7 @@ class Answer:
 
 
 @study(target=TARGET, gateway=tuple(GATEWAYS), runs=10)
-def gateways(options: Namespace, report: Report) -> bool:
+def gateways(options: Options, report: Report) -> bool:
     """What does a gateway promise of two servers of one model, of which one is killed?
 
     32 seeded requests of 8 families come at even distances, every second one as a stream. In the
@@ -105,7 +105,7 @@ def _expected(target: str, prompts: list[str], num_tokens: int) -> list[str]:
 
 
 @asynccontextmanager
-async def _standing(options: Namespace) -> AsyncGenerator[tuple[str, list[Replica]]]:
+async def _standing(options: Options) -> AsyncGenerator[tuple[str, list[Replica]]]:
     """A gateway's address, and the replicas behind it, which are ready."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -127,7 +127,7 @@ async def _standing(options: Namespace) -> AsyncGenerator[tuple[str, list[Replic
             await asyncio.gather(*(replica.aclose() for replica in replicas))
 
 
-async def _run(options: Namespace, load: _Load) -> dict[str, Any]:
+async def _run(options: Options, load: _Load) -> dict[str, Any]:
     headers = {"authorization": f"Bearer {KEY}"}
     async with (
         _standing(options) as (url, replicas),

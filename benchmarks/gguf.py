@@ -6,7 +6,6 @@ import json
 import re
 import statistics
 import subprocess
-from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 from common import NEEDS, Report, cells_before, note, study
+from options import Options
 from torch import Tensor
 
 from outrider import LLM, EngineConfig, SamplingParams
@@ -52,7 +52,7 @@ _FIGURES = {
 
 
 @study(files=[], peers="", repeats=5, tokenizer="")
-def gguf(options: Namespace, report: Report) -> bool | None:
+def gguf(options: Options, report: Report) -> bool | None:
     """Do quantised files run here at least as fast as in llama.cpp, and as near to their numbers?
 
     For each file and one and two threads, ours and llama-bench write 64 tokens and read prompts of
@@ -132,7 +132,7 @@ def _held(file: Path, config: EngineConfig) -> dict[str, Any]:
 
 
 def _speeds(
-    file: Path, config: EngineConfig, threads: int, programs: Path, options: Namespace
+    file: Path, config: EngineConfig, threads: int, programs: Path, options: Options
 ) -> dict[str, Any]:
     """Tokens a second, by turns."""
     seconds = defaultdict[str, list[tuple[str, float]]](list)

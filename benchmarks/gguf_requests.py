@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from common import Report, cells_before, note, study
 from gguf_sides import OURS, PLAIN, Side, Turn, sides_of
+from options import Options
 
 from outrider import LLM
 from outrider.core.errors import ConfigError, OutriderError
@@ -42,7 +42,7 @@ LEAST_TOKENS = 16
 
 
 @study(files=[], peers="", tokenizer="", real="", num_prompts=6, max_tokens=64)
-def gguf_requests(options: Namespace, report: Report) -> bool | None:
+def gguf_requests(options: Options, report: Report) -> bool | None:
     """Is one request after the other served faster than by llama-server, plain and at its best?
 
     On each workload the best variant of both is chosen on prompts that are not counted; then both
@@ -62,7 +62,7 @@ def gguf_requests(options: Namespace, report: Report) -> bool | None:
     return all(cell["same_as_plain"] for cell in report["cells"])
 
 
-def _measure(file: Path, threads: int, options: Namespace, report: Report) -> None:
+def _measure(file: Path, threads: int, options: Options, report: Report) -> None:
     done = {cell["cell"] for cell in report["cells"]}
     every = threads == max(THREADS)
     names = {f"{file.name} {threads} {name}": name for name in WORKLOADS if every or name == "chat"}
@@ -78,7 +78,7 @@ def _measure(file: Path, threads: int, options: Namespace, report: Report) -> No
                     write_json(options.output, report)
 
 
-def _texts(workload: str, options: Namespace) -> list[str]:
+def _texts(workload: str, options: Options) -> list[str]:
     """Those on which variants are chosen, then those that count."""
     texts = builtin_texts(WORKLOADS[workload][0])
     number = 1 if options.quick else options.num_prompts
@@ -96,7 +96,7 @@ def _encoded(llm: LLM, text: str, workload: str) -> list[int]:
 
 
 def cell_of(
-    sides: Mapping[str, Side], prompts: Sequence[Sequence[int]], options: Namespace
+    sides: Mapping[str, Side], prompts: Sequence[Sequence[int]], options: Options
 ) -> dict[str, Any]:
     max_tokens = LEAST_TOKENS if options.quick else options.max_tokens
     trials, work = prompts[:NUM_TRIALS], prompts[NUM_TRIALS:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from common import real_folder
+from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.cli.models import read_spec
@@ -84,7 +84,7 @@ Side = Callable[[Sequence[int], int], Turn]
 
 @contextmanager
 def sides_of(
-    file: Path, threads: int, options: Namespace, *, every: bool
+    file: Path, threads: int, options: Options, *, every: bool
 ) -> Generator[tuple[LLM, dict[str, Side]]]:
     """By name plain decoding of both, with `every` all variants; and what decodes plainly here."""
     number = (2 if options.quick else None) if every else 1

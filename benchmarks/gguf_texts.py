@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ from typing import Any
 
 from common import Report, cells_before, note, study
 from gguf_sides import CONTEXT, peer_of
+from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import ConfigError
@@ -57,7 +57,7 @@ class Split:
 
 
 @study(files=[], peers="", tokenizer="", num_prompts=100)
-def gguf_texts(options: Namespace, report: Report) -> bool | None:
+def gguf_texts(options: Options, report: Report) -> bool | None:
     """Does a GGUF file write here what it writes in llama.cpp, or else what its numbers write?
 
     64 greedy tokens of each prompt, by both, keys and values of llama.cpp in float32. Of a file in
@@ -78,7 +78,7 @@ def gguf_texts(options: Namespace, report: Report) -> bool | None:
     return all(cell["holds"] for cell in report["cells"])
 
 
-def _agreement(file: Path, options: Namespace) -> dict[str, Any]:
+def _agreement(file: Path, options: Options) -> dict[str, Any]:
     config = EngineConfig(
         drafter="none", tokenizer=options.tokenizer, context=CONTEXT, threads=THREADS
     )

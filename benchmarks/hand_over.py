@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from time import perf_counter
 
 from common import Report, note, study
+from options import Options
 
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.protocols import DraftNeeds, DraftRow
@@ -58,7 +58,7 @@ def child() -> None:
 
 
 @study(asks=300, rows=[1, 8])
-def hand_over(options: Namespace, report: Report) -> None:
+def hand_over(options: Options, report: Report) -> None:
     """What does a question to a drafter's process and its answer take, without the model's work?
 
     From `propose` in the engine to its drafts, less the seconds that the process's drafter took;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from common import (
     target_of,
     timed,
 )
+from options import Options
 
 from outrider import LLM
 from outrider.measure import Neighbours
@@ -31,7 +31,7 @@ CONTEXTS, QUICK_CONTEXTS = (256, 2048, 8000), (64,)
 
 
 @study(real="", repeats=15)
-def kv_formats(options: Namespace, report: Report) -> None:
+def kv_formats(options: Options, report: Report) -> None:
     """Does a cache in 8 bits cost time, or save some?
 
     Passes of the same model over the same text, with keys and values of the weights' precision and

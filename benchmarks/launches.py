@@ -7,7 +7,6 @@ counted as they are dispatched, but for those that only look at a tensor in anot
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from unittest import mock
 import torch
 from common import DRAFT, TARGET, Report, note, study
 from gpu_check.counting import launches_kernel
+from options import Options
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -246,7 +246,7 @@ def _captured(count: Count, config: EngineConfig, stages: Stages, llm: LLM) -> A
 
 
 @study()
-def launches(options: Namespace, report: Report) -> None:
+def launches(options: Options, report: Report) -> None:
     """How often does a round on CUDA ask the device for work, stage by stage and captured?
 
     Counted on a CPU, for the embedded target of eight layers, one request at once. `host` are

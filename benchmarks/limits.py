@@ -6,7 +6,6 @@ Shapes:  N = rows, D = hidden size, E = fused q, k and v, F = FFN size, S = keys
 from __future__ import annotations
 
 import statistics
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -31,6 +30,7 @@ from common import (
     tier_folders,
     timed,
 )
+from options import Options
 from torch import Tensor
 from torch.nn import functional
 
@@ -59,7 +59,7 @@ BATCH_BAR = 8.0
 
 
 @study(tiers=True)
-def limits(options: Namespace, report: Report) -> None:
+def limits(options: Options, report: Report) -> None:
     """How near plain decoding comes to what this machine can do.
 
     - Ceilings: read bandwidth of each cache and of memory, by one thread and by all.
@@ -223,7 +223,7 @@ class EagerLayers:
 
 
 @study(tiers=True, quantise=SCHEMES)
-def batch(options: Namespace, report: Report) -> None:
+def batch(options: Options, report: Report) -> None:
     """Throughput of plain decoding by the number of sequences that run at once, on tier B.
 
     One engine decodes 1, 2, 4, 8 and 16 prompts of one length at once, greedily, each to the same

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from time import process_time
 
 from common import TARGET, Report, first_prompts, note, study
+from options import Options
 
 from outrider.api.tokenizer import Tokenizer
 from outrider.core import env
@@ -33,7 +33,7 @@ AHEAD = NUM_ROUNDS * (K + 1)
 
 
 @study(repeats=5)
-def lookup_cost(options: Namespace, report: Report) -> None:
+def lookup_cost(options: Options, report: Report) -> None:
     """What does a round of each drafter that looks up cost, at each length of the text?
 
     `round_us` is the processor time of a round once the prompt has been read: the drafter reads

@@ -15,7 +15,6 @@ pair of two settings. Exit code 1 if anything differs. The last line is one JSON
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -25,6 +24,7 @@ from common import Report, first_prompts, study
 from matrices.matrix import EMBEDDED, Cell, Matrix, Row, Runner, first_difference, num_equal
 from matrices.settings import acceptance_by_draft, drafters, engines, pair
 from matrices.settings import features as all_features
+from options import Options
 from vs_transformers import HfPeer
 
 from outrider import LLM, EngineConfig, SamplingParams
@@ -37,7 +37,7 @@ FLAGS: dict[str, Any] = {"hybrid": None, "no_transformers": False}
 
 
 @study(prompts=0, max_tokens=128, rows=("all", "pairs"), **FLAGS)
-def parity(options: Namespace, report: Report) -> bool:
+def parity(options: Options, report: Report) -> bool:
     """The embedded pair in each number format: text with speculation is that without, and float32
     text is that of transformers."""
     texts = texts_of(options)
@@ -49,7 +49,7 @@ def parity(options: Namespace, report: Report) -> bool:
 
 
 @study(prompts=10, max_tokens=96, rows=("pairs", "all"), **FLAGS)
-def features(options: Namespace, report: Report) -> bool:
+def features(options: Options, report: Report) -> bool:
     """Every rule, feature and controller: texts, and one acceptance in every arrangement."""
     texts = texts_of(options)
     cells = run_all([all_features()], options, texts, report)
@@ -60,7 +60,7 @@ def features(options: Namespace, report: Report) -> bool:
 
 
 @study(prompts=8, max_tokens=16, rows=("all", "pairs"), **FLAGS)
-def engines_parity(options: Namespace, report: Report) -> bool:
+def engines_parity(options: Options, report: Report) -> bool:
     """Every schedule, batch, way of drafting ahead and memory: texts, and one acceptance."""
     texts = texts_of(options, cut=lambda place: 40 + 20 * place)
     cells = run_all([engines()], options, texts, report)
@@ -70,7 +70,7 @@ def engines_parity(options: Namespace, report: Report) -> bool:
 
 
 @study(prompts=4, max_tokens=12, rows=("all", "pairs"), **FLAGS)
-def drafters_parity(options: Namespace, report: Report) -> bool:
+def drafters_parity(options: Options, report: Report) -> bool:
     """Every drafter, as chain and tree, on a dense target and on the hybrid of `--hybrid FOLDER`.
     A prompt, its text and a draft fit the small windows of the matrix."""
     matrices = [with_drafters("dense", EMBEDDED, None)]
@@ -90,7 +90,7 @@ MATRICES = {
 }
 
 
-def texts_of(options: Namespace, cut: Callable[[int], int] = lambda _: sys.maxsize) -> list[str]:
+def texts_of(options: Options, cut: Callable[[int], int] = lambda _: sys.maxsize) -> list[str]:
     """Prompts, `cut` to so many characters by their place."""
     if options.quick:
         options.prompts, options.max_tokens = 1, 8
@@ -99,7 +99,7 @@ def texts_of(options: Namespace, cut: Callable[[int], int] = lambda _: sys.maxsi
 
 
 def run_all(
-    matrices: Sequence[Matrix], options: Namespace, texts: Sequence[str], report: Report
+    matrices: Sequence[Matrix], options: Options, texts: Sequence[str], report: Report
 ) -> list[Cell]:
     """Of each matrix all rows, or pairs."""
     cells: list[Cell] = []

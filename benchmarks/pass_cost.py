@@ -7,7 +7,6 @@ H = half of a head.
 from __future__ import annotations
 
 import statistics
-from argparse import Namespace
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -34,6 +33,7 @@ from common import (
     timed,
 )
 from gpu_check.models import QUICK_HYBRID, RANDOM_HYBRID, random_hybrid
+from options import Options
 from torch import Tensor
 
 from outrider.cache.paged_kv import PagedKV
@@ -61,7 +61,7 @@ CALLS = 8
 
 
 @study(tiers=True, target=None, hybrid=False, quantise=SCHEMES, repeats=15)
-def verify_cost(options: Namespace, report: Report) -> None:
+def verify_cost(options: Options, report: Report) -> None:
     """What a pass over several rows costs, against one row and against what the machine allows.
 
     Passes of 1 to 32 rows, at 256, 1,000 and 8,000 tokens where the model's window allows, and a
@@ -101,7 +101,7 @@ def verify_cost(options: Namespace, report: Report) -> None:
 
 
 @contextmanager
-def _target_folder(options: Namespace) -> Generator[Path]:
+def _target_folder(options: Options) -> Generator[Path]:
     if options.target is not None:
         yield resolve(options.target)
         return
@@ -168,7 +168,7 @@ def _readers(weights: Sequence[Tensor]) -> dict[tuple[str, int], Callable[[], ob
     }
 
 
-def _hybrid_cost(options: Namespace, repeats: int, report: Report) -> None:
+def _hybrid_cost(options: Options, repeats: int, report: Report) -> None:
     kernels = choose(device=CPU, dtype=torch.bfloat16, quantise=options.quantise)
     context = QUICK_CONTEXTS[0] if options.quick else CONTEXTS[0]
     size = QUICK_HYBRID if options.quick else RANDOM_HYBRID
@@ -220,7 +220,7 @@ def _hybrid_cells(
 
 
 @study(repeats=400)
-def memory_cost(options: Namespace, report: Report) -> None:
+def memory_cost(options: Options, report: Report) -> None:
     """What the KV arena costs: appending at long context, rolling back many rows, nothing copied.
 
     Appending one token (page plan, and its keys and values written into every layer) is timed at

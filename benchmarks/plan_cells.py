@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 
-from common import DRAFT, TARGET, options_of, tier_folders
+from common import DRAFT, TARGET, TIER_FLAGS, tier_folders
+from options import Flag, Options, read
 from plan_study.draw import MOST_BATCH, MOST_K, Limits, draw
 from plan_study.measure import Repeats
 from plan_study.record import Study, record_of
@@ -90,13 +91,16 @@ QUICK = Size(
 )
 
 
+FLAGS = {
+    "tier": ("a", "b"),
+    "cells": Flag(kind=int | None, default=None, text="110 of tier A, 40 of tier B"),
+    "rows_of_k": 12,
+    "minutes": Flag(kind=float | None, default=None, text="start no cell after that"),
+}
+
+
 def main() -> None:
-    parser = options_of(__doc__, tiers=True)
-    parser.add_argument("--tier", choices=("a", "b"), default="a")
-    parser.add_argument("--cells", type=int, default=None, help="110 of tier A, 40 of tier B")
-    parser.add_argument("--rows-of-k", type=int, default=12)
-    parser.add_argument("--minutes", type=float, default=None, help="start no cell after that")
-    options = parser.parse_args()
+    options = read("plan_cells.py", __doc__, {**TIER_FLAGS, **FLAGS})
     size = QUICK if options.quick else SIZES[options.tier]
     count = options.cells or size.cells
     study = Study.open(options.output or Path(f"plan_cells-{options.tier}.jsonl"))
@@ -109,11 +113,11 @@ def main() -> None:
 
 
 @contextmanager
-def target_of(options: object) -> Generator[str]:
-    if getattr(options, "tier", "a") == "a":
+def target_of(options: Options) -> Generator[str]:
+    if options.tier == "a":
         yield TARGET
         return
-    with tier_folders(options) as folders:  # pyright: ignore[reportArgumentType]
+    with tier_folders(options) as folders:
         yield str(folders["b"])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from argparse import Namespace
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from common import (
 )
 from cost_study.engines import Bed, CostEngine, CostNumbers, Text, rooms
 from cost_study.pair import CostPair
+from options import Options
 from round_cost import KS, Growing, bare_drafts
 
 from outrider import LLM, EngineConfig, SamplingParams
@@ -74,7 +74,7 @@ class Run:
 
 
 @study(tiers=True)
-def predicted(options: Namespace, report: Report) -> None:
+def predicted(options: Options, report: Report) -> None:
     """Speculation as it runs against what its parts, timed before, say that it should take.
 
     A round that drafts K tokens and emits E of them takes T_draft(K) + T_verify(K + 1) + overhead,
@@ -198,7 +198,7 @@ def after_first_round(result: GenerationResult) -> Run:
 
 
 @study(tiers=True)
-def tiers(options: Namespace, report: Report) -> None:
+def tiers(options: Options, report: Report) -> None:
     """Do random weights and acceptance by script stand for a real model? Rounds of tiers B and C.
 
     Tier B is the embedded target inflated to 0.4 billion weights, with its draft model: real text,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from argparse import Namespace
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -13,6 +12,7 @@ from time import perf_counter
 
 import torch
 from common import QUICK_SHAPE, TARGET, Report, first_prompts, in_turns, note, study
+from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.measure import ratio_of_medians
@@ -30,7 +30,7 @@ DRAFTERS = {"none": 0, "ngram": 8}
 
 
 @study(repeats=7, tokens=32, prompts=2, shapes=["embedded", "0.4b", "1b"])
-def ranks(options: Namespace, report: Report) -> None:
+def ranks(options: Options, report: Report) -> None:
     """Do two ranks of one thread write as fast as one process of two, and as one of one?
 
     The embedded target and inflations of it, by name, in bfloat16; plain text, and with n-gram

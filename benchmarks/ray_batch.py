@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +17,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 from common import TARGET, Report, note, study
+from options import Options
 from ray_cluster import descendants, shared_bytes, title
 
 # An actor of Ray Data's that maps blocks.
@@ -37,7 +37,7 @@ class Killed:
 
 
 @study(target=TARGET, lines=5000)
-def ray_batch(options: Namespace, report: Report) -> bool:
+def ray_batch(options: Options, report: Report) -> bool:
     """Are the answers of actors on Ray, one of which is killed, those of one process?"""
     num_lines = 100 if options.quick else options.lines
     with TemporaryDirectory() as name:

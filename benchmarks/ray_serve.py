@@ -13,7 +13,6 @@ import signal
 import statistics
 import subprocess
 import sys
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
@@ -24,6 +23,7 @@ from typing import Any
 
 import httpx
 from common import TARGET, Report, cells_before, note, study
+from options import Options
 from ray_cluster import Deployment, deployed, is_ready
 
 from outrider import LLM, EngineConfig, SamplingParams
@@ -48,7 +48,7 @@ class Answer:
 
 
 @study(target=TARGET, runs=10)
-def ray_serve(options: Namespace, report: Report) -> bool:
+def ray_serve(options: Options, report: Report) -> bool:
     """What does a deployment on Ray Serve promise, of whose two replicas one is killed?
 
     32 seeded streams of 8 families come at even distances. In the middle a replica is killed. All

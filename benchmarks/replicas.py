@@ -12,7 +12,6 @@ import subprocess
 import sys
 import timeit
 import urllib.request
-from argparse import Namespace
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 
 from common import TARGET, Report, note, real_folder, study, tier_folders
 from killed_engine import Findings, Fleet, asks, examine, gap_for
+from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.measure import rotated
@@ -46,7 +46,7 @@ _HEADER = "x-outrider-engine"
 
 
 @study(tiers=True, tier=["a", "r"], real="", turns=5, max_tokens=64, router_asks=100)
-def replicas(options: Namespace, report: Report) -> bool:
+def replicas(options: Options, report: Report) -> bool:
     """Are two engines of one thread faster than one of one thread, and than one of two?
 
     All engines are loaded at once and answer the same prompts in turns, greedily, so many in
@@ -71,7 +71,7 @@ class _Load:
     texts: tuple[str, ...]
 
 
-async def _throughput(report: Report, options: Namespace, tier: str, model: str) -> None:
+async def _throughput(report: Report, options: Options, tier: str, model: str) -> None:
     ports = {name: _port(model, *arm) for name, arm in ARMS.items()}
     try:
         for port in ports.values():
@@ -149,7 +149,7 @@ async def _load(
     return _Load((perf_counter() - started) / num_tokens, tuple(texts))
 
 
-def _router(report: Report, options: Namespace) -> None:
+def _router(report: Report, options: Options) -> None:
     number = 4 if options.quick else options.router_asks
     seconds: dict[str, dict[int, float]] = {"direct": {}, "routed": {}}
     with ExitStack() as stack:
@@ -254,7 +254,7 @@ def _children(parent: int) -> tuple[int, ...]:
 
 
 @study(runs=10, families=8, members=4, max_tokens=128)
-def replica_killed(options: Namespace, report: Report) -> bool:
+def replica_killed(options: Options, report: Report) -> bool:
     """Do clients of a server of two engines see that one of them is killed?
 
     32 seeded requests of 8 families of prompts come at even distances: once with all well, once

@@ -6,7 +6,6 @@ Shapes:  K = drafted tokens, W = K + 1, V = vocabulary.
 from __future__ import annotations
 
 import statistics
-from argparse import Namespace
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,6 +25,7 @@ from common import (
     study,
     take_turns,
 )
+from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.tokenizer import Tokenizer
@@ -47,7 +47,7 @@ OVERHEAD_CELLS = (("none", 0), ("ngram", 4), ("ngram", 8), ("model", 4), ("model
 
 
 @study()
-def drafter_cost(options: Namespace, report: Report) -> None:
+def drafter_cost(options: Options, report: Report) -> None:
     """What drafting alone costs for each K: the other half of every prediction of a speed-up.
 
     `propose` is a drafter's answer as the stages ask for it: it reads what the last round emitted
@@ -132,7 +132,7 @@ class Growing:
 
 
 @study(prompts=6, max_tokens=128, dtype="float32")
-def overhead(options: Namespace, report: Report) -> None:
+def overhead(options: Options, report: Report) -> None:
     """How much of a round is spent outside the models: packing, sampling, rules, commits, text.
 
     Every engine step and every model step within it are timed from inside a normal run; what an

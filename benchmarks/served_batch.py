@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from argparse import Namespace
 from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
 from common import TARGET, Report, first_prompts, note, study
+from options import Options
 from serving import ask_all, served
 
 from outrider.measure import rotated
@@ -22,7 +22,7 @@ DEFAULT = "default"
 
 
 @study(target=TARGET, turns=14, tokens=64)
-def served_batch(options: Namespace, report: Report) -> bool:
+def served_batch(options: Options, report: Report) -> bool:
     """Is the number of requests that a server runs at once by default as good as the best one?
 
     A server with default settings and one for each `--batch-size` of 8, 16 and 32 answer 32
@@ -50,7 +50,7 @@ def _flags(size: str) -> tuple[str, ...]:
     return () if size == DEFAULT else ("--batch-size", size)
 
 
-def _judged(report: Report, options: Namespace, rates: dict[str, list[tuple[str, float]]]) -> bool:
+def _judged(report: Report, options: Options, rates: dict[str, list[tuple[str, float]]]) -> bool:
     """The best size by every other turn; the ratio by the turns between."""
     choosing = {size: medians(pairs[::2]) for size, pairs in rates.items() if size != DEFAULT}
     best = max(choosing, key=lambda size: sum(choosing[size].values()))

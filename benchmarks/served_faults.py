@@ -9,7 +9,6 @@ import random
 import signal
 import sys
 import tempfile
-from argparse import Namespace
 from asyncio.subprocess import PIPE, Process, create_subprocess_exec
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -21,6 +20,7 @@ from typing import Any
 
 import httpx
 from common import TARGET, Report, first_prompts, note, study
+from options import Options
 
 import outrider
 from outrider import LLM, EngineConfig, SamplingParams
@@ -130,7 +130,7 @@ async def _nothing() -> AsyncGenerator[str]:
 
 
 @study(target=TARGET, parts=["kills", "ends", "hangs", "poison"], kills=100, ends=50, seed=1)
-def served_faults(options: Namespace, report: Report) -> bool:
+def served_faults(options: Options, report: Report) -> bool:
     """What becomes of requests when the engine dies, hangs, or the server is told to end?
 
     Four clients ask for greedy, seeded and freely drawn texts all the time. The engine is killed

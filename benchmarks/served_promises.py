@@ -7,7 +7,6 @@ import json
 import random
 import subprocess
 import sys
-from argparse import Namespace
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
@@ -17,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from common import TARGET, Report, first_prompts, note, study
+from options import Options
 
 from outrider import EngineConfig
 from outrider.metrics.summary import percentile
@@ -35,7 +35,7 @@ _BODIES: Sequence[tuple[str, dict[str, Any]]] = (
 
 
 @study(target=TARGET, parts=["leave", "overload", "long"], seconds=60.0, points=50, repeats=3)
-def served_promises(options: Namespace, report: Report) -> bool:
+def served_promises(options: Options, report: Report) -> bool:
     """Does the server keep its promises to those who stay, whatever others do?
 
     leave: clients disconnect at random points of all phases while others stream. Until their places
@@ -47,7 +47,7 @@ def served_promises(options: Namespace, report: Report) -> bool:
     long: a prompt as long as the window allows is read while four streams are written, whose 99th
     percentile between two pieces grows by no more than twice.
     """
-    parts: Mapping[str, Callable[[Namespace, Report], None]] = {
+    parts: Mapping[str, Callable[[Options, Report], None]] = {
         "leave": _leave,
         "overload": _overload,
         "long": _long,
@@ -97,7 +97,7 @@ class Stream:
 # Clients that leave
 
 
-def _leave(options: Namespace, report: Report) -> None:
+def _leave(options: Options, report: Report) -> None:
     found = asyncio.run(_points(options))
     rounds, seconds = [one[1] for one in found], [one[2] for one in found]
     held = [one[1] <= MOST_ROUNDS or one[2] <= MOST_SECONDS for one in found]
@@ -115,7 +115,7 @@ def _leave(options: Namespace, report: Report) -> None:
     )
 
 
-async def _points(options: Namespace) -> list[tuple[str, int, float]]:
+async def _points(options: Options) -> list[tuple[str, int, float]]:
     """Phase, rounds and seconds until nothing of a client was left, for each point."""
     rng = random.Random(1)
     number = 8 if options.quick else options.points
@@ -257,7 +257,7 @@ def _is_refusal(path: str, asked: Stream, answer: Mapping[str, Any]) -> bool:
     return set(answer["error"]) == {"message", "type", "param", "code"}
 
 
-def _overload(options: Namespace, report: Report) -> None:
+def _overload(options: Options, report: Report) -> None:
     seconds = 3.0 if options.quick else options.seconds
     flags = ("--threads", "1", "--batch-size", "8")
     with _served(options.target, *flags) as (port, _):
@@ -326,7 +326,7 @@ async def _open(port: int, rate: float, seconds: float) -> tuple[Answers, float,
 # A long prompt
 
 
-def _long(options: Namespace, report: Report) -> None:
+def _long(options: Options, report: Report) -> None:
     flags = ("--threads", "2", "--batch-size", "8")
     with _served(options.target, *flags) as (port, window):
         seconds = 1.0 if options.quick else min(8.0, window / 1_500)

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Generator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -22,6 +21,7 @@ from typing import Any
 
 import httpx
 from common import TARGET, Report, first_prompts, note, study
+from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 
@@ -78,7 +78,7 @@ class Tally:
 
 
 @study(target=TARGET, requests=100_000, kill_every=10_000, seed=1)
-def served_soak(options: Namespace, report: Report) -> bool:
+def served_soak(options: Options, report: Report) -> bool:
     """Does the server keep its promises under careless clients?
 
     Sixteen clients at a time request greedy and seeded texts, calls of tools, texts of a schema and
@@ -133,7 +133,7 @@ async def _soak(
     url: str,
     server: int,
     num: int,
-    options: Namespace,
+    options: Options,
     expected: dict[tuple[str, str], str],
     tally: Tally,
 ) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import urllib.request
-from argparse import Namespace
 from collections import defaultdict
 from collections.abc import AsyncIterator, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from common import TARGET, Report, first_prompts, note, study
+from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult, TextEvent
@@ -42,7 +42,7 @@ _EVENT = TextEvent(tuple(range(TOKENS_PER_ROUND)), _ORIGINS, _PIECES)  # pyright
 
 
 @study(target=TARGET, repeats=3)
-def serving(options: Namespace, report: Report) -> bool:
+def serving(options: Options, report: Report) -> bool:
     """What does the server cost, in processor time and in time between tokens?
 
     A scripted engine writes 16 streams at 1,000 tokens a second each, four tokens a round, and one
@@ -134,7 +134,7 @@ async def _read_all(port: int, request: bytes) -> list[float]:
     return [gap for gaps in each for gap in gaps]
 
 
-def _through(report: Report, options: Namespace, in_flight: int) -> None:
+def _through(report: Report, options: Options, in_flight: int) -> None:
     """The same texts by a call and over HTTP, in turns."""
     prompts = first_prompts(in_flight)[:in_flight]
     num_tokens = 32 if options.quick else 256

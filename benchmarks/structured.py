@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from common import TARGET, Report, note, real_folder, study
+from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.measure import Neighbours, rotated
@@ -60,7 +60,7 @@ class Side:
 
 
 @study(real="", repeats=3)
-def structured(options: Namespace, report: Report) -> bool | None:
+def structured(options: Options, report: Report) -> bool | None:
     """Is text under a mask written at 0.9 of the speed without one, or more?
 
     A real model (--real, the folder that scripts/real_model writes) replies to requests for JSON:

@@ -6,7 +6,6 @@ import json
 import statistics
 import subprocess
 import sys
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from common import TARGET, Report, cells_before, real_folder, study, tier_folders
+from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import OutriderError
@@ -67,7 +67,7 @@ CELLS = (
 
 
 @study(tiers=True, seconds=30.0, real="")
-def suggest(options: Namespace, report: Report) -> None:
+def suggest(options: Options, report: Report) -> None:
     """Is the fastest drafter among the first two that `outrider draft suggest` names?
 
     Each cell runs the command as a user does, in a process of its own, and then every drafter that

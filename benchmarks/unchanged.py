@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 from common import TARGET, Report, first_prompts, note, study
+from options import Options
 from torch import Tensor
 
 from outrider import LLM, EngineConfig, SamplingParams
@@ -36,7 +36,7 @@ MOST_TOKENS, NUM_NEW, K = 120, 64, 4
 
 
 @study(requests=2000, max_tokens=32, schedules=["single", "pdv", "ssd"])
-def soak(options: Namespace, report: Report) -> bool:
+def soak(options: Options, report: Report) -> bool:
     """A long run of requests that come, end and are cancelled: what stays of it, and does it age?
 
     In each tenth of a run the same prompts are asked for, half of them greedily and half drawn with
@@ -111,7 +111,7 @@ class Soak:
                 del self.running[number]
 
 
-def _soaked(schedule: str, options: Namespace) -> dict[str, Any]:
+def _soaked(schedule: str, options: Options) -> dict[str, Any]:
     llm = LLM(config=EngineConfig(schedule=schedule, batch_size=IN_FLIGHT))
     free = llm.free_tokens
     soak = Soak(llm, first_prompts(None), options.requests, options.max_tokens)
@@ -144,7 +144,7 @@ def _soaked(schedule: str, options: Namespace) -> dict[str, Any]:
 
 
 @study()
-def quantise_error(options: Namespace, report: Report) -> None:
+def quantise_error(options: Options, report: Report) -> None:
     """What quantised weights change in the embedded target: logits, perplexity, acceptance.
 
     Every format reads the same prompts (the beginnings of HumanEval and GSM8K). Against the

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from argparse import Namespace
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 from common import DRAFT, TARGET, Report, study, tier_folders
+from options import Options
 
 from outrider import EngineConfig, SamplingParams
 from outrider.models.families import LlamaConfig
@@ -49,10 +49,10 @@ NUM_TO_GROW = 32
 MAX_TOKENS = {"a": 64, "b": 32}
 
 
-Measure = Callable[[str, Path, Namespace], dict[str, Any]]
+Measure = Callable[[str, Path, Options], dict[str, Any]]
 
 
-def of_tiers(options: Namespace, measured: Measure) -> list[dict[str, Any]]:
+def of_tiers(options: Options, measured: Measure) -> list[dict[str, Any]]:
     """What was measured of the tiers that were asked for."""
     with tier_folders(options) as folders:
         chosen = [tier for tier in folders if options.tier in ("both", tier)]
@@ -60,7 +60,7 @@ def of_tiers(options: Namespace, measured: Measure) -> list[dict[str, Any]]:
 
 
 @study(tiers=True, tier=("both", "a", "b"), levels="", max_tokens=0, repeats=5)
-def engines(options: Namespace, report: Report) -> None:
+def engines(options: Options, report: Report) -> None:
     """Engines by requests in flight: do lanes, drafting ahead and `auto` pay, and what bounds them?
 
     The same run as `outrider bench engines` (docs/engines.md), for tier A and tier B: closed loops
@@ -79,7 +79,7 @@ def engines(options: Namespace, report: Report) -> None:
     report["bars"] = {"growth_at_8": GROWTH_BAR, "auto_median": MEDIAN_BAR, "auto_low": LOW_BAR}
 
 
-def plan_of(tier: str, options: Namespace) -> EnginePlan:
+def plan_of(tier: str, options: Options) -> EnginePlan:
     levels: Sequence[int] = (FEW, 2) if options.quick else sorted({*LEVELS, MANY})
     if options.levels:
         levels = levels_named("--levels", options.levels)
@@ -88,7 +88,7 @@ def plan_of(tier: str, options: Namespace) -> EnginePlan:
 
 
 def plan_over(
-    levels: Sequence[int], tier: str, options: Namespace, num_requests: int, repeats: int
+    levels: Sequence[int], tier: str, options: Options, num_requests: int, repeats: int
 ) -> EnginePlan:
     max_tokens = options.max_tokens or (4 if options.quick else MAX_TOKENS[tier])
     asked = Levels(levels=levels, num_requests=num_requests, gap_seconds=0.05)
@@ -96,7 +96,7 @@ def plan_over(
     return asked.plan(prompts, SamplingParams(), repeats)
 
 
-def engines_of(tier: str, folder: Path, options: Namespace) -> dict[str, Any]:
+def engines_of(tier: str, folder: Path, options: Options) -> dict[str, Any]:
     plan = plan_of(tier, options)
     base = EngineConfig(batch_size=plan.most_in_flight, context=1024, device="cpu")
     with closing(load_engines(ENGINES, Models(str(folder), DRAFT), base)) as loaded:
@@ -150,7 +150,7 @@ HEADS = ("eagle", "eagle+16", "mtp", "mtp:2")
     prompts=8,
     max_tokens=64,
 )
-def drafters(options: Namespace, report: Report) -> None:
+def drafters(options: Options, report: Report) -> None:
     """Drafters on both tiers: acceptance, tokens a round, share of time, speed-up over plain.
 
     The same run as `outrider bench drafters` (docs/drafters.md), for tier A and tier B: every
@@ -167,7 +167,7 @@ def drafters(options: Namespace, report: Report) -> None:
     report["bars"] = {"lookups_on_adversarial": FLOOR}
 
 
-def drafters_of(tier: str, folder: Path, options: Namespace) -> dict[str, Any]:
+def drafters_of(tier: str, folder: Path, options: Options) -> dict[str, Any]:
     plan = race_of(options)
     words = "ngram,model,model+8,eagle,eagle+8,mtp" if options.quick else options.drafters
     base = EngineConfig(batch_size=1, context=1024, device="cpu")
@@ -211,7 +211,7 @@ def drafts_of(tier: str, folder: Path) -> Generator[Drafts]:
         yield replace(drafts, heads={**drafts.heads, **heads})
 
 
-def race_of(options: Namespace) -> RacePlan:
+def race_of(options: Options) -> RacePlan:
     num_prompts = 1 if options.quick else options.prompts
     domains = ["code", ADVERSARIAL] if options.quick else options.domains.split(",")
     params = SamplingParams(max_tokens=6 if options.quick else options.max_tokens)

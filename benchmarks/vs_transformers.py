@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from common import TARGET, Report, first_prompts, study
+from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import MachineError
@@ -64,7 +64,7 @@ OUR_CELLS = (("none", 0), ("model", 2), ("model", 4), ("model", 8), ("ngram", 4)
 
 
 @study(prompts=12, max_tokens=128)
-def vs_transformers(options: Namespace, report: Report) -> None:
+def vs_transformers(options: Options, report: Report) -> None:
     """Outrider beside Hugging Face `generate`: same weights, prompts, precision choice and counter.
 
     Both sides run in float32 and in bfloat16 and each is judged by its faster one, on batches of

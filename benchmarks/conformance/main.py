@@ -6,7 +6,6 @@ benchmarks/pages/conformance.md lists. Exits with 1 where one is wrong.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -18,14 +17,25 @@ from conformance import blocks, chat, models, schemas, templates, vocabularies
 from conformance.client import PeerClient
 from conformance.counts import Suite
 from conformance.files import load_gguf
+from options import Flag, one_of, read
 
 from outrider.models.loading import prepare_torch
 
 _MODELS = "tiny-models"
+_SUITES = ("vocabularies", "templates", "chat", "blocks", "models", "schemas")
+FLAGS = {
+    "suites": Flag(kind=one_of(_SUITES), default=(), is_word=True),
+    "folder": Flag(kind=Path, text="where scripts/peers unpacked"),
+    "archive": Flag(kind=str, text="folder of the unpacked archive in it"),
+    "build": Flag(kind=Path, text="folder of the build"),
+    "schemas": Flag(kind=Path, text="source archive of jsonschema"),
+    "texts": Flag(kind=int, default=2000, text="random texts of a vocabulary"),
+    "json": Flag(kind=Path | None, default=None, text="file for the counts"),
+}
 
 
 def main() -> int:
-    given = _arguments()
+    given = read("scripts/conformance", __doc__, FLAGS)
     source, build = given.folder / given.archive / "vendor" / "llama.cpp", given.build
     with TemporaryDirectory() as scratch:
         peer = PeerClient(given.folder / given.archive, build / "bin", Path(scratch))
@@ -49,19 +59,6 @@ def main() -> int:
         records = [suite.record() for suite in found]
         given.json.write_text(json.dumps(records, ensure_ascii=False, indent=1) + "\n", "utf-8")
     return int(any(suite.num_wrong for suite in found))
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/conformance", description=__doc__)
-    known = ["vocabularies", "templates", "chat", "blocks", "models", "schemas"]
-    parser.add_argument("suites", nargs="*", choices=[*known, []], metavar="SUITE", help=str(known))
-    parser.add_argument("--folder", type=Path, required=True, help="where scripts/peers unpacked")
-    parser.add_argument("--archive", required=True, help="folder of the unpacked archive in it")
-    parser.add_argument("--build", type=Path, required=True, help="folder of the build")
-    parser.add_argument("--schemas", type=Path, required=True, help="source archive of jsonschema")
-    parser.add_argument("--texts", type=int, default=2000, help="random texts of a vocabulary")
-    parser.add_argument("--json", type=Path, help="file for the counts")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

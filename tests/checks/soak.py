@@ -17,13 +17,15 @@ import random
 import signal
 import sys
 import threading
-from argparse import ArgumentParser
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter, sleep
 from types import FrameType
+from typing import Annotated
+
+from cyclopts import App, Parameter
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.request import RequestHandle
@@ -272,30 +274,33 @@ def _resident_mib() -> float:
     return round(pages * os.sysconf("SC_PAGE_SIZE") / _MIB, 2)
 
 
-def main() -> int:
-    parser = ArgumentParser(prog="scripts/soak", description="careless requests on one LLM")
-    parser.add_argument("--requests", type=int, default=100_000, help="over all schedules")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    chosen = parser.parse_args()
-    if chosen.requests < FEWEST:
-        parser.error(f"--requests {chosen.requests}: fewer than {FEWEST} show nothing")
+def main(
+    *,
+    requests: Annotated[int, Parameter(help="over all schedules")] = 100_000,
+    seed: int = 1,
+    output: Annotated[Path | None, Parameter("--json", help="write the figures here")] = None,
+) -> int:
+    """Careless requests on one LLM."""
+    if requests < FEWEST:
+        sys.exit(f"--requests {requests}: fewer than {FEWEST} show nothing")
     logging.getLogger("outrider").setLevel(logging.ERROR)
     runs: list[Soak] = []
     told: list[dict[str, object]] = []
     for name in SCHEDULES:
-        run = soak(name, chosen.requests // len(SCHEDULES), chosen.seed)
+        run = soak(name, requests // len(SCHEDULES), seed)
         runs.append(run)
         told.append({**asdict(run), "growth_mib_per_10k": round(run.growth_mib, 3)})
         sys.stdout.write(json.dumps(told[-1]) + "\n")
         sys.stdout.flush()
-        if chosen.json is not None:
+        if output is not None:
             write_json(
-                chosen.json,
+                output,
                 {"benchmark": "careless", "provenance": provenance(), "cells": told},
             )
     return int(any(run.wrong or run.lost_pages or run.growth_mib > 1 for run in runs))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    app = App(name="scripts/soak", version_flags=(), result_action="return_value")
+    app.default(main)
+    sys.exit(app() or 0)

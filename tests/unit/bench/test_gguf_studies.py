@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -82,7 +81,7 @@ def test_the_best_of_both_write_the_same_prompts(requests: ModuleType) -> None:
     }
     calls = {name: list[int]() for name in seconds}
     sides = {name: side(requests, spent, calls[name]) for name, spent in seconds.items()}
-    options = Namespace(quick=False, max_tokens=64)
+    options = SimpleNamespace(quick=False, max_tokens=64)
     cell = requests.cell_of(sides, [[number] for number in range(8)], options)
     assert cell["chosen"] == {"ours": "ours suffix", "llama.cpp": "llama.cpp none"}
     # Who is far behind after one trial is not asked again, and nobody twice for one prompt.
@@ -111,7 +110,7 @@ def test_transformers_takes_part_where_it_is_there(requests: ModuleType) -> None
         "transformers ngram k=4 float32": 0.05,
     }
     sides = {name: side(requests, spent, []) for name, spent in seconds.items()}
-    options = Namespace(quick=False, max_tokens=64)
+    options = SimpleNamespace(quick=False, max_tokens=64)
     cell = requests.cell_of(sides, [[number] for number in range(4)], options)
     assert cell["chosen"]["transformers"] == "transformers ngram k=4 float32"
     rates = cell["tokens_per_second"]
