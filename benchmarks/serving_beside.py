@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from common import Report, note, study
-from options import Options
 from http_load import Load, chats
 from options import Options
 
