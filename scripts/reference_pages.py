@@ -22,9 +22,8 @@ from outrider.cli.verbs import GROUPS, VERBS
 from outrider.core.fields import meta_of
 from outrider.core.params import SamplingParams
 from outrider.core.settings import SETTINGS, Setting
-from outrider.server.app import all_routes
+from outrider.server.app import all_routes, document
 from outrider.server.metrics import Metrics
-from outrider.server.openapi import document
 from outrider.server.port import EngineStatus
 
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "pages"

@@ -18,8 +18,14 @@ from conformance.cpp import Call, Reader, UnreadableError, tokens
 
 from outrider.api.chat_template import ChatTemplate
 from outrider.core.errors import CheckpointError
-from outrider.server.events import OutputParser, ReasoningDelta, TextDelta, ToolDelta, ToolOpen
 from outrider.server.parsing import format_of, parser_for
+from outrider.server.parsing.parser import (
+    OutputParser,
+    ReasoningDelta,
+    TextDelta,
+    ToolDelta,
+    ToolOpen,
+)
 from outrider.server.port import EngineCard
 
 _NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -94,7 +100,7 @@ def _count(suite: Suite, case: Case, template: ChatTemplate) -> None:
         # Ours answers with what is new.
         begun = messages[-1]["content"]
         wanted = Answer(wanted.content.removeprefix(begun.strip()).strip(), "", wanted.calls)
-    parsers = [(parser_for(card, tools, prompt=prompt), pieces) for pieces in _cuts(case.text)]
+    parsers = [(parser_for(given, tools, prompt=prompt), pieces) for pieces in _cuts(case.text)]
     found = {_read(parser, pieces) for parser, pieces in parsers}
     reason = next((why for text, why in _DOCUMENTED.items() if text in case.text), None)
     if all(parser.is_cut for parser, _ in parsers):

@@ -22,7 +22,7 @@ EXCEPTIONS = {
     ("pairs/catalog.py", "read_text"): "names of this package",
     ("estimate/forecast.py", "read_text"): "sheets of this package",
     ("server/pool.py", "open"): "4 MiB at most of files that loading has read",
-    ("server/web.py", "read_bytes"): "pages of this package",
+    ("server/about.py", "read_bytes"): "pages of this package",
     ("outrider_lab/train/checkpoint.py", "safe_open"): "behind check_header",
     ("outrider_lab/train/losses.py", "memmap"): "made by this run",
     ("outrider_lab/train/data.py", "read_text"): "what a package says it has",

@@ -12,7 +12,7 @@ from doubles.scripted_site import app_of
 from outrider import LLM
 from outrider.core.config import EngineConfig
 from outrider.plugins.proof.mutants import Mutant, planted
-from outrider.server.audit import Auditor
+from outrider.server.metrics import Auditor
 from outrider.server.site import Site
 from outrider.server.thread_port import ThreadPort
 

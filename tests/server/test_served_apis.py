@@ -12,8 +12,8 @@ import pytest
 from doubles.scripted_port import CARD
 from doubles.served import Served, served
 from outrider import LLM, SamplingParams
-from outrider.server.events import ToolDelta, ToolOpen
-from outrider.server.parsing import grammar_for, offered_tool, parser_for
+from outrider.server.parsing import answer_grammar, format_of, offered_tool, parser_for
+from outrider.server.parsing.parser import ToolDelta, ToolOpen
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 
@@ -118,7 +118,8 @@ def test_a_call_that_is_demanded_comes_with_and_without_drafts(
 ) -> None:
     card = msgspec.structs.replace(CARD, chat_template=SPELLINGS[name])
     tools = [offered_tool(TOOL, "tools")]
-    grammar = grammar_for(card, tools, choice="required", parallel=False)
+    given = format_of(card)
+    grammar = answer_grammar(given, tools, choice="required", parallel=False)
     assert grammar is not None
     params = SamplingParams(max_tokens=200, temperature=temperature, seed=3, sampler="coupled")
     if temperature == 0:
@@ -127,7 +128,7 @@ def test_a_call_that_is_demanded_comes_with_and_without_drafts(
     plain = llm.generate("Weather?", params, speculative=False, **grammar.structure)[0]
     assert drafted.token_ids == plain.token_ids
     assert drafted.finish_reason == "stop", drafted.text
-    parser = parser_for(card, [TOOL])
+    parser = parser_for(given, [TOOL])
     parts = [*parser.feed(drafted.text), *parser.finish()]
     assert [part.name for part in parts if isinstance(part, ToolOpen)] == ["weather"]
     arguments = json.loads("".join(p.arguments for p in parts if isinstance(p, ToolDelta)))

@@ -25,9 +25,9 @@ from checks.effort import covering
 from doubles.served import SECONDS, Served, events, served
 from outrider import LLM, SamplingParams
 from outrider.api.result import GenerationResult
-from outrider.server.encoding import FINISH
-from outrider.server.events import Part, TextDelta, ToolDelta, ToolOpen
-from outrider.server.parsing import grammar_for, offered_tool, parser_for
+from outrider.server.chat import FINISH
+from outrider.server.parsing import answer_grammar, format_of, offered_tool, parser_for
+from outrider.server.parsing.parser import Part, TextDelta, ToolDelta, ToolOpen
 from outrider.server.thread_port import card_of
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
@@ -130,7 +130,8 @@ class Library:
             case "tools":
                 ids = self._llm.encode_chat(CHAT, tools=[TOOL])
                 tools = [offered_tool(TOOL, "tools")]
-                grammar = grammar_for(card_of(self._llm), tools, choice="required", parallel=False)
+                given = format_of(card_of(self._llm))
+                grammar = answer_grammar(given, tools, choice="required", parallel=False)
                 assert grammar is not None
                 found = self._written(ids, sampling, form, **grammar.structure)
                 return [self._called(found[0])]
@@ -161,7 +162,8 @@ class Library:
         return ["never written", text[middle : middle + 3]]
 
     def _called(self, found: GenerationResult) -> tuple[str, list[list[str]], str]:
-        parser, text, calls = parser_for(card_of(self._llm), [TOOL]), "", list[list[str]]()
+        parser = parser_for(format_of(card_of(self._llm)), [TOOL])
+        text, calls = "", list[list[str]]()
         parts: list[Part] = [*parser.feed(found.text), *parser.finish()]
         for part in parts:
             if isinstance(part, TextDelta):

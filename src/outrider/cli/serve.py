@@ -261,14 +261,12 @@ def _run(
     rules: DoorRules,
 ) -> None:
     from outrider.server.access import name_of
-    from outrider.server.admission import Admission
     from outrider.server.app import all_routes, make_app
-    from outrider.server.audit import Auditor
-    from outrider.server.metrics import Metrics
+    from outrider.server.metrics import Auditor, Metrics
     from outrider.server.models import Models
     from outrider.server.replicas import ReplicasPort, replace_on_hangup
     from outrider.server.run import run_server, tell_ready
-    from outrider.server.site import Limits, Site, Traffic, check_apart
+    from outrider.server.site import Admission, Limits, Site, Traffic, check_apart
     from outrider.server.spans import traced
 
     options, engine = call.options, call.resolved.engine()

@@ -44,8 +44,8 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d{0,5})?", re.IGNO
 _SINGLE = frozenset({b"host", b"content-length", b"transfer-encoding", b"content-type", b"origin"})
 _POLICY = "; ".join(
     (
-        *("default-src 'self'", "script-src 'self'", "style-src 'self'", "img-src 'self' data:"),
-        *("connect-src 'self'", "object-src 'none'", "base-uri 'none'", "form-action 'none'"),
+        *("default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'"),
+        *("img-src 'self' data:", "base-uri 'none'", "form-action 'none'"),
         "frame-ancestors 'none'",
     )
 )

@@ -1,13 +1,21 @@
-"""The ASGI application: all routes, errors in a common format, and access control in front.
+"""The ASGI application: all routes, errors in a common format, access control in front, and
+GET /openapi.json, the document about the routes.
 
-A part of the server is a function that takes a `Site` and returns routes.
+A part of the server is a function that takes a `Site` and returns routes. Schemas of requests
+derive from the types and bounds with which bodies are parsed, so the document cannot differ from
+the server. Schemas of answers have the fields that an answer always has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from typing import Any, TypeAlias, cast
 
+import msgspec
+from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,29 +23,44 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from outrider import __version__
 from outrider.core.errors import OutriderError
+from outrider.core.fields import meta_of
+from outrider.core.params import SamplingParams
+from outrider.server.about import (
+    DetokenizeBody,
+    TokenizeBody,
+    card_routes,
+    health_routes,
+    metric_routes,
+    model_routes,
+    web_routes,
+)
 from outrider.server.access import FILES, Door, DoorRules
-from outrider.server.batches import Batches, batch_routes
-from outrider.server.chat import chat_routes, completion_routes
-from outrider.server.errors import ApiError, error_response
-from outrider.server.messages import message_routes
+from outrider.server.batches import BatchBody, Batches, batch_routes
+from outrider.server.chat import ChatExchange, CompletionBody, CompletionExchange
+from outrider.server.errors import ANTHROPIC_PATHS, ApiError, error_response
+from outrider.server.exchange import Exchange, api_route, count_route
+from outrider.server.messages import MessageExchange
 from outrider.server.metrics import Metrics
-from outrider.server.openapi import openapi_routes
-from outrider.server.responses import response_routes
+from outrider.server.responses import ResponseExchange, stored_response
 from outrider.server.site import Api, Site
-from outrider.server.tokens import health_routes, model_routes
-from outrider.server.web import card_routes, metric_routes, web_routes
+from outrider.server.wire import encode
 
 _WORDS = {
     404: "no such path. Try GET /v1/models or POST /v1/chat/completions.",
     405: "this path does not have this method.",
 }
-_APIS: dict[str, Api] = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completions",
-    "/v1/responses": "responses",
-    "/v1/messages": "messages",
-    "/v1/messages/count_tokens": "messages",
+# The APIs that generate text, and those whose prompts can be counted.
+EXCHANGES: Mapping[str, type[Exchange[Any]]] = {
+    "/v1/chat/completions": ChatExchange,
+    "/v1/completions": CompletionExchange,
+    "/v1/responses": ResponseExchange,
+    "/v1/messages": MessageExchange,
+}
+COUNTS: Mapping[str, type[Exchange[Any]]] = {
+    "/v1/responses/input_tokens": ResponseExchange,
+    "/v1/messages/count_tokens": MessageExchange,
 }
 # Endpoints of other servers that this server does not have.
 _ELSEWHERE = ("/v1/embeddings", "/v1/rerank", "/rerank", "/v1/audio", "/v1/images", "/v1/score")
@@ -46,8 +69,9 @@ _FILES = (FILES, "/v1/batches")
 
 def text_routes(site: Site) -> list[Route]:
     """Return the routes of the APIs that generate text."""
-    parts = (chat_routes, completion_routes, response_routes, message_routes)
-    return [route for part in parts for route in part(site)]
+    found = [api_route(path, kind, site) for path, kind in EXCHANGES.items()]
+    found += [count_route(path, kind, site) for path, kind in COUNTS.items()]
+    return [*found, Route("/v1/responses/{name}", stored_response, methods=["GET", "DELETE"])]
 
 
 def all_routes(site: Site, metrics: Metrics, batches: Batches | None = None) -> list[BaseRoute]:
@@ -61,7 +85,12 @@ def all_routes(site: Site, metrics: Metrics, batches: Batches | None = None) -> 
         *text_routes(site),
         *(batch_routes(batches) if batches is not None else ()),
     ]
-    return [*found, *openapi_routes(found)]
+    data = document(found)
+
+    async def openapi(_request: Request) -> Response:
+        return Response(data, media_type="application/json")
+
+    return [*found, Route("/openapi.json", openapi, methods=["GET"])]
 
 
 def make_app(site: Site, rules: DoorRules, routes: Sequence[BaseRoute]) -> ASGIApp:
@@ -70,8 +99,10 @@ def make_app(site: Site, rules: DoorRules, routes: Sequence[BaseRoute]) -> ASGIA
 
     def refused(status: int, path: str) -> None:
         # "Not ready yet" does not count as a refused request.
+        kind = {**EXCHANGES, **COUNTS}.get(path)
+        api: Api = "other" if kind is None else kind.api
         for observer in site.observers if path not in ("/health", "/ready") else ():
-            observer.observe_refusal(status, _APIS.get(path, "other"))
+            observer.observe_refusal(status, api)
 
     return Door(app, rules, site.limits, refused)
 
@@ -118,3 +149,284 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 async def _error(request: Request, error: Exception) -> Response:
     return error_response(error, request.scope["path"])
+
+
+Schema: TypeAlias = dict[str, Any]
+JSON, EVENTS, TEXT, PAGE = "application/json", "text/event-stream", "text/plain", "text/html"
+FORM, BYTES = "multipart/form-data", "application/octet-stream"
+
+_STRING: Schema = {"type": "string"}
+_WHOLE: Schema = {"type": "integer", "minimum": 0}
+_NUMBER: Schema = {"type": "number"}
+_BOOL: Schema = {"type": "boolean"}
+_OBJECT: Schema = {"type": "object"}
+
+
+def _record(**fields: Schema) -> Schema:
+    """An object that has all of these fields."""
+    return {"type": "object", "properties": fields, "required": list(fields)}
+
+
+def _list(item: Schema) -> Schema:
+    return {"type": "array", "items": item}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _one_of(*values: str) -> Schema:
+    return {"enum": list(values)}
+
+
+def _kind(name: str) -> Schema:
+    return {"const": name}
+
+
+_USAGE = _record(
+    prompt_tokens=_WHOLE,
+    completion_tokens=_WHOLE,
+    total_tokens=_WHOLE,
+    prompt_tokens_details=_record(cached_tokens=_WHOLE),
+)
+_SPECULATION = _record(
+    num_spec_steps=_WHOLE,
+    num_draft_tokens=_WHOLE,
+    num_accepted_draft_tokens=_WHOLE,
+    acceptance_histogram=_list(_WHOLE),
+)
+_METRICS = _or_null(_record(speculative_decoding=_SPECULATION))
+_ENDED = _one_of("stop", "length", "tool_calls")
+_CALL = _record(
+    id=_STRING, type=_kind("function"), function=_record(name=_STRING, arguments=_STRING)
+)
+_MESSAGE = _record(role=_kind("assistant"), content=_or_null(_STRING))
+_MESSAGE["properties"] |= {"tool_calls": _list(_CALL), "reasoning": _STRING}
+
+
+def _completion(kind: str, **choice: Schema) -> Schema:
+    choices = _list(_record(index=_WHOLE, finish_reason=_ENDED, **choice))
+    named = _record(id=_STRING, object=_kind(kind), created=_WHOLE, model=_STRING, choices=choices)
+    more = _record(usage=_USAGE, metrics=_METRICS)
+    more["properties"] |= {"seed": _WHOLE, "warnings": _list(_STRING)}
+    return {"allOf": [named, more]}
+
+
+_STATUS = _one_of("completed", "incomplete")
+_RESPONSE = _record(
+    id=_STRING,
+    object=_kind("response"),
+    created_at=_WHOLE,
+    status=_STATUS,
+    model=_STRING,
+    output=_list(_record(id=_STRING, type=_one_of("message", "reasoning", "function_call"))),
+    tools=_list(_OBJECT),
+    store={"const": False},
+    usage=_record(input_tokens=_WHOLE, output_tokens=_WHOLE, total_tokens=_WHOLE),
+)
+_ANTHROPIC = _record(
+    id=_STRING,
+    type=_kind("message"),
+    role=_kind("assistant"),
+    model=_STRING,
+    content=_list(_record(type=_one_of("text", "thinking", "tool_use"))),
+    stop_reason=_one_of("end_turn", "max_tokens", "stop_sequence", "tool_use"),
+    stop_sequence=_or_null(_STRING),
+    usage=_record(
+        input_tokens=_WHOLE,
+        output_tokens=_WHOLE,
+        cache_creation_input_tokens=_WHOLE,
+        cache_read_input_tokens=_WHOLE,
+    ),
+)
+_MODEL = _record(id=_STRING, object=_kind("model"), created=_WHOLE, owned_by=_STRING)
+_TOKEN_IDS: Schema = {"anyOf": [_list(_WHOLE), _list(_record(id=_WHOLE, piece=_STRING))]}
+_LOGPROBS = _or_null(_OBJECT)
+
+ANSWERS: Mapping[str, Mapping[str, Schema]] = {
+    "/v1/chat/completions": {
+        JSON: _completion("chat.completion", message=_MESSAGE, logprobs=_LOGPROBS),
+        EVENTS: {},
+    },
+    "/v1/completions": {
+        JSON: _completion("text_completion", text=_STRING, logprobs=_LOGPROBS),
+        EVENTS: {},
+    },
+    "/v1/responses": {JSON: _RESPONSE, EVENTS: {}},
+    "/v1/responses/input_tokens": {
+        JSON: _record(object=_kind("response.input_tokens"), input_tokens=_WHOLE)
+    },
+    "/v1/messages": {JSON: _ANTHROPIC, EVENTS: {}},
+    "/v1/messages/count_tokens": {JSON: _record(input_tokens=_WHOLE)},
+    "/v1/models": {JSON: _record(object=_kind("list"), data=_list(_MODEL))},
+    "/v1/models/{name}": {JSON: _MODEL},
+    "/tokenize": {JSON: _record(count=_WHOLE, max_model_len=_WHOLE, tokens=_TOKEN_IDS)},
+    "/detokenize": {JSON: _record(prompt=_STRING, content=_STRING)},
+    "/tokenizer_info": {JSON: _record(tokenizer_class=_STRING, vocab_size=_WHOLE)},
+    "/health": {JSON: _record(status=_kind("ok"), engine=_STRING, restarts=_WHOLE)},
+    "/ready": {JSON: _record(status=_kind("ready"))},
+    "/version": {JSON: _record(version=_STRING, name=_STRING)},
+    "/outrider/v1/card": {
+        JSON: _record(model=_STRING, window=_WHOLE, drafters=_list(_STRING), exact=_BOOL)
+    },
+    "/outrider/v1/history": {
+        JSON: _record(step_seconds=_NUMBER, first=_WHOLE, next=_WHOLE, columns=_OBJECT)
+    },
+    "/metrics": {TEXT: {}},
+    "/": {PAGE: {}},
+    "/dashboard": {PAGE: {}},
+}
+UPLOAD = _record(purpose={"const": "batch"}, file=_STRING)
+# With --files.
+_BATCHES = ("/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel")
+FILE_ANSWERS: Mapping[str, Mapping[str, Schema]] = {
+    **{path: {JSON: {}} for path in ("/v1/files", "/v1/files/{file_id}", *_BATCHES)},
+    "/v1/files/{file_id}/content": {BYTES: {}},
+}
+ERRORS: Mapping[str, Schema] = {
+    "Error": _record(
+        error=_record(
+            message=_STRING, type=_STRING, param=_or_null(_STRING), code=_or_null(_STRING)
+        )
+    ),
+    "MessageError": _record(type=_kind("error"), error=_record(type=_STRING, message=_STRING)),
+}
+
+
+BODIES: Mapping[str, type[Struct]] = {
+    **{path: kind.kind for path, kind in {**EXCHANGES, **COUNTS}.items()},
+    "/v1/batches": BatchBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
+_QUERIES: Mapping[str, tuple[str, ...]] = {
+    "/tokenizer_info": ("model",),
+    "/outrider/v1/card": ("model",),
+    "/outrider/v1/history": ("since",),
+    "/v1/files": ("purpose", "limit", "after", "order"),
+    "/v1/batches": ("limit", "after"),
+}
+_Record: TypeAlias = dict[str, Any]
+_NONE, _ONE, _SOME = {"type": "null"}, {"enum": [1, None]}, {"minItems": 1}
+_IDS: _Record = {"items": {"type": "integer", "minimum": 0}}
+# Further limits of bodies: fields of other APIs of which this server accepts only one value, or
+# none.
+_HELD: Mapping[str, Mapping[str, _Record]] = {
+    "ChatBody": {
+        "messages": _SOME,
+        "max_completion_tokens": {"minimum": 1},
+        "functions": {"maxItems": 0},
+        "function_call": _NONE,
+        "audio": _NONE,
+        "modalities": {"items": {"enum": ["text"]}},
+        "web_search_options": _NONE,
+    },
+    "CompletionBody": {"prompt": _SOME, "suffix": {"maxLength": 0}},
+    "ResponseBody": {
+        "n": _ONE,
+        "max_output_tokens": {"minimum": 1},
+        "previous_response_id": _NONE,
+        "conversation": _NONE,
+        "prompt": _NONE,
+        "background": {"enum": [False, None]},
+        "truncation": {"enum": ["disabled", None]},
+    },
+    "MessageBody": {
+        "n": _ONE,
+        "messages": _SOME,
+        "mcp_servers": {"maxItems": 0},
+        "container": _NONE,
+    },
+    "DetokenizeBody": {"tokens": _IDS},
+}
+# Minimums of parameters for which other servers use negative values, such as -1 for "all".
+_LEAST = {"top_k": -1, "seed": -(2**63)}
+_COUNTED = ("CompletionBody", "top_logprobs")
+_PARAMETER = re.compile(r"\{(\w+):?\w*\}")
+
+
+def document(routes: Iterable[BaseRoute]) -> bytes:
+    """Return the document in JSON. Files of web pages are left out: they are no API."""
+    shown = [one for one in routes if isinstance(one, Route) and not one.path.startswith("/web/")]
+    return _document(tuple((one.path, *sorted((one.methods or set()) - {"HEAD"})) for one in shown))
+
+
+@cache
+def _document(routes: Iterable[tuple[str, ...]]) -> bytes:
+    """Return the document for routes, each a path and its methods; cached for several servers."""
+    kinds = list(dict.fromkeys(BODIES.values()))
+    template = "#/components/schemas/{name}"
+    references, schemas = msgspec.json.schema_components(kinds, ref_template=template)
+    by_kind = dict(zip(kinds, references, strict=True))
+    for name, schema in schemas.items():
+        _bound(name, schema)
+    paths: dict[str, _Record] = {}
+    for plain, *methods in routes:
+        path = _PARAMETER.sub(r"{\1}", plain)
+        body = None if plain not in BODIES else by_kind[BODIES[plain]]
+        for method in methods:
+            sent = body if method == "POST" else None
+            paths.setdefault(path, {})[method.lower()] = _operation(method, path, sent)
+    whole: _Record = {
+        "openapi": "3.1.0",
+        "info": {"title": "outrider serve", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": {**schemas, **ERRORS},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+    return encode(whole)
+
+
+def _bound(kind: str, schema: _Record) -> None:
+    """Add the bounds of each field's value to the schema."""
+    properties: Mapping[str, _Record] = schema.get("properties", {})
+    for item in fields(SamplingParams):
+        meta = meta_of(item)
+        # Completions accept 0 tokens, which only scores the prompt.
+        least = meta.minimum
+        if item.name == "max_tokens":
+            least = 0 if kind == CompletionBody.__name__ else 1
+        least = _LEAST.get(item.name, least)
+        bounds = {"minimum": least, "maximum": meta.maximum}
+        # In completions, `logprobs` is the number of likeliest tokens.
+        name = "logprobs" if (kind, item.name) == _COUNTED else item.name
+        if name in properties and name != "logit_bias":
+            properties[name].update({key: one for key, one in bounds.items() if one is not None})
+    for name, held in _HELD.get(kind, {}).items():
+        properties[name].update(held)
+    if "chat_template" in properties:
+        properties["chat_template"].update(_NONE)
+
+
+def _operation(method: str, path: str, body: Mapping[str, Any] | None) -> _Record:
+    contents = {**ANSWERS, **FILE_ANSWERS}.get(path)
+    answer = {"description": "The answer.", "content": _contents(contents or {})}
+    named = "MessageError" if path.startswith(ANTHROPIC_PATHS) else "Error"
+    wrong = {
+        "description": "What is wrong, why, and what to do.",
+        "content": _contents({JSON: {"$ref": f"#/components/schemas/{named}"}}),
+    }
+    found: _Record = {"responses": {"200": answer, "4XX": wrong, "503": wrong}}
+    if contents is None:
+        # This path always answers with an error.
+        del found["responses"]["200"]
+    parameters = [("path", name, True) for name in _PARAMETER.findall(path)]
+    if method == "GET":
+        parameters += [("query", name, False) for name in _QUERIES.get(path, ())]
+    if parameters:
+        found["parameters"] = [
+            {"in": kind, "name": name, "required": required, "schema": {"type": "string"}}
+            for kind, name, required in parameters
+        ]
+    if body is not None:
+        found["requestBody"] = {"required": True, "content": {JSON: {"schema": body}}}
+    if (method, path) == ("POST", FILES):
+        found["requestBody"] = {"required": True, "content": {FORM: {"schema": UPLOAD}}}
+    return found
+
+
+def _contents(kinds: Mapping[str, _Record]) -> _Record:
+    return {kind: {"schema": schema} if schema else {} for kind, schema in kinds.items()}

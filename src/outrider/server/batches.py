@@ -26,10 +26,9 @@ from outrider.api.batch_lines import AnswerFile, RawLine, openai_answer, raw_lin
 from outrider.core.errors import with_hint
 from outrider.core.fields import shown
 from outrider.core.files import remove
-from outrider.server.admission import BATCH, Admission
 from outrider.server.errors import ApiError
 from outrider.server.files import Files, file_routes, missing, page
-from outrider.server.site import Site, key_of
+from outrider.server.site import BATCH, Admission, Site, key_of
 from outrider.server.wire import json_response, read
 
 MOST_LINES, _MOST_MISTAKES = 50_000, 100

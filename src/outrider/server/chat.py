@@ -1,25 +1,132 @@
-"""POST /v1/chat/completions and /v1/completions of OpenAI, as one answer or as a stream."""
+"""POST /v1/chat/completions and /v1/completions of OpenAI, as one answer or as a stream of chunks.
+
+Both answer with choices: one object has all of them, a chunk a part of one.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, cast
+from itertools import accumulate, chain
+from typing import Any, ClassVar, cast
+from uuid import uuid4
 
-from starlette.routing import Route
+from starlette.requests import Request
 
 from outrider.api.result import chat_logprobs, completion_logprobs
 from outrider.core.draft import TokenLogprobs
-from outrider.server.answers import Answer, cancel
-from outrider.server.encoding import ChoicesWriter
-from outrider.server.errors import ApiError, refused
-from outrider.server.events import Part, ReasoningDelta, Step, TextDelta, ToolDelta, ToolOpen
-from outrider.server.exchange import Asked, Exchange, api_route, params_of, structure_asked
-from outrider.server.port import ChatPrompt
-from outrider.server.site import MOST_PROMPTS, Site
-from outrider.server.tokens import check_ids
-from outrider.server.tools import tooling_of
+from outrider.core.params import SamplingParams
+from outrider.server.errors import ApiError, error_body, invalid, refused
+from outrider.server.exchange import Answer, B, Event, Exchange, cancel, thought_details, usage_of
+from outrider.server.params import Asked, Tooling, params_of, structure_asked, tooling_of
+from outrider.server.parsing.parser import Part, ReasoningDelta, TextDelta, ToolDelta, ToolOpen
+from outrider.server.port import ChatPrompt, EngineCard
+from outrider.server.site import MOST_PROMPTS, End, Site, Step, Usage
+from outrider.server.wire import encode
+
+FINISH = {"stop": "stop", "length": "length", "timeout": "length", "tool_calls": "tool_calls"}
+
+
+class Choices(Exchange[B]):
+    """An exchange whose answer is choices, by their index. The field "object" is `object_kind`, and
+    in streams `chunk_kind`."""
+
+    name: ClassVar[str]
+    object_kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(self, site: Site, body: B, request: Request, warnings: list[str]) -> None:
+        super().__init__(site, body, request, warnings)
+        name = f"{self.name}-{uuid4().hex}"
+        common = {"id": name, "created": int(time.time()), "model": site.name}
+        self._fields = {**common, "object": self.object_kind}
+        # Equal in each chunk of a stream, so it is encoded only once.
+        shown = encode({**common, "object": self.chunk_kind})
+        self._before = b"data: " + shown[:-1] + b","
+
+    def deltas(self, index: int, step: Step) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+    def empty(self, index: int) -> dict[str, Any]:
+        """Return a delta that adds nothing."""
+        raise NotImplementedError
+
+    def choice(self, found: dict[str, Any], index: int) -> dict[str, Any]:
+        """Return a whole choice. `found` has all its deltas together."""
+        raise NotImplementedError
+
+    def more(self, index: int, step: Step) -> list[Event]:
+        options, usage = self.body.stream_options, dict[str, Any]()
+        if options is not None and options.continuous_usage_stats:
+            so_far = Usage(len(self.answers[index].request.prompt_ids), step.num_tokens)
+            usage = {"usage": usage_record(so_far)}
+        return [{"choices": [delta], **usage} for delta in self.deltas(index, step)]
+
+    def last(self, index: int, end: End) -> list[Event]:
+        several = {"metrics": end.metrics} if len(self.answers) > 1 else {}
+        choice = self.empty(index) | {"finish_reason": FINISH[end.reason]} | several
+        return [{"choices": [choice], **self.extras([end])}]
+
+    def idle(self, index: int) -> Event:
+        return {"choices": [self.empty(index)]}
+
+    def framed(self, events: Sequence[Event]) -> bytes:
+        return b"".join(self._before + encode(event)[1:] + b"\n\n" for event in events)
+
+    def failure(self, error: ApiError) -> bytes:
+        return b"data: " + encode(error_body(error)) + b"\n\n"
+
+    def done(self) -> bytes:
+        options, usage = self.body.stream_options, b""
+        if options is not None and options.include_usage:
+            usage = self.framed([{"choices": [], "usage": usage_record(usage_of(self.answers))}])
+        return usage + b"data: [DONE]\n\n"
+
+    async def whole(self) -> Mapping[str, Any]:
+        deltas: list[list[dict[str, Any]]] = [[] for _ in self.answers]
+        async with aclosing(self.steps()) as steps:
+            async for events in steps:
+                for event in events:
+                    choice: dict[str, Any] = event["choices"][0]
+                    deltas[int(choice["index"])].append(choice)
+        choices = [self.choice(folded(found), index) for index, found in enumerate(deltas)]
+        own = {"choices": choices, "usage": usage_record(usage_of(self.answers))}
+        return {**self._fields, **own, **self.extras([one.end for one in self.answers])}
+
+
+def folded(deltas: Sequence[Any]) -> Any:
+    """Return deltas as one value: texts and lists are joined, objects key by key, and of other
+    values the last one counts."""
+    known = [delta for delta in deltas if delta is not None]
+    match known[0] if known else None:
+        case str():
+            return "".join(known)
+        case list() | tuple():
+            return [*chain.from_iterable(known)]
+        case dict():
+            names = dict.fromkeys(chain.from_iterable(known))
+            return {name: folded([one[name] for one in known if name in one]) for name in names}
+        case _:
+            return known[-1] if known else None
+
+
+def usage_record(usage: Usage) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+    details: dict[str, Any] = thought_details(usage, "reasoning_tokens")
+    if usage.accepted_prediction_tokens is not None:
+        details |= {
+            "accepted_prediction_tokens": usage.accepted_prediction_tokens,
+            "rejected_prediction_tokens": usage.rejected_prediction_tokens,
+        }
+    return found | ({"completion_tokens_details": details} if details else {})
 
 
 class ChatBody(Asked, frozen=True, kw_only=True):
@@ -44,40 +151,6 @@ class ChatBody(Asked, frozen=True, kw_only=True):
     web_search_options: Any = None
 
 
-def chat_routes(site: Site) -> list[Route]:
-    def writer(exchange: Exchange[ChatBody]) -> ChoicesWriter:
-        return ChoicesWriter(
-            exchange,
-            ChatChoices(exchange),
-            name="chatcmpl",
-            kind="chat.completion",
-            chunk_kind="chat.completion.chunk",
-        )
-
-    return [api_route("/v1/chat/completions", ChatBody, _refuse, writer, site=site, api="chat")]
-
-
-# POST /v1/completions: continues one or several prompts, given as text or token ids.
-#
-# `echo` with `logprobs` returns the log-probabilities of the prompt's own tokens, which scoring
-# tools use. If the engine cannot compute them, the request is refused.
-def _refuse(body: ChatBody) -> None:
-    if body.functions or body.function_call is not None:
-        raise refused("functions", "tools replaced them. Send tools and tool_choice.")
-    if body.audio is not None or any(kind != "text" for kind in body.modalities or ()):
-        raise refused("modalities", "this server only generates text.")
-    if body.web_search_options is not None:
-        raise refused("web_search_options", "this server does not search the web.")
-    if not body.messages:
-        raise ApiError(400, "messages: the list is empty.", param="messages", code="invalid_value")
-    if body.top_logprobs and not body.logprobs:
-        raise ApiError(
-            400, "top_logprobs: needs logprobs.", param="top_logprobs", code="invalid_value"
-        )
-    if body.add_generation_prompt is False and not body.continue_final_message:
-        raise refused("add_generation_prompt", "the next turn is always the assistant's.")
-
-
 def template_variables(body: ChatBody) -> dict[str, Any]:
     found = dict(body.chat_template_kwargs or {})
     given = body.reasoning or {}
@@ -98,27 +171,36 @@ def prediction_text(given: Mapping[str, Any] | None) -> str:
         parts = cast("list[Mapping[str, object]]", content)
         content = "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
     if given.get("type", "content") != "content" or not isinstance(content, str):
-        raise ApiError(
-            400,
-            'prediction: expected {"type": "content", "content": text}.',
-            param="prediction",
-            code="invalid_value",
-        )
+        raise invalid("prediction", 'expected {"type": "content", "content": text}.')
     return content
 
 
-class ChatChoices:
+class ChatExchange(Choices[ChatBody]):
     """The completions of one chat request."""
 
-    def __init__(self, exchange: Exchange[ChatBody]) -> None:
-        self._exchange = exchange
-        self._gathered: defaultdict[int, Gathered] = defaultdict(Gathered)
+    kind = ChatBody
+    api = "chat"
+    name, object_kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    async def open(self) -> list[Answer]:
-        body, site = self._exchange.body, self._exchange.site
-        limit = body.max_completion_tokens
-        params = params_of(
-            site,
+    @staticmethod
+    def refuse(body: ChatBody) -> None:
+        if body.functions or body.function_call is not None:
+            raise refused("functions", "tools replaced them. Send tools and tool_choice.")
+        if body.audio is not None or any(kind != "text" for kind in body.modalities or ()):
+            raise refused("modalities", "this server only generates text.")
+        if body.web_search_options is not None:
+            raise refused("web_search_options", "this server does not search the web.")
+        if not body.messages:
+            raise invalid("messages", "the list is empty.")
+        if body.top_logprobs and not body.logprobs:
+            raise invalid("top_logprobs", "needs logprobs.")
+        if body.add_generation_prompt is False and not body.continue_final_message:
+            raise refused("add_generation_prompt", "the next turn is always the assistant's.")
+
+    def params(self) -> SamplingParams:
+        body, limit = self.body, self.body.max_completion_tokens
+        return params_of(
+            self.site,
             body,
             max_tokens=body.max_tokens if limit is None else limit,
             logprobs=bool(body.logprobs),
@@ -126,17 +208,21 @@ class ChatChoices:
             prediction=prediction_text(body.prediction),
             thinking=("reasoning.max_tokens", (body.reasoning or {}).get("max_tokens")),
         )
-        tooling = tooling_of(body.tools, body.tool_choice, body.parallel_tool_calls)
-        chat = ChatPrompt(
-            messages=body.messages,
-            tools=tooling.offered,
-            variables=template_variables(body),
-            continues=bool(body.continue_final_message),
-        )
-        return await self._exchange.converse(chat, tooling, params)
 
-    def first(self, index: int) -> list[dict[str, Any]]:
-        return [_choice(index, {"role": "assistant", "content": ""})]
+    def tooling(self) -> Tooling:
+        body = self.body
+        return tooling_of(body.tools, body.tool_choice, body.parallel_tool_calls)
+
+    def chat(self, tooling: Tooling) -> ChatPrompt:
+        return ChatPrompt(
+            messages=self.body.messages,
+            tools=tooling.offered,
+            variables=template_variables(self.body),
+            continues=bool(self.body.continue_final_message),
+        )
+
+    def first(self, index: int) -> list[Event]:
+        return [{"choices": [_choice(index, {"role": "assistant", "content": ""})]}]
 
     def deltas(self, index: int, step: Step) -> list[dict[str, Any]]:
         deltas = map(delta_of, self._shown(step))
@@ -147,31 +233,33 @@ class ChatChoices:
         if step.rounds:
             extras["outrider.round"] = step.rounds
         if extras:
-            found = found or [self.last(index)]
+            found = found or [self.empty(index)]
             found[0] |= extras
         return found
 
-    def last(self, index: int) -> dict[str, Any]:
+    def empty(self, index: int) -> dict[str, Any]:
         return _choice(index, {"content": ""})
 
-    def take(self, index: int, step: Step) -> None:
-        logprobs = self._logprobs(step) if step.logprobs else []
-        self._gathered[index].take(self._shown(step), logprobs, step.rounds)
-
-    def record(self, index: int, answer: Answer) -> dict[str, Any]:
-        del answer
-        return {"index": index, **self._gathered[index].record()}
+    def choice(self, found: dict[str, Any], index: int) -> dict[str, Any]:
+        del index
+        message = found.pop("delta")
+        if "tool_calls" in message:
+            message["content"] = message["content"] or None
+            calls = defaultdict[int, list[dict[str, Any]]](list)
+            for call in message["tool_calls"]:
+                calls[call.pop("index")].append(call)
+            message["tool_calls"] = [folded(of_one) for of_one in calls.values()]
+        return {"index": found.pop("index"), "message": message, **found}
 
     def _shown(self, step: Step) -> Sequence[Part]:
         """Return the parts of a step, without thoughts if the client excluded them."""
-        body = self._exchange.body
+        body = self.body
         if body.include_reasoning is not False and not (body.reasoning or {}).get("exclude"):
             return step.parts
         return [part for part in step.parts if not isinstance(part, ReasoningDelta)]
 
     def _logprobs(self, step: Step) -> list[dict[str, Any]]:
-        decoder = self._exchange.site.port.decoder
-        return chat_logprobs(decoder, step.logprobs, self._exchange.body.top_logprobs or 0)
+        return chat_logprobs(self.site.port.decoder, step.logprobs, self.body.top_logprobs or 0)
 
 
 def _choice(index: int, delta: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,59 +274,13 @@ def delta_of(part: Part) -> dict[str, Any] | None:
     if isinstance(part, ReasoningDelta):
         return {"content": "", "reasoning": part.text, "reasoning_content": part.text}
     if isinstance(part, ToolOpen):
+        call = {"index": part.index, "id": part.call_id, "type": "function"}
         function = {"name": part.name, "arguments": ""}
-        call = {"index": part.index, "id": part.call_id, "type": "function", "function": function}
-        return {"content": "", "tool_calls": [call]}
+        return {"content": "", "tool_calls": [call | {"function": function}]}
     if isinstance(part, ToolDelta):
         call = {"index": part.index, "function": {"arguments": part.arguments}}
         return {"content": "", "tool_calls": [call]}
     return None
-
-
-class Gathered:
-    """One completion, gathered from its steps."""
-
-    def __init__(self) -> None:
-        self._text: list[str] = []
-        self._thought: list[str] = []
-        self._calls: dict[int, dict[str, Any]] = {}
-        self._logprobs: list[dict[str, Any]] = []
-        self._rounds: list[dict[str, Any]] = []
-
-    def take(
-        self,
-        parts: Sequence[Part],
-        logprobs: Sequence[dict[str, Any]],
-        rounds: Sequence[dict[str, Any]],
-    ) -> None:
-        for part in parts:
-            self._part(part)
-        self._logprobs += logprobs
-        self._rounds += rounds
-
-    def _part(self, part: Part) -> None:
-        if isinstance(part, TextDelta):
-            self._text.append(part.text)
-        elif isinstance(part, ReasoningDelta):
-            self._thought.append(part.text)
-        elif isinstance(part, ToolOpen):
-            function = {"name": part.name, "arguments": ""}
-            self._calls[part.index] = {"id": part.call_id, "type": "function", "function": function}
-        elif isinstance(part, ToolDelta):
-            self._calls[part.index]["function"]["arguments"] += part.arguments
-
-    def record(self) -> dict[str, Any]:
-        text, thought = "".join(self._text), "".join(self._thought)
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if thought:
-            message |= {"reasoning": thought, "reasoning_content": thought}
-        if self._calls:
-            message |= {"content": text or None, "tool_calls": list(self._calls.values())}
-        found: dict[str, Any] = {
-            "message": message,
-            "logprobs": {"content": self._logprobs} if self._logprobs else None,
-        }
-        return found | ({"outrider.round": self._rounds} if self._rounds else {})
 
 
 class CompletionBody(Asked, frozen=True, kw_only=True):
@@ -250,31 +292,12 @@ class CompletionBody(Asked, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
 
 
-def completion_routes(site: Site) -> list[Route]:
-    def writer(exchange: Exchange[CompletionBody]) -> ChoicesWriter:
-        kind = "text_completion"
-        choices = CompletionChoices(exchange)
-        return ChoicesWriter(exchange, choices, name="cmpl", kind=kind, chunk_kind=kind)
-
-    path = "/v1/completions"
-    return [api_route(path, CompletionBody, _refuse_text, writer, site=site, api="completions")]
-
-
-def _refuse_text(body: CompletionBody) -> None:
-    if body.suffix:
-        raise refused("suffix", "this server only continues prompts. Leave it out.")
-    if body.echo and body.stream and body.logprobs is not None:
-        raise refused("stream", "not allowed with echo and logprobs. Leave it out.")
-    if body.max_tokens == 0 and not body.echo:
-        raise refused("max_tokens", "0 is only allowed with echo.")
-
-
 def prompts_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
     """Return the prompts of a request: each text or list of ids is one. Raises ApiError."""
     if isinstance(given, str):
         return [given]
     if not given:
-        raise ApiError(400, "prompt: the list is empty.", param="prompt", code="invalid_value")
+        raise invalid("prompt", "the list is empty.")
     kinds = set(map(type, given))
     if kinds == {int}:
         return [cast("list[int]", given)]
@@ -288,80 +311,95 @@ def prompts_of(given: str | list[str | int | list[int]]) -> list[str | list[int]
     return cast("list[str | list[int]]", given)
 
 
-def _check_number(num_completions: int) -> None:
-    if num_completions > MOST_PROMPTS:
-        raise ApiError(
-            400,
-            f"prompt: {num_completions} completions; one request may have {MOST_PROMPTS}.",
-            param="prompt",
-            code="invalid_value",
-        )
+def check_ids(ids: Sequence[int], card: EngineCard, param: str) -> None:
+    """Check that all ids are in the vocabulary. Raises ApiError."""
+    if (bad := min(ids, default=0)) >= 0:
+        bad = max(ids, default=0)
+    if not 0 <= bad < card.vocab_size:
+        words = f"{param}: {bad} is outside the vocabulary of {card.vocab_size}."
+        raise ApiError(400, words, param=param, code="invalid_value")
 
 
-class CompletionChoices:
-    """The completions of all prompts of one request."""
+# `echo` with `logprobs` returns the log-probabilities of the prompt's own tokens, which scoring
+# tools use. If the engine cannot compute them, the request is refused.
+class CompletionExchange(Choices[CompletionBody]):
+    """The completions of all prompts of one request, given as text or token ids."""
 
-    def __init__(self, exchange: Exchange[CompletionBody]) -> None:
-        self._exchange, self._body = exchange, exchange.body
-        self._answers: list[Answer] = []
+    kind = CompletionBody
+    api = "completions"
+    name, object_kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(
+        self, site: Site, body: CompletionBody, request: Request, warnings: list[str]
+    ) -> None:
+        super().__init__(site, body, request, warnings)
         self._echoed: list[str] = []
-        self._texts: defaultdict[int, str] = defaultdict(str)
-        self._logprobs: defaultdict[int, list[TokenLogprobs]] = defaultdict(list)
         # The length of each streamed text so far.
         self._lengths: Counter[int] = Counter()
 
-    async def open(self) -> list[Answer]:
-        body, site = self._body, self._exchange.site
-        num_top = body.logprobs or 0
+    @staticmethod
+    def refuse(body: CompletionBody) -> None:
+        if body.suffix:
+            raise refused("suffix", "this server only continues prompts. Leave it out.")
+        if body.echo and body.stream and body.logprobs is not None:
+            raise refused("stream", "not allowed with echo and logprobs. Leave it out.")
+        if body.max_tokens == 0 and not body.echo:
+            raise refused("max_tokens", "0 is only allowed with echo.")
+
+    def params(self) -> SamplingParams:
+        body = self.body
+        num_top, limit = body.logprobs or 0, body.max_tokens
+        if limit is None:
+            # The default of OpenAI's API.
+            limit = cast("int", self.site.defaults.get("max_tokens", 16))
         params = params_of(
-            site,
+            self.site,
             body,
-            max_tokens=self._limit(),
+            max_tokens=limit or 1,
             logprobs=body.logprobs is not None,
             top_logprobs=num_top,
             prediction=prediction_text(body.prediction),
         )
-        _check_number(len(prompts_of(body.prompt)) * params.n)
         if body.echo and body.logprobs is not None:
             params = replace(params, prompt_logprobs=num_top)
-        prompts = [await self._ids(prompt) for prompt in prompts_of(body.prompt)]
-        if body.echo:
-            for ids in prompts:
-                text = "".join(await site.port.decode(ids))
-                self._echoed += [text] * params.n
-        try:
-            for ids in prompts:
-                self._answers += self._exchange.complete(
-                    ids, params, structure_asked(body), only_prompt=body.max_tokens == 0
-                )
-        except BaseException:
-            cancel(self._answers)
-            raise
-        return self._answers
+        return params
 
-    def _limit(self) -> int:
-        """Return max_tokens; the default is that of OpenAI's API."""
-        given = self._body.max_tokens
-        if given is None:
-            return cast("int", self._exchange.site.defaults.get("max_tokens", 16))
-        return given or 1
+    async def open(self) -> list[Answer]:
+        body, params, prompts = self.body, self.params(), prompts_of(self.body.prompt)
+        if (num_completions := len(prompts) * params.n) > MOST_PROMPTS:
+            words = f"{num_completions} completions; one request may have {MOST_PROMPTS}."
+            raise invalid("prompt", words)
+        ids_of = [await self._ids(prompt) for prompt in prompts]
+        if body.echo:
+            for ids in ids_of:
+                text = "".join(await self.site.port.decode(ids))
+                self._echoed += [text] * params.n
+        structure, only_prompt = structure_asked(body), body.max_tokens == 0
+        found: list[Answer] = []
+        try:
+            for ids in ids_of:
+                found += self.complete(ids, params, structure, only_prompt=only_prompt)
+        except BaseException:
+            cancel(found)
+            raise
+        return found
 
     async def _ids(self, prompt: str | list[int]) -> list[int]:
-        port = self._exchange.site.port
+        port = self.site.port
         if not isinstance(prompt, str):
             if not prompt:
-                raise ApiError(400, "prompt: it is empty.", param="prompt", code="invalid_value")
+                raise invalid("prompt", "it is empty.")
             check_ids(prompt, port.card, "prompt")
             return prompt
-        return await port.encode(prompt, add_special=self._body.add_special_tokens is not False)
+        return await port.encode(prompt, add_special=self.body.add_special_tokens is not False)
 
-    def first(self, index: int) -> list[dict[str, Any]] | None:
-        if not self._body.echo:
+    def first(self, index: int) -> list[Event] | None:
+        if not self.body.echo:
             return []
         if index >= len(self._echoed):
             return None
         self._lengths[index] = len(self._echoed[index])
-        return [_completion_choice(index, self._echoed[index])]
+        return [{"choices": [_completion_choice(index, self._echoed[index])]}]
 
     def deltas(self, index: int, step: Step) -> list[dict[str, Any]]:
         text = text_of(step)
@@ -377,31 +415,27 @@ class CompletionChoices:
             choice["outrider.round"] = step.rounds
         return [choice]
 
-    def last(self, index: int) -> dict[str, Any]:
+    def empty(self, index: int) -> dict[str, Any]:
         return _completion_choice(index, "")
 
-    def take(self, index: int, step: Step) -> None:
-        self._texts[index] += text_of(step)
-        self._logprobs[index] += step.logprobs
-
-    def record(self, index: int, answer: Answer) -> dict[str, Any]:
-        before = self._echoed[index] if self._echoed else ""
-        choice = _completion_choice(index, before + self._texts[index])
-        if self._body.logprobs is not None:
-            items: list[TokenLogprobs | None] = [*self._logprobs[index]]
-            ids = [item.token_id for item in self._logprobs[index]]
-            if self._body.echo:
+    def choice(self, found: dict[str, Any], index: int) -> dict[str, Any]:
+        if self.body.logprobs is not None:
+            items, ids = list[TokenLogprobs | None](), list[int]()
+            if self.body.echo:
                 # Of several completions, only the first has the log-probabilities of the prompt.
-                first = self._answers[index - answer.request.sample]
-                items = [*first.prompt_logprobs, *items]
-                ids = [*answer.request.prompt_ids, *ids]
-            choice["logprobs"] = self._shown(items, ids, 0)
-        return choice
+                request = self.answers[index].request
+                items += self.answers[index - request.sample].prompt_logprobs
+                ids += request.prompt_ids
+            own = [found["logprobs"]] if found["logprobs"] else []
+            whole = folded([self._shown(items, ids, 0), *own])
+            ends = accumulate(map(len, whole["tokens"]), initial=0)
+            found["logprobs"] = whole | {"text_offset": list(ends)[:-1]}
+        return found
 
     def _shown(
         self, items: Sequence[TokenLogprobs | None], ids: Sequence[int], start: int
     ) -> dict[str, Any]:
-        return completion_logprobs(self._exchange.site.port.decoder, items, ids, start)
+        return completion_logprobs(self.site.port.decoder, items, ids, start)
 
 
 def text_of(step: Step) -> str:

@@ -79,17 +79,21 @@ def refused(param: str, why: str) -> ApiError:
     return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
 
 
+def invalid(param: str, why: str) -> ApiError:
+    """Return the error for a parameter of a wrong value."""
+    return ApiError(400, f"{param}: {why}", param=param, code="invalid_value")
+
+
+def overloaded(words: str) -> ApiError:
+    return ApiError(503, words, code="overloaded", retry_after=ASK_AGAIN)
+
+
 def api_error(error: BaseException, path: str = "") -> ApiError:
     """Return the response of the API at `path` to any exception."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFullError):
-        return ApiError(
-            503,
-            "too many requests wait already. Ask again later.",
-            code="overloaded",
-            retry_after=ASK_AGAIN,
-        )
+        return overloaded("too many requests wait already. Ask again later.")
     if isinstance(error, NotReadyError | EngineLostError):
         code = "not_ready" if isinstance(error, NotReadyError) else "engine_lost"
         return ApiError(503, with_hint(error), code=code, retry_after=error.seconds)

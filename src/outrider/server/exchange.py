@@ -1,327 +1,185 @@
 """One request of any API, from its body to its answer: the code that all APIs share.
 
-An API is an `api_route`: the type of its bodies, a function that refuses bodies, and the `Writer`
-of an exchange, which knows this API's format of prompts and answers.
+An API is a subclass of `Exchange`, which knows its format of prompts and answers, and an
+`api_route`. The completions of a request are `Answer`s: iterators of Steps, the tokens of one round
+or of several rounds merged. `written` reads several of them concurrently. An exchange makes its
+stream and its final object from the same steps, so they cannot differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from hashlib import sha256
+from itertools import count, islice, zip_longest
+from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar, cast
 
-import msgspec
-from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from outrider.api.chat_template import switched
-from outrider.api.structure import KEYS, StructureOptions, structure_of
-from outrider.core.fields import WHOLE, shown
+from outrider.api.result import GenerationResult, TextEvent, round_of
+from outrider.api.structure import StructureOptions
+from outrider.core.draft import TokenLogprobs
+from outrider.core.errors import PromptTooLongError
+from outrider.core.fields import shown
 from outrider.core.params import SamplingParams
-from outrider.server.answers import Answer, Ask, metrics_of, open_answers, written
-from outrider.server.errors import ApiError, refused
-from outrider.server.events import End, OutputParser, PlainParser, Step
-from outrider.server.models import keep_alive_of
-from outrider.server.port import ChatPrompt, EngineCard
-from outrider.server.reply import EventReply, Reply, Waiting
-from outrider.server.site import Api, Site, key_of, learns_of_all, request_id_of
-from outrider.server.tools import Tooling, read_with, schema_paths
+from outrider.metrics.summary import SpecMetrics, spec_metrics
+from outrider.server.errors import ApiError
+from outrider.server.params import (
+    Asked,
+    Tooling,
+    ignored_fields,
+    kept,
+    read_with,
+    schema_paths,
+    structure_asked,
+    traced,
+)
+from outrider.server.parsing.parser import (
+    OutputParser,
+    Part,
+    PlainParser,
+    ToolClose,
+    ToolDelta,
+    ToolOpen,
+)
+from outrider.server.port import ChatPrompt, EngineRequest, EngineStream
+from outrider.server.reply import EventReply, Reply
+from outrider.server.site import (
+    BATCH,
+    Api,
+    End,
+    Ended,
+    EndReason,
+    Site,
+    Step,
+    Usage,
+    key_of,
+    request_id_of,
+)
 from outrider.server.wire import MOST_WARNINGS, encode, json_response, read
 
-# Request parameters that all OpenAI-style APIs share, and their translation to SamplingParams.
-#
-# A parameter that this server cannot honour is refused by name.
-# Fields of SamplingParams that have the same name and meaning in a request body.
-_SAME = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty", "n", "max_time"),
-    *("skip_special_tokens", "cache_salt"),
-)
-
-
-# Parameters of other servers that would change the text; ignoring them would be wrong.
-_UNKNOWN = {
-    "stop_token_ids": "this server stops at strings only. Send them as stop.",
-    "include_stop_str_in_output": "texts never include the stop string. Append it yourself.",
-    "truncate_prompt_tokens": "prompts are never truncated. Shorten it yourself.",
-}
-
-
-class StreamOptions(Struct, frozen=True):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-
-
-class Speculative(Struct, frozen=True, forbid_unknown_fields=True):
-    """A request's own speculation settings. Omitted ones are those of the server."""
-
-    drafter: str | None = None
-    k: int | None = None
-    tree: int | None = None
-    trace: bool = False
-    sampler: str | None = None
-
-
-class Asked(Struct, frozen=True, kw_only=True):
-    """Parameters of all APIs. None is the same as leaving a parameter out. Those in `IGNORED` are
-    accepted without effect, each with the reason, which the answer's warnings report."""
-
-    IGNORED: ClassVar[Mapping[str, str]] = {"store": "this server stores no answers"}
-
-    model: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    min_tokens: int | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    bad_words: list[str] | None = None
-    max_time: float | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    speculative: bool | Speculative | None = None
-    best_of: int | None = None
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    json_schema: dict[str, Any] | None = None
-    grammar: str | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    cache_salt: str | None = None
-    keep_alive: str | float | None = None
-    thinking_budget: int | None = None
-    thinking_budget_tokens: int | None = None
-    thinking_token_budget: int | None = None
-    reasoning_budget_tokens: int | None = None
-    stop_token_ids: Any = None
-    include_stop_str_in_output: Any = None
-    truncate_prompt_tokens: Any = None
-    # Parameters of other servers' services: accepted, and without meaning here.
-    user: str | None = None
-    metadata: Any = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    chat_template: str | UnsetType | None = UNSET
-
-
-def params_of(
-    site: Site,
-    asked: Asked,
-    *,
-    max_tokens: int | None,
-    thinking: tuple[str, object] = ("", None),
-    **more: object,
-) -> SamplingParams:
-    """Return the SamplingParams of a request. `thinking` is the API's own parameter for a thinking
-    budget, with its value. Raises ApiError, and ConfigError for values out of bounds."""
-    _refuse(asked)
-    asked = _as_openai(asked)
-    card = site.port.card
-    values: dict[str, Any] = {}
-    for name in _SAME:
-        given = getattr(asked, name)
-        values[name] = site.default(name) if given is None else given
-    values["max_tokens"] = _limit(site, max_tokens)
-    values["thinking_budget"] = _budget(site, asked, thinking)
-    if asked.min_tokens is None:
-        values["min_tokens"] = min(values["min_tokens"], values["max_tokens"])
-    stop = asked.stop if asked.stop is not None else site.default("stop")
-    values["stop"] = stop if isinstance(stop, str) else tuple(cast("list[str]", stop))
-    values["bad_words"] = tuple(asked.bad_words or cast("list[str]", site.default("bad_words")))
-    if asked.logit_bias:
-        values["logit_bias"] = {_token_id(key): bias for key, bias in asked.logit_bias.items()}
-    values.update(_speculation(card, asked.speculative, keeps_apart=site.keeps_apart))
-    values.update(more)
-    params = SamplingParams(**values)
-    if asked.seed is None or params.greedy or params.sampler is not None or not card.exact:
-        return params
-    # The client chose a seed, so it expects the same text from any drafter.
-    return replace(params, sampler="coupled")
-
-
-def _as_openai(asked: Asked) -> Asked:
-    """Translate conventions of other servers: in vLLM a top_k of -1 keeps all tokens; in
-    llama-server a seed of -1 means a random seed, and other negative seeds are valid."""
-    changed: dict[str, int | None] = {}
-    if asked.top_k == -1:
-        changed["top_k"] = 0
-    if asked.seed is not None and asked.seed < 0:
-        changed["seed"] = None if asked.seed == -1 else asked.seed % 2**63
-    return msgspec.structs.replace(asked, **changed) if changed else asked
-
-
-def _limit(site: Site, given: int | None) -> int:
-    """Return max_tokens; WHOLE means the rest of the context window. Raises ApiError."""
-    if given is None:
-        return cast("int", site.defaults.get("max_tokens", WHOLE))
-    if given < 1:
-        raise ApiError(
-            400, f"max_tokens: at least 1, got {given}.", param="max_tokens", code="invalid_value"
-        )
-    return given
-
-
-# Names of the thinking budget in llama-server, vLLM and others.
-_BUDGETS = ("thinking_budget_tokens", "thinking_token_budget", "reasoning_budget_tokens")
-
-
-def _budget(site: Site, asked: Asked, own: tuple[str, object]) -> object:
-    """Return the maximum number of thought tokens; None means no limit. Raises ApiError."""
-    named = (own, *((name, getattr(asked, name)) for name in (*_BUDGETS, "thinking_budget")))
-    for name, given in named:
-        if given is None:
-            continue
-        if isinstance(given, bool) or not isinstance(given, int) or not -1 <= given <= WHOLE:
-            words = f"{name}: a number of tokens from 0 to {WHOLE}, or -1 for no limit"
-            text = f"{words}; got {shown(given)}. Send such a number, or leave it out."
-            raise ApiError(400, text, param=name, code="invalid_value")
-        return None if given == -1 else given
-    return site.default("thinking_budget")
-
-
-def _token_id(key: str) -> int:
-    if key.isascii() and key.isdecimal() and len(key) < 10:
-        return int(key)
-    raise ApiError(
-        400, f"logit_bias: {key[:40]!r} is no token id.", param="logit_bias", code="invalid_value"
-    )
-
-
-def _refuse(asked: Asked) -> None:
-    if asked.best_of is not None and asked.best_of != (asked.n or 1):
-        raise refused("best_of", "all completions are returned. Send n, and choose yourself.")
-    if asked.chat_template is not UNSET and asked.chat_template is not None:
-        raise refused(
-            "chat_template", "only the model's own template is used. Leave it out, or use prompts."
-        )
-    for name, why in _UNKNOWN.items():
-        if getattr(asked, name):
-            raise refused(name, why)
-    if asked.cache_salt == "":
-        raise refused("cache_salt", "it must not be empty. Leave it out to share the prefix cache.")
-    if asked.stream_options is not None and not asked.stream:
-        raise ApiError(
-            400,
-            "stream_options: only allowed with stream.",
-            param="stream_options",
-            code="invalid_value",
-        )
-
-
-def structure_asked(
-    asked: Asked, response_format: Mapping[str, Any] | None = None, *, name: str = "response_format"
-) -> StructureOptions:
-    """Return the requested structure; empty if the text is free. `response_format` is for an API
-    that has the format in another field, called `name`."""
-    body = {name: getattr(asked, name) for name in KEYS}
-    if response_format is not None:
-        body["response_format"] = response_format
-    return structure_of(body, format_name=name)
-
-
-def ignored_fields(asked: Asked) -> list[str]:
-    """Return a warning for each parameter of the request that has no effect."""
-    why = asked.IGNORED
-    return [f"{name}: {why[name]}" for name in why if getattr(asked, name) not in (None, False)]
-
-
-def kept(site: Site, asked: Asked, warnings: list[str]) -> Site:
-    """Return `site` with the request's `keep_alive` for its model. Raises ConfigError."""
-    if asked.keep_alive is None:
-        return site
-    seconds = keep_alive_of(asked.keep_alive)
-    if site.held is not nullcontext and not site.keeps_apart:
-        return replace(site, held=partial(site.held, seconds))
-    warnings.append("keep_alive: ignored; the server's --keep-alive applies to all requests")
-    return site
-
-
-def traced(asked: Asked) -> bool:
-    """Return whether the client requested the rounds of its completions."""
-    return isinstance(asked.speculative, Speculative) and asked.speculative.trace
-
-
-def _speculation(
-    card: EngineCard, given: bool | Speculative | None, *, keeps_apart: bool
-) -> Mapping[str, object]:
-    """Return the speculation as fields of SamplingParams. Raises ApiError if unsupported."""
-    if not isinstance(given, Speculative):
-        return {} if given is None else {"speculative": given}
-    if given.drafter is not None and given.drafter not in card.drafters:
-        known = ", ".join(card.drafters)
-        raise refused("speculative.drafter", f"this server has {known}.")
-    if keeps_apart and given.drafter and learns_of_all(given.drafter):
-        why = "it learns from requests of other keys. The server's --shared-prefixes allows it."
-        raise refused("speculative.drafter", why)
-    if given.tree is not None:
-        raise refused(
-            "speculative.tree", "it is a setting of the engine, for all requests. Leave it out."
-        )
-    return {
-        "drafter": given.drafter,
-        "k": given.k,
-        "sampler": given.sampler,
-        "round_events": given.trace,
-    }
-
-
+Event: TypeAlias = dict[str, Any]
 B = TypeVar("B", bound=Asked)
+E = TypeVar("E", bound="Exchange[Any]")
 
 
-@dataclass(slots=True, kw_only=True)
 class Exchange(Generic[B]):
-    """A parsed body, and the name of its API `key`. `warnings` report ignored fields."""
+    """A parsed body, and the writer of its answer. `warnings` report ignored fields; `key` is the
+    name of the API key."""
 
-    site: Site
-    body: B
-    key: str
-    request_id: str
-    trace_parent: str
-    api: Api
-    warnings: list[str]
+    kind: ClassVar[type[Asked]]
+    api: ClassVar[Api]
+    count_fields: ClassVar[Mapping[str, str]] = {}
+    """Further fields of an answer that counts a prompt's tokens."""
 
-    async def converse(
-        self,
-        chat: ChatPrompt,
-        tooling: Tooling,
-        params: SamplingParams,
-        form: Mapping[str, Any] | None = None,
-        form_name: str = "response_format",
-    ) -> list[Answer]:
-        """Start completions of a conversation. `form` is the required format of the answer, if the
-        API has its own parameter for it; `form_name` is that parameter's name."""
+    def __init__(self, site: Site, body: B, request: Request, warnings: list[str]) -> None:
+        self.site, self.body, self.warnings = site, body, warnings
+        self.key, self.request_id = key_of(request), request_id_of(request)
+        self.trace_parent = request.headers.get("traceparent", "")
+        self.answers: Sequence[Answer] = ()
+        self._begun: set[int] = set()
+        self._ended: set[int] = set()
+
+    @staticmethod
+    def refuse(body: Any) -> None:
+        """Check a body. Raises ApiError for values that this server cannot honour."""
+        raise NotImplementedError
+
+    def params(self) -> SamplingParams:
+        raise NotImplementedError
+
+    def tooling(self) -> Tooling:
+        raise NotImplementedError
+
+    def chat(self, tooling: Tooling) -> ChatPrompt:
+        """Return the conversation for the template. Raises ApiError."""
+        raise NotImplementedError
+
+    def form(self) -> tuple[Mapping[str, Any] | None, str]:
+        """Return the required format of the answer, if the API has its own parameter for it, and
+        the parameter's name."""
+        return None, "response_format"
+
+    def first(self, index: int) -> list[Event] | None:
+        """Return the events before the text of an answer; None while they are not known."""
+        raise NotImplementedError
+
+    def more(self, index: int, step: Step) -> list[Event]:
+        raise NotImplementedError
+
+    def last(self, index: int, end: End) -> list[Event]:
+        raise NotImplementedError
+
+    def idle(self, index: int) -> Event:
+        """Return an event that changes nothing, as a heartbeat."""
+        raise NotImplementedError
+
+    def framed(self, events: Sequence[Event]) -> bytes:
+        """Encode events as server-sent events."""
+        raise NotImplementedError
+
+    def failure(self, error: ApiError) -> bytes:
+        raise NotImplementedError
+
+    def done(self) -> bytes:
+        """Return the end of a stream."""
+        return b""
+
+    async def whole(self) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+    async def pieces(self) -> AsyncGenerator[bytes]:
+        """Yield the stream of the opened answers, the events of a step together."""
+        async with aclosing(self.steps()) as steps:
+            async for events in steps:
+                yield self.framed(events)
+        if done := self.done():
+            yield done
+
+    def waiting(self) -> bytes:
+        index = next(i for i in count() if i not in self._ended)
+        return self.framed(self._begin(index) or [self.idle(index)])
+
+    async def steps(self) -> AsyncGenerator[list[Event]]:
+        """Yield the events of each step of the opened answers."""
+        async with aclosing(written(self.answers)) as steps:
+            async for index, item in steps:
+                begun = self._begin(index)
+                if isinstance(item, End):
+                    self._ended.add(index)
+                    yield [*begun, *self.last(index, item)]
+                else:
+                    yield [*begun, *self.more(index, item)]
+
+    def _begin(self, index: int) -> list[Event]:
+        """Return the first events, unless they were sent before."""
+        if index in self._begun or (found := self.first(index)) is None:
+            return []
+        self._begun.add(index)
+        return found
+
+    async def open(self) -> list[Answer]:
+        """Start the completions of a conversation. Raises ApiError and the errors of the port."""
+        params, tooling, (form, name) = self.params(), self.tooling(), self.form()
+        chat = self.chat(tooling)
         ids, notes = await self.site.port.encode_chat(chat)
-        structure = structure_asked(self.body, form, name=form_name)
+        structure = structure_asked(self.body, form, name=name)
         paths = schema_paths(getattr(self.body, "tools", None))
-        reading = await read_with(self.site, ids, tooling, params, structure, paths)
+        params, structure, make_parser, warnings = await read_with(
+            self.site, ids, tooling, params, structure, paths
+        )
         template = self.site.port.card.chat_template
         known = switched(template, chat.variables)[0]
         unknown = (name for name in known if name not in template)
         few = islice(unknown, MOST_WARNINGS)
         self.warnings += [f"{shown(name)}: the chat template has no such variable" for name in few]
-        self.warnings += [*chat.notes, *notes, *reading.warnings]
-        return self.complete(ids, reading.params, reading.structure, reading.make_parser)
+        self.warnings += [*chat.notes, *notes, *warnings]
+        return self.complete(ids, params, structure, make_parser)
 
     def complete(
         self,
@@ -332,20 +190,38 @@ class Exchange(Generic[B]):
         *,
         only_prompt: bool = False,
     ) -> list[Answer]:
-        """Start completions of a prompt."""
-        ask = Ask(
-            prompt_ids=ids,
-            params=params,
-            structure=structure,
-            make_parser=make_parser,
-            trace=traced(self.body),
-            key=self.key,
-            request_id=self.request_id,
-            trace_parent=self.trace_parent,
-            api=self.api,
-            only_prompt=only_prompt,
-        )
-        return open_answers(self.site, ask)
+        """Submit the completions of a prompt, all or none. With `only_prompt`, the one token that
+        the engine writes is dropped. Raises PromptTooLongError, and like the port."""
+        site, num_samples = self.site, params.n
+        card, admission = site.port.card, site.traffic.admission
+        if len(ids) >= card.window:
+            raise PromptTooLongError(len(ids), card.window)
+        salt = salt_of(site, self.key, params.cache_salt)
+        params = replace(params.seeded(), n=1)
+        if not params.is_open:
+            # Clients of HTTP may send a constant that is larger than what fits, and expect no note.
+            params = replace(params, max_tokens=min(params.max_tokens, card.window - len(ids)))
+        found: list[Answer] = []
+        admission.widen(num_samples)
+        try:
+            for sample in range(num_samples):
+                if sample == 1:
+                    # All have the same prompt; only the first completion scores it.
+                    params = replace(params, prompt_logprobs=None)
+                request = EngineRequest(
+                    prompt_ids=ids,
+                    params=params,
+                    structure=structure,
+                    sample=sample,
+                    cache_salt=salt,
+                    key=self.key,
+                    weight=admission.weight(self.key),
+                )
+                found.append(Answer(self, request, make_parser(), only_prompt=only_prompt))
+        except BaseException:
+            cancel(found)
+            raise
+        return found
 
     def extras(self, ends: Sequence[End]) -> dict[str, Any]:
         """Return the fields of an answer that the original APIs do not have."""
@@ -357,144 +233,342 @@ class Exchange(Generic[B]):
         return found | ({"warnings": warnings} if warnings else {})
 
 
-class Writer(Waiting, Protocol):
-    """Writes the answer of one exchange."""
-
-    async def open(self) -> list[Answer]:
-        """Submit the request. Raises ApiError and the errors of the port."""
-        ...
-
-    async def whole(self, answers: Sequence[Answer]) -> Mapping[str, Any]: ...
-
-    def pieces(self, answers: Sequence[Answer]) -> AsyncGenerator[bytes]: ...
+def salt_of(site: Site, key: str, given: str) -> str:
+    """Return the salt of the prefix cache: the key, and a digest of the request's own salt."""
+    own = "" if site.shares_prefixes else key.removeprefix(BATCH)
+    return f"{own}\n{sha256(given.encode()).hexdigest()}" if given else own
 
 
-def api_route(
-    path: str,
-    kind: type[B],
-    check: Callable[[B], None],
-    writer_of: Callable[[Exchange[B]], Writer],
-    *,
-    site: Site,
-    api: Api,
-) -> Route:
+class Answer(AsyncIterator[Step]):
+    """One completion while it is written. A caller that stops reading early must `cancel` it."""
+
+    def __init__(
+        self,
+        exchange: Exchange[Any],
+        request: EngineRequest,
+        parser: OutputParser,
+        *,
+        only_prompt: bool,
+    ) -> None:
+        site = exchange.site
+        self.request, self.model = request, site.names[0]
+        self._exchange, self._parser, self._only_prompt = exchange, parser, only_prompt
+        self._card, self._decoder = site.port.card, site.port.decoder
+        self._has_rounds = traced(exchange.body)
+        self._stream: EngineStream = site.port.stream(request)
+        self._num_tokens = 0
+        self._calls: list[ToolClose] = []
+        self._end: End | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Step:
+        if self._end is not None:
+            raise StopAsyncIteration
+        async for event in self._stream:
+            return self._step(event)
+        last = self._parser.finish()
+        result = self._stream.result
+        self._take(last)
+        self._end = self._ended(result)
+        ended = Ended(
+            result=result,
+            request=self.request,
+            model=self.model,
+            api=self._exchange.api,
+            engine=self.engine or 0,
+            usage=self._end.usage,
+            request_id=self._exchange.request_id,
+            trace_parent=self._exchange.trace_parent,
+        )
+        for observer in self._exchange.site.observers:
+            observer.observe(ended)
+        if not last:
+            raise StopAsyncIteration
+        return Step(tuple(last), self._num_tokens)
+
+    @property
+    def end(self) -> End:
+        """The end of the completion. Raises ApiError before all steps have been read."""
+        if self._end is None:
+            raise ApiError(500, "the answer has not ended.")
+        return self._end
+
+    @property
+    def engine(self) -> int | None:
+        """The number of the engine that writes it; None with a single engine."""
+        return self._stream.engine
+
+    @property
+    def has_ended(self) -> bool:
+        return self._end is not None
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
+        """An entry per prompt token if requested, available after the end."""
+        return self._stream.result.prompt_logprobs
+
+    def cancel(self) -> None:
+        if self._end is None:
+            self._stream.cancel()
+
+    def _step(self, event: TextEvent) -> Step:
+        if self._only_prompt:
+            return Step((), 0)
+        self._num_tokens += len(event.token_ids)
+        for observer in self._exchange.site.observers:
+            observer.wrote(len(event.token_ids), model=self.model, engine=self.engine or 0)
+        parts = self._parser.feed(event.text) if event.text else []
+        self._take(parts)
+        rounds: tuple[dict[str, Any], ...] = ()
+        if self._has_rounds:
+            pieces = iter(event.pieces)
+            rounds = tuple(round_of(one, pieces, self._decoder) for one in event.round_events)
+        return Step(tuple(parts), self._num_tokens, event.logprobs, rounds)
+
+    def _take(self, parts: Sequence[Part]) -> None:
+        self._calls += [part for part in parts if isinstance(part, ToolClose)]
+
+    def _ended(self, result: GenerationResult) -> End:
+        reason = cast("EndReason", result.finish_reason or "stop")
+        if self._only_prompt:
+            reason = "length"
+        notes = list(result.notes)
+        if not all(call.whole for call in self._calls):
+            notes.append("calls: the arguments of a call are not a complete JSON object")
+        elif self._calls and reason == "stop":
+            reason = "tool_calls"
+        if self._parser.is_cut:
+            notes.append("calls: the text ends inside a call, which is returned as text")
+        metrics = result.spec_metrics(adaptive=not self._card.fixed_k)
+        accepted, rejected = result.prediction_tokens or (None, None)
+        return End(
+            reason,
+            Usage(
+                prompt_tokens=len(self.request.prompt_ids),
+                completion_tokens=0 if self._only_prompt else result.num_tokens,
+                cached_tokens=result.num_cached_tokens,
+                accepted_prediction_tokens=accepted,
+                rejected_prediction_tokens=rejected,
+                reasoning_tokens=result.thought_tokens,
+                budget_reached=result.thoughts_cut,
+            ),
+            seed=result.seed,
+            stop=result.stop,
+            metrics=None if metrics is None else {"speculative_decoding": metrics},
+            notes=tuple(notes),
+        )
+
+
+def cancel(answers: Iterable[Answer]) -> None:
+    for answer in answers:
+        answer.cancel()
+
+
+async def written(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Step | End]]:
+    """Yield the steps of all answers as they come, each with the index of its answer. The last
+    item of each answer is its End. An error of one answer cancels them all."""
+    try:
+        if len(answers) == 1:
+            async for step in answers[0]:
+                yield 0, step
+            yield 0, answers[0].end
+            return
+        async with aclosing(_side_by_side(answers)) as items:
+            async for item in items:
+                yield item
+    finally:
+        cancel(answers)
+
+
+async def _side_by_side(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Step | End]]:
+    # The queue holds one step: if the reader is slow, the engine merges events into larger steps.
+    queue: asyncio.Queue[tuple[int, Step | End | BaseException]] = asyncio.Queue(1)
+
+    async def read(index: int, answer: Answer) -> None:
+        try:
+            async for step in answer:
+                await queue.put((index, step))
+            await queue.put((index, answer.end))
+        except Exception as error:  # noqa: BLE001 - raised where it is read
+            await queue.put((index, error))
+
+    tasks = [asyncio.ensure_future(read(*pair)) for pair in enumerate(answers)]
+    left = len(tasks)
+    try:
+        while left:
+            index, item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            left -= isinstance(item, End)
+            yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def usage_of(answers: Sequence[Answer]) -> Usage:
+    """Return the usage of all completions together. A prompt counts once for its completions."""
+    all_of = [answer.end.usage for answer in answers]
+    read = [answer.end.usage for answer in answers if answer.request.sample == 0]
+    return Usage(
+        prompt_tokens=sum(usage.prompt_tokens for usage in read),
+        completion_tokens=sum(usage.completion_tokens for usage in all_of),
+        cached_tokens=sum(usage.cached_tokens for usage in read),
+        accepted_prediction_tokens=_sum(usage.accepted_prediction_tokens for usage in all_of),
+        rejected_prediction_tokens=_sum(usage.rejected_prediction_tokens for usage in all_of),
+        reasoning_tokens=_sum(usage.reasoning_tokens for usage in all_of),
+        budget_reached=max(
+            (one for u in all_of if (one := u.budget_reached) is not None), default=None
+        ),
+    )
+
+
+def thought_details(usage: Usage, name: str) -> dict[str, int | bool]:
+    """Return details of the completion tokens. `name` is the API's field for thought tokens."""
+    details = {name: usage.reasoning_tokens, "thinking_budget_reached": usage.budget_reached}
+    return {key: value for key, value in details.items() if value is not None}
+
+
+def metrics_of(ends: Sequence[End]) -> dict[str, Any] | None:
+    """Return the metrics of all completions together: their histograms are added up."""
+    found = [
+        cast("SpecMetrics", end.metrics["speculative_decoding"]) for end in ends if end.metrics
+    ]
+    if len(found) < 2:
+        return next((end.metrics for end in ends if end.metrics), None)
+    rows = zip_longest(*(one["acceptance_histogram"] for one in found), fillvalue=0)
+    num_drafted = sum(one["num_draft_tokens"] for one in found)
+    k = found[0].get("num_spec_tokens")
+    together = spec_metrics(map(sum, rows), num_drafted=num_drafted, k=k)
+    return {"speculative_decoding": together}
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+async def received(kind: type[E], request: Request, site: Site) -> E:
+    """Read a request. Raises ApiError."""
+    body, warnings = await read(kind.kind, request, site)
+    asked = site.of(body.model)
+    kind.refuse(body)
+    warnings += ignored_fields(body)
+    return kind(kept(asked, body, warnings), body, request, warnings)
+
+
+def api_route(path: str, kind: type[Exchange[Any]], site: Site) -> Route:
     """Return the route POST `path`."""
 
     async def answer(request: Request) -> Response:
-        body, warnings = await read(kind, request, site)
-        asked = site.of(body.model)
-        check(body)
-        warnings += ignored_fields(body)
-        asked = kept(asked, body, warnings)
-        writer = writer_of(
-            Exchange(
-                site=asked,
-                body=body,
-                key=key_of(request),
-                request_id=request_id_of(request),
-                trace_parent=request.headers.get("traceparent", ""),
-                api=api,
-                warnings=warnings,
-            )
-        )
+        exchange = await received(kind, request, site)
 
-        async def opened() -> list[Answer]:
+        async def opened() -> None:
             # Middleware, such as spans.py, reads the answers from the scope.
-            answers = request.scope["outrider.answers"] = await writer.open()
+            answers = exchange.answers = await exchange.open()
+            request.scope["outrider.answers"] = answers
             # A function, as the engine may not be known before the answer begins.
             request.scope["outrider.engine"] = lambda: answers[0].engine
-            return answers
 
         async def whole() -> Response:
-            return json_response(await writer.whole(await opened()))
+            await opened()
+            return json_response(await exchange.whole())
 
         async def stream() -> AsyncGenerator[bytes]:
-            return writer.pieces(await opened())
+            await opened()
+            return exchange.pieces()
 
-        if body.stream:
-            return EventReply(asked, request, stream, writer)
-        return Reply(asked, request, whole)
+        if exchange.body.stream:
+            return EventReply(exchange.site, request, stream, exchange)
+        return Reply(exchange.site, request, whole)
 
     return Route(path, answer, methods=["POST"])
 
 
-Event: TypeAlias = dict[str, Any]
+def count_route(path: str, kind: type[Exchange[Any]], site: Site) -> Route:
+    """Return the route POST `path`, which counts the tokens of a prompt."""
+
+    async def count(request: Request) -> Response:
+        exchange = await received(kind, request, site)
+
+        async def counted() -> Response:
+            exchange.params()
+            chat = exchange.chat(exchange.tooling())
+            ids = (await exchange.site.port.encode_chat(chat)).ids
+            return json_response({**kind.count_fields, "input_tokens": len(ids)})
+
+        return Reply(exchange.site, request, counted)
+
+    return Route(path, count, methods=["POST"])
 
 
-class Events(Protocol):
-    """The events of one answer. `record` is the object so far."""
+class Evented(Exchange[B]):
+    """An exchange whose answer is one sequence of events. `record` is the object so far, which the
+    events add up to. It has items: texts, thoughts and calls, each of which opens, grows, and is
+    closed before the next one opens."""
 
     record: dict[str, Any]
 
-    def begin(self, num_prompt: int) -> list[Event]: ...
+    def __init__(self, site: Site, body: B, request: Request, warnings: list[str]) -> None:
+        super().__init__(site, body, request, warnings)
+        self._item: dict[str, Any] | None = None
+        self._of: type[Part] | None = None
+        self._pieces: list[str] = []
 
-    def take(self, step: Step) -> list[Event]: ...
+    def item_of(self, part: Part) -> dict[str, Any]:
+        """Return a new item that begins with `part`."""
+        raise NotImplementedError
 
-    def end(self, end: End, extras: Mapping[str, Any]) -> list[Event]:
-        """The last events. `extras` are fields that the original API does not have."""
-        ...
+    def opened(self, item: dict[str, Any]) -> list[Event]:
+        raise NotImplementedError
 
-    def wait(self) -> Event:
-        """An event that changes nothing, as a heartbeat."""
-        ...
+    def grown(self, item: dict[str, Any], text: str, part: Part, step: Step) -> Event:
+        """Return the event of more text or arguments, those of `part`."""
+        raise NotImplementedError
 
-    def fail(self, error: ApiError) -> list[Event]:
-        """The events of an error that occurs after the first event."""
-        ...
+    def closed(self, item: dict[str, Any], text: str, *, whole: bool) -> list[Event]:
+        """Complete an item with all its text or arguments; return the last events of it."""
+        raise NotImplementedError
 
-
-class EventedWriter:
-    """Writes `events` of the one answer that `ask` opens."""
-
-    def __init__(
-        self, exchange: Exchange[Any], events: Events, ask: Callable[[], Awaitable[list[Answer]]]
-    ) -> None:
-        self._exchange, self._events, self._ask = exchange, events, ask
-        self._num_prompt, self._has_begun = 0, False
-
-    async def open(self) -> list[Answer]:
-        return await self._ask()
-
-    async def whole(self, answers: Sequence[Answer]) -> Mapping[str, Any]:
-        async with aclosing(self._steps(answers)) as steps:
+    async def whole(self) -> Mapping[str, Any]:
+        async with aclosing(self.steps()) as steps:
             async for _ in steps:
                 pass
-        return self._events.record
+        return self.record
 
-    async def pieces(self, answers: Sequence[Answer]) -> AsyncGenerator[bytes]:
-        async with aclosing(self._steps(answers)) as steps:
-            async for events in steps:
-                yield framed(events)
+    def more(self, index: int, step: Step) -> list[Event]:
+        del index
+        events = [event for part in step.parts for event in self._part(part, step)]
+        if step.rounds and events:
+            events[0]["outrider.round"] = list(step.rounds)
+        return events
 
-    async def _steps(self, answers: Sequence[Answer]) -> AsyncGenerator[list[Event]]:
-        """Yield the events of each step; the first ones include the beginning of the answer."""
-        self._num_prompt = len(answers[0].request.prompt_ids)
-        async with aclosing(written(answers)) as steps:
-            async for _, item in steps:
-                begun = self._begin()
-                if isinstance(item, Step):
-                    events = self._events.take(item)
-                else:
-                    events = self._events.end(item, self._exchange.extras([item]))
-                yield [*begun, *events]
+    def _part(self, part: Part, step: Step) -> list[Event]:
+        if isinstance(part, ToolClose):
+            return self.close(whole=part.whole)
+        found: list[Event] = []
+        goes_on = isinstance(part, ToolDelta) or (self._item is not None and type(part) is self._of)
+        if self._item is None or not goes_on:
+            found = self.close()
+            self._of, self._item = type(part), self.item_of(part)
+            found += self.opened(self._item)
+        if isinstance(part, ToolOpen):
+            return found
+        text = part.arguments if isinstance(part, ToolDelta) else part.text
+        self._pieces.append(text)
+        return [*found, self.grown(self._item, text, part, step)]
 
-    def waiting(self) -> bytes:
-        return framed(self._begin() or [self._events.wait()])
+    def close(self, *, whole: bool = True) -> list[Event]:
+        """Return the last events of the open item, if there is one."""
+        item, text = self._item, "".join(self._pieces)
+        self._item, self._pieces = None, []
+        return [] if item is None else self.closed(item, text, whole=whole)
 
-    def failure(self, error: ApiError) -> bytes:
-        return framed(self._events.fail(error))
-
-    def _begin(self) -> list[Event]:
-        """Return the first events, unless they were sent before."""
-        if self._has_begun:
-            return []
-        self._has_begun = True
-        return self._events.begin(self._num_prompt)
-
-
-def framed(events: Sequence[Event]) -> bytes:
-    """Encode events as server-sent events, each with its type in the `event` field."""
-    return b"".join(
-        b"event: " + event["type"].encode() + b"\ndata: " + encode(event) + b"\n\n"
-        for event in events
-    )
+    def framed(self, events: Sequence[Event]) -> bytes:
+        return b"".join(
+            b"event: " + event["type"].encode() + b"\ndata: " + encode(event) + b"\n\n"
+            for event in events
+        )

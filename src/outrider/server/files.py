@@ -36,7 +36,7 @@ from outrider.core.files import (
     replacing,
     write_private,
 )
-from outrider.server.errors import ApiError, refused
+from outrider.server.errors import ApiError, invalid, refused
 from outrider.server.site import Site, key_of
 from outrider.server.wire import json_response
 
@@ -180,11 +180,10 @@ class Files:
 def _check(filename: str | None, fields: Mapping[str, bytes]) -> None:
     name = filename or ""
     if not name.isprintable() or not 0 < len(name) <= _NAME_CHARS:
-        words = f"file: it is missing, or its name does not have 1 to {_NAME_CHARS} characters."
-        raise ApiError(400, words, param="file", code="invalid_value")
+        words = f"it is missing, or its name does not have 1 to {_NAME_CHARS} characters."
+        raise invalid("file", words)
     if fields.get("purpose") != b"batch":
-        words = "purpose: files are for batches here. Send purpose=batch."
-        raise ApiError(400, words, param="purpose", code="invalid_value")
+        raise invalid("purpose", "files are for batches here. Send purpose=batch.")
     if any(name.startswith("expires_after") for name in fields):
         raise refused("expires_after", "files stay until they are deleted. Delete them yourself.")
 
@@ -268,13 +267,13 @@ def page(records: list[dict[str, Any]], request: Request, most: int) -> Response
     given newest first; with `order` "asc" they are reversed. Raises ApiError."""
     limit, after = request.query_params.get("limit", str(most)), request.query_params.get("after")
     if (order := request.query_params.get("order", "desc")) not in ("asc", "desc"):
-        raise ApiError(400, "order: asc or desc.", param="order", code="invalid_value")
+        raise invalid("order", "asc or desc.")
     records = records if order == "desc" else records[::-1]
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 1 <= int(limit) <= most):
-        raise ApiError(400, f"limit: 1 to {most}.", param="limit", code="invalid_value")
+        raise invalid("limit", f"1 to {most}.")
     names = [one["id"] for one in records]
     if after is not None and after not in names:
-        raise ApiError(400, "after: there is no such id.", param="after", code="invalid_value")
+        raise invalid("after", "there is no such id.")
     start = 0 if after is None else names.index(after) + 1
     shown = records[start : start + int(limit)]
     more = start + len(shown) < len(records)

@@ -1,49 +1,181 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API."""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API.
+
+The events of an answer and the message that they add up to are made of the same blocks.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar, TypeAlias, cast
 from uuid import uuid4
 
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from outrider.core.params import SamplingParams
-from outrider.server.answers import Answer, thought_details
-from outrider.server.errors import ANTHROPIC_PATHS, ApiError, error_body, refused
-from outrider.server.errors import ANTHROPIC_PATHS as PATH
-from outrider.server.events import (
-    End,
-    Part,
-    ReasoningDelta,
-    Step,
-    TextDelta,
-    ToolClose,
-    ToolDelta,
-    ToolOpen,
-    Usage,
-)
-from outrider.server.exchange import Asked, Event, EventedWriter, Exchange, api_route, params_of
+from outrider.server.errors import ANTHROPIC_PATHS, ApiError, error_body, invalid, refused
+from outrider.server.exchange import Event, Evented, thought_details
+from outrider.server.params import Asked, Tooling, params_of
+from outrider.server.parsing.parser import Part, ReasoningDelta, ToolOpen
 from outrider.server.port import ChatPrompt
-from outrider.server.reply import Reply
-from outrider.server.responses import format_asked
-from outrider.server.site import Site
-from outrider.server.tools import Tooling, Turns, mapping, named, wrong
-from outrider.server.wire import json_response, read
+from outrider.server.site import End, Site, Step, Usage
+from outrider.server.wire import encode
 
-# Content blocks of Anthropic's Messages API: their translation to messages of a chat template, and
-# the blocks of an answer.
-#
-# The events of an answer and the message that they add up to are made of the same blocks.
 Block: TypeAlias = Mapping[str, Any]
+# Messages for chat templates, built from the items and blocks of this API and of Responses.
+#
+# Templates expect one system message, at the beginning, and turns that alternate. Instructions are
+# therefore joined, and all items of an assistant's turn (thoughts, text, calls) become one message.
+# Agents send several user messages in a row, and instructions in the middle of a conversation,
+# which templates reject: these become one user message.
+Message: TypeAlias = dict[str, Any]
+_SYSTEM = ("system", "developer")
+
+
+class Turns:
+    """The messages so far, and notes about parts of the request that were changed or left out."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.notes: list[str] = []
+
+    def system(self, text: str) -> None:
+        """Add instructions: to the system message at the beginning, later to a user message."""
+        if text:
+            begins = not self.messages or self.messages[-1]["role"] == "system"
+            self._join("system" if begins else "user", text)
+            if not begins:
+                self.notes.append("instructions within the conversation became user messages")
+
+    def skip(self, where: str, kind: object) -> None:
+        """Leave out an item that cannot be read, such as a search that OpenAI's server ran."""
+        self.notes.append(f"{where}: an item of type {str(kind)[:40]!r} was left out")
+
+    def text(self, content: object, where: str) -> str:
+        """Return the text of a tool's output or of an earlier answer, which may have any form: for
+        a list, the texts of its parts; for other values, their JSON. Parts without text are left
+        out."""
+        if content is None or isinstance(content, str):
+            return content or ""
+        if not isinstance(content, list):
+            return encode(content).decode()
+        found: list[str] = []
+        for part in cast("list[object]", content):
+            entry = cast("Mapping[str, Any]", part if isinstance(part, Mapping) else {"text": part})
+            text = entry.get("text", entry.get("refusal"))
+            if not isinstance(text, str) and "type" not in entry:
+                text = encode(entry).decode()
+            elif not isinstance(text, str):
+                self.notes.append(
+                    f"{where}: a part of type {str(entry.get('type'))[:40]!r} was left out"
+                )
+                text = f"[{str(entry.get('type'))[:40]} left out]"
+            found.append(text)
+        return "".join(found)
+
+    def say(self, role: str, text: str) -> None:
+        if role in _SYSTEM:
+            self.system(text)
+        elif role == "assistant":
+            message = self._assistant()
+            message["content"] = (message["content"] or "") + text
+        elif role == "user":
+            self._join(role, text)
+        else:
+            self.messages.append({"role": role, "content": text})
+
+    def think(self, text: str) -> None:
+        """Add the assistant's thoughts, which come before its text and calls."""
+        message = self._assistant(anew=True)
+        message["reasoning_content"] = message.get("reasoning_content", "") + text
+
+    def call(self, call_id: str, name: str, arguments: object) -> None:
+        function = {"name": name, "arguments": arguments}
+        call = {"id": call_id, "type": "function", "function": function}
+        self._assistant().setdefault("tool_calls", []).append(call)
+
+    def result(self, call_id: str, text: str) -> None:
+        """Add a tool's output, with the name from its call."""
+        calls = (call for message in self.messages for call in message.get("tool_calls", ()))
+        name = next((one["function"]["name"] for one in calls if one["id"] == call_id), None)
+        found: Message = {"role": "tool", "tool_call_id": call_id, "content": text}
+        self.messages.append(found if name is None else found | {"name": name})
+
+    def done(self) -> list[Message]:
+        """Return all messages; an empty conversation, which is a probe, has an empty one."""
+        for message in self.messages:
+            if message["content"] is None and not message.get("tool_calls"):
+                message["content"] = ""
+        if not self.messages:
+            return [{"role": "user", "content": ""}]
+        return self.messages
+
+    def _join(self, role: str, text: str) -> None:
+        """Append to the last message if it has this role, else add a message."""
+        last = self.messages[-1] if self.messages else None
+        if last is not None and last["role"] == role:
+            last["content"] += "\n\n" + text
+        else:
+            self.messages.append({"role": role, "content": text})
+
+    def _assistant(self, *, anew: bool = False) -> Message:
+        """Return the last, assistant's message, or a new one; with `anew`, never one with text."""
+        last = self.messages[-1] if self.messages else None
+        said = last is not None and (last.get("content") or last.get("tool_calls"))
+        if last is None or last["role"] != "assistant" or (anew and said):
+            last = {"role": "assistant", "content": None}
+            self.messages.append(last)
+        return last
+
+
+def text_of(content: object, where: str) -> str:
+    """Return text, or the joined text of a list of parts. Raises ApiError for other parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise wrong(where, "text or a list of parts")
+    return "".join(_part(part, where) for part in cast("list[object]", content))
+
+
+def _part(part: object, where: str) -> str:
+    entry = mapping(part, where)
+    text = entry.get("text", entry.get("refusal"))
+    if not isinstance(text, str):
+        raise ApiError(
+            400,
+            f"{where}: a part of type {str(entry.get('type'))[:40]!r}; only text can be read.",
+            param=where,
+            code="unsupported_parameter",
+        )
+    return text
+
+
+def mapping(value: object, where: str) -> Mapping[str, Any]:
+    """Return `value` as a mapping. Raises ApiError if it is not an object."""
+    if not isinstance(value, Mapping):
+        raise wrong(where, "an object")
+    return cast("Mapping[str, Any]", value)
+
+
+def named(entry: Mapping[str, Any], name: str, where: str) -> str:
+    """Return the string field `name` of an object. Raises ApiError if it is missing."""
+    value = entry.get(name)
+    if not isinstance(value, str):
+        raise wrong(f"{where}.{name}", "text")
+    return value
+
+
+def wrong(where: str, wanted: str) -> ApiError:
+    return ApiError(400, f"{where}: expected {wanted}.", param=where, code="invalid_type")
+
+
 # Claude Code's first system block differs in every request; with it, no request could use the
 # prefix cache.
 _CHANGING = "x-anthropic-billing-header"
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+_SCHEMA = "input_schema"
 
 
 def turns_of(system: str | Sequence[Block] | None, given: Sequence[Block]) -> Turns:
@@ -104,37 +236,41 @@ def _say(turns: Turns, role: str, text: list[str]) -> None:
     text.clear()
 
 
-def tooling_asked(
-    tools: Sequence[Block] | None, choice: Mapping[str, Any] | None
-) -> tuple[Tooling, list[str]]:
-    """Return the tooling, and a warning for each tool that only Anthropic's servers run."""
-    found: list[Mapping[str, Any]] = []
+def functions_of(
+    given: Sequence[Block] | None, kind: str, schema: str
+) -> tuple[list[Block], list[str]]:
+    """Return the tools of type `kind` in the form that templates expect, and a warning for each
+    other tool: clients also offer tools that only the servers of the API's owner run. `schema` is
+    the name of a tool's schema. Raises ApiError."""
+    found: list[Block] = []
     warnings: list[str] = []
-    for i, tool in enumerate(tools or ()):
-        if tool.get("type", "custom") != "custom":
-            warnings.append(f"tools[{i}]: a tool of type {str(tool['type'])[:40]!r} was left out")
+    for i, tool in enumerate(given or ()):
+        other = tool.get("type", None if kind == "function" else kind)
+        if other != kind:
+            warnings.append(f"tools[{i}]: a tool of type {str(other)[:40]!r} was left out")
             continue
         function: dict[str, Any] = {"name": named(tool, "name", f"tools[{i}]")}
         if tool.get("description"):
             function["description"] = tool["description"]
-        function["parameters"] = mapping(tool.get("input_schema", {}), f"tools[{i}].input_schema")
+        if schema == _SCHEMA or tool.get(schema):
+            function["parameters"] = mapping(tool.get(schema, {}), f"tools[{i}].{schema}")
         if tool.get("strict"):
             function["strict"] = tool["strict"]
         found.append({"type": "function", "function": function})
-    given = choice or {}
-    kind = given.get("type", "auto")
-    if not isinstance(kind, str) or kind not in _CHOICES:
-        raise refused("tool_choice", 'its type is "auto", "any", "tool" or "none".')
-    name = named(given, "name", "tool_choice") if kind == "tool" else None
-    tooling = Tooling(
-        tools=tuple(found),
-        choice=cast("Any", _CHOICES[kind]),
-        named=name,
-        parallel=not given.get("disable_parallel_tool_use") and name is None,
-    )
-    if tooling.choice == "required" and not tooling.callable:
-        raise refused("tool_choice", "there is no such tool.")
-    return tooling, warnings
+    return found, warnings
+
+
+def format_asked(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return `text.format` in the form of chat completions."""
+    given = cast("Mapping[str, Any] | None", (text or {}).get("format"))
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise refused("text.format", "it is an object with a type.")
+    if given.get("type") == "json_schema":
+        inner = {key: value for key, value in given.items() if key != "type"}
+        return {"type": "json_schema", "json_schema": inner}
+    return dict(given)
 
 
 def stop_reason(end: End) -> str:
@@ -155,104 +291,6 @@ def usage_record(usage: Usage) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         **({"output_tokens_details": details} if details else {}),
     }
-
-
-class MessageEvents:
-    """The events of one answer. `record` is the message so far; it is complete after `end`."""
-
-    def __init__(self, model: str) -> None:
-        self.record: dict[str, Any] = {
-            "id": f"msg_{uuid4().hex}",
-            "type": "message",
-            "role": "assistant",
-            "model": model,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-        }
-        self._block: dict[str, Any] | None = None
-        self._pieces: list[str] = []
-
-    def begin(self, num_prompt: int) -> list[Event]:
-        self.record["usage"] = usage_record(Usage(num_prompt, 0))
-        return [{"type": "message_start", "message": dict(self.record)}]
-
-    def wait(self) -> Event:
-        return {"type": "ping"}
-
-    def take(self, step: Step) -> list[Event]:
-        found: list[Event] = []
-        for part in step.parts:
-            found += self._part(part)
-        if step.rounds and found:
-            found[0]["outrider.round"] = list(step.rounds)
-        return found
-
-    def end(self, end: End, extras: Mapping[str, Any]) -> list[Event]:
-        found = self._closed()
-        delta = {"stop_reason": stop_reason(end), "stop_sequence": end.stop}
-        usage = usage_record(end.usage)
-        self.record |= {**delta, "usage": usage, **extras}
-        found.append({"type": "message_delta", "delta": delta, "usage": usage, **extras})
-        return [*found, {"type": "message_stop"}]
-
-    def fail(self, error: ApiError) -> list[Event]:
-        return [error_body(error, ANTHROPIC_PATHS)]
-
-    def _part(self, part: Part) -> list[Event]:
-        match part:
-            case TextDelta(text):
-                return self._grown("text", text, "text_delta", "text")
-            case ReasoningDelta(text):
-                return self._grown("thinking", text, "thinking_delta", "thinking")
-            case ToolOpen(call_id=call_id, name=name):
-                block: dict[str, Any] = {"type": "tool_use", "id": call_id, "name": name}
-                block["input"] = {}
-                return [*self._closed(), self._opened(block)]
-            case ToolDelta(arguments=text):
-                return [self._delta("input_json_delta", "partial_json", text)]
-            case ToolClose(whole=whole):
-                return self._closed(whole=whole)
-
-    def _grown(self, kind: str, text: str, delta: str, name: str) -> list[Event]:
-        found: list[Event] = []
-        if self._block is None or self._block["type"] != kind:
-            block = {"type": kind, name: ""}
-            if kind == "thinking":
-                block["signature"] = ""
-            found = [*self._closed(), self._opened(block)]
-        return [*found, self._delta(delta, name, text)]
-
-    def _opened(self, block: dict[str, Any]) -> Event:
-        self._block = block
-        return {"type": "content_block_start", **self._index(), "content_block": dict(block)}
-
-    def _delta(self, kind: str, name: str, text: str) -> Event:
-        self._pieces.append(text)
-        return {"type": "content_block_delta", **self._index(), "delta": {"type": kind, name: text}}
-
-    def _closed(self, *, whole: bool = True) -> list[Event]:
-        block, text = self._block, "".join(self._pieces)
-        if block is None:
-            return []
-        found: list[Event] = []
-        if block["type"] == "tool_use":
-            # Broken arguments get a key of their own: a client that parsed a part of them would
-            # call the tool with that part.
-            block["input"] = json.loads(text) if whole else {"arguments": text}
-        else:
-            block[block["type"]] = text
-        if block["type"] == "thinking":
-            # Clients store thoughts with a signature; this server does not need one.
-            signed = {"type": "signature_delta", "signature": ""}
-            found = [{"type": "content_block_delta", **self._index(), "delta": signed}]
-        found.append({"type": "content_block_stop", **self._index()})
-        self.record["content"] = [*self.record["content"], block]
-        self._block, self._pieces = None, []
-        return found
-
-    def _index(self) -> dict[str, int]:
-        return {"index": len(self.record["content"])}
 
 
 class MessageBody(Asked, frozen=True, kw_only=True):
@@ -277,70 +315,137 @@ class MessageBody(Asked, frozen=True, kw_only=True):
     output_config: dict[str, Any] | None = None
 
 
-def message_routes(site: Site) -> list[Route]:
-    def writer(exchange: Exchange[MessageBody]) -> EventedWriter:
-        events = MessageEvents(exchange.site.name)
-        return EventedWriter(exchange, events, partial(open_message, exchange))
+class MessageExchange(Evented[MessageBody]):
+    """One message."""
 
-    async def count(request: Request) -> Response:
-        body, _ = await read(MessageBody, request, site)
-        asked = site.of(body.model)
-        _refuse(body)
+    kind = MessageBody
+    api = "messages"
 
-        async def counted() -> Response:
-            _params_of(asked, body)
-            ids = (await asked.port.encode_chat(chat_of(body))).ids
-            return json_response({"input_tokens": len(ids)})
+    def __init__(
+        self, site: Site, body: MessageBody, request: Request, warnings: list[str]
+    ) -> None:
+        super().__init__(site, body, request, warnings)
+        self.record = {
+            "id": f"msg_{uuid4().hex}",
+            "type": "message",
+            "role": "assistant",
+            "model": site.name,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
 
-        return Reply(asked, request, counted)
+    @staticmethod
+    def refuse(body: MessageBody) -> None:
+        if not body.messages:
+            raise invalid("messages", "the list is empty.")
+        if body.mcp_servers or body.container is not None:
+            name = "mcp_servers" if body.mcp_servers else "container"
+            raise refused(name, "this server calls no tools. Call them yourself.")
+        if body.n not in (None, 1):
+            raise refused("n", "the answer is one message. Send several requests.")
 
-    return [
-        api_route(PATH, MessageBody, _refuse, writer, site=site, api="messages"),
-        Route(f"{PATH}/count_tokens", count, methods=["POST"]),
-    ]
+    def params(self) -> SamplingParams:
+        body = self.body
+        stop = {"stop": tuple(body.stop_sequences)} if body.stop_sequences else {}
+        budget = ("thinking.budget_tokens", (body.thinking or {}).get("budget_tokens"))
+        return params_of(self.site, body, max_tokens=body.max_tokens, thinking=budget, **stop)
 
+    def tooling(self) -> Tooling:
+        found, warnings = functions_of(self.body.tools, "custom", _SCHEMA)
+        self.warnings += warnings
+        given = self.body.tool_choice or {}
+        kind = given.get("type", "auto")
+        if not isinstance(kind, str) or kind not in _CHOICES:
+            raise refused("tool_choice", 'its type is "auto", "any", "tool" or "none".')
+        name = named(given, "name", "tool_choice") if kind == "tool" else None
+        tooling = Tooling(
+            tools=tuple(found),
+            choice=cast("Any", _CHOICES[kind]),
+            named=name,
+            parallel=not given.get("disable_parallel_tool_use") and name is None,
+        )
+        if tooling.choice == "required" and not tooling.callable:
+            raise refused("tool_choice", "there is no such tool.")
+        return tooling
 
-def _refuse(body: MessageBody) -> None:
-    if not body.messages:
-        raise ApiError(400, "messages: the list is empty.", param="messages", code="invalid_value")
-    if body.mcp_servers or body.container is not None:
-        name = "mcp_servers" if body.mcp_servers else "container"
-        raise refused(name, "this server calls no tools. Call them yourself.")
-    if body.n not in (None, 1):
-        raise refused("n", "the answer is one message. Send several requests.")
+    def chat(self, tooling: Tooling) -> ChatPrompt:
+        """Return the conversation; a last message of the assistant is continued."""
+        variables = dict(self.body.chat_template_kwargs or {})
+        kind = (self.body.thinking or {}).get("type")
+        if kind not in (None, "enabled", "disabled", "adaptive"):
+            raise refused("thinking", 'its type is "enabled", "disabled" or "adaptive".')
+        if kind is not None:
+            variables.setdefault("enable_thinking", kind != "disabled")
+        turns = turns_of(self.body.system, self.body.messages)
+        messages = turns.done()
+        last = messages[-1]
+        return ChatPrompt(
+            messages=messages,
+            tools=tooling.offered,
+            variables=variables,
+            continues=last["role"] == "assistant" and not last.get("tool_calls"),
+            notes=turns.notes,
+        )
 
+    def form(self) -> tuple[dict[str, Any] | None, str]:
+        return format_asked(self.body.output_config), "output_config.format"
 
-def chat_of(body: MessageBody) -> ChatPrompt:
-    """Return the conversation for the template. A last message of the assistant is continued."""
-    variables = dict(body.chat_template_kwargs or {})
-    kind = (body.thinking or {}).get("type")
-    if kind not in (None, "enabled", "disabled", "adaptive"):
-        raise refused("thinking", 'its type is "enabled", "disabled" or "adaptive".')
-    if kind is not None:
-        variables.setdefault("enable_thinking", kind != "disabled")
-    turns = turns_of(body.system, body.messages)
-    messages = turns.done()
-    last = messages[-1]
-    continues = last["role"] == "assistant" and not last.get("tool_calls")
-    return ChatPrompt(
-        messages=messages,
-        tools=tooling_asked(body.tools, body.tool_choice)[0].offered,
-        variables=variables,
-        continues=continues,
-        notes=turns.notes,
-    )
+    def first(self, index: int) -> list[Event]:
+        num_prompt = len(self.answers[index].request.prompt_ids) if self.answers else 0
+        self.record["usage"] = usage_record(Usage(num_prompt, 0))
+        return [{"type": "message_start", "message": dict(self.record)}]
 
+    def idle(self, index: int) -> Event:
+        del index
+        return {"type": "ping"}
 
-def _params_of(site: Site, body: MessageBody) -> SamplingParams:
-    stop = {"stop": tuple(body.stop_sequences)} if body.stop_sequences else {}
-    budget = ("thinking.budget_tokens", (body.thinking or {}).get("budget_tokens"))
-    return params_of(site, body, max_tokens=body.max_tokens, thinking=budget, **stop)
+    def last(self, index: int, end: End) -> list[Event]:
+        del index
+        extras = self.extras([end])
+        found = self.close()
+        delta = {"stop_reason": stop_reason(end), "stop_sequence": end.stop}
+        usage = usage_record(end.usage)
+        self.record |= {**delta, "usage": usage, **extras}
+        found.append({"type": "message_delta", "delta": delta, "usage": usage, **extras})
+        return [*found, {"type": "message_stop"}]
 
+    def failure(self, error: ApiError) -> bytes:
+        return self.framed([error_body(error, ANTHROPIC_PATHS)])
 
-async def open_message(exchange: Exchange[MessageBody]) -> list[Answer]:
-    body = exchange.body
-    tooling, warnings = tooling_asked(body.tools, body.tool_choice)
-    exchange.warnings += warnings
-    params = _params_of(exchange.site, body)
-    form = format_asked(body.output_config)
-    return await exchange.converse(chat_of(body), tooling, params, form, "output_config.format")
+    def item_of(self, part: Part) -> dict[str, Any]:
+        if isinstance(part, ToolOpen):
+            return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": {}}
+        if isinstance(part, ReasoningDelta):
+            # Clients store thoughts with a signature; this server does not need one.
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        return {"type": "text", "text": ""}
+
+    def opened(self, item: dict[str, Any]) -> list[Event]:
+        return [{"type": "content_block_start", **self._index(), "content_block": dict(item)}]
+
+    def grown(self, item: dict[str, Any], text: str, part: Part, step: Step) -> Event:
+        del part, step
+        if item["type"] == "tool_use":
+            return self._delta("input_json_delta", partial_json=text)
+        return self._delta(f"{item['type']}_delta", **{item["type"]: text})
+
+    def closed(self, item: dict[str, Any], text: str, *, whole: bool) -> list[Event]:
+        found: list[Event] = []
+        if item["type"] == "tool_use":
+            # Broken arguments get a key of their own: a client that parsed a part of them would
+            # call the tool with that part.
+            item["input"] = json.loads(text) if whole else {"arguments": text}
+        else:
+            item[item["type"]] = text
+        if item["type"] == "thinking":
+            found = [self._delta("signature_delta", signature="")]
+        found.append({"type": "content_block_stop", **self._index()})
+        self.record["content"] = [*self.record["content"], item]
+        return found
+
+    def _delta(self, kind: str, **more: str) -> Event:
+        return {"type": "content_block_delta", **self._index(), "delta": {"type": kind, **more}}
+
+    def _index(self) -> dict[str, int]:
+        return {"index": len(self.record["content"])}

@@ -1,4 +1,5 @@
-"""Metrics of a server: Prometheus text for /metrics, and an hour of history for the dashboard.
+"""Observers of a server's requests: metrics, as Prometheus text for /metrics and as an hour of
+history for the dashboard; and audits, which run a share of the requests again.
 
 Metrics with the same meaning as vLLM's have the same names except for the prefix, so dashboards for
 vLLM are easily adapted. Label values come from closed sets (APIs, models, drafters, statuses,
@@ -8,16 +9,18 @@ reasons), never from the content of requests. Only the event loop's thread count
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import random
 import time
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
-from msgspec import to_builtins
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -29,10 +32,12 @@ from prometheus_client.registry import Collector
 
 from outrider import __version__
 from outrider.api.result import GenerationResult
-from outrider.server.audit import Outcome
-from outrider.server.port import EngineState, EngineStatus
-from outrider.server.site import Api, Ended
+from outrider.core.errors import OutriderError
+from outrider.server.port import EngineRequest, EngineState, EngineStatus, is_repeatable
+from outrider.server.site import Api, Ended, Site
 
+_LOG = logging.getLogger(__name__)
+Outcome: TypeAlias = Literal["same", "different", "dropped", "failed"]
 # History of the last hour in steps of two seconds, for the dashboard and `outrider top`.
 #
 # Percentiles of a step come from counts of durations in bins that grow by 5 %, so memory depends
@@ -41,6 +46,7 @@ STEP_SECONDS = 2.0
 NUM_STEPS = 1800
 _SHORTEST = 1e-6
 _GROWTH = math.log(1.05)
+_PERCENTS = (50, 95, 99)
 
 
 class Durations:
@@ -122,12 +128,8 @@ class History:
             "prompt_tokens_per_second": step.num_prompt_tokens / STEP_SECONDS,
             "requests_per_second": step.num_requests / STEP_SECONDS,
             "refusals_per_second": step.num_refused / STEP_SECONDS,
-            "first_token_p50": step.first_token.percentile(50),
-            "first_token_p95": step.first_token.percentile(95),
-            "first_token_p99": step.first_token.percentile(99),
-            "inter_token_p50": step.inter_token.percentile(50),
-            "inter_token_p95": step.inter_token.percentile(95),
-            "inter_token_p99": step.inter_token.percentile(99),
+            **{f"first_token_p{one}": step.first_token.percentile(one) for one in _PERCENTS},
+            **{f"inter_token_p{one}": step.inter_token.percentile(one) for one in _PERCENTS},
             "running": sum(status.num_running for status in gauges),
             "waiting": sum(status.num_waiting for status in gauges),
             "kv_usage": round(max((status.kv_usage for status in gauges), default=0.0), 4),
@@ -158,7 +160,7 @@ class History:
                 }
                 for name in drafters
             },
-            "engines": {name: to_builtins(one) for name, one in self._statuses().items()},
+            "engines": {name: msgspec.to_builtins(one) for name, one in self._statuses().items()},
         }
 
 
@@ -194,16 +196,6 @@ class Histogram:
         return list(zip(names, accumulate(self.counts), strict=True))
 
 
-class _Model:
-    """Histograms of one model."""
-
-    def __init__(self) -> None:
-        self.first_token = Histogram(FIRST_TOKEN)
-        self.inter_token = Histogram(INTER_TOKEN)
-        self.request = Histogram(REQUEST)
-        self.queue = Histogram(REQUEST)
-
-
 class Metrics(Collector):
     """Metrics of one server. `statuses` returns its engines' status by the model's name."""
 
@@ -215,39 +207,43 @@ class Metrics(Collector):
     ) -> None:
         self._statuses = statuses
         self._history = History(statuses, clock, wall)
-        self._models: dict[str, _Model] = {}
-        self._counts: Counter[tuple[str, ...]] = Counter()
+        # By the model, and by the name of the histogram.
+        self._histograms: dict[str, dict[str, Histogram]] = {}
+        # By the name of the counter, and by its labels.
+        self._counts: defaultdict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
     def wrote(self, num_tokens: int, *, model: str, engine: int) -> None:
         """Count the tokens of a round, at the time when they arrive."""
         self._history.step.num_tokens += num_tokens
-        self._counts["generation_tokens", model, str(engine)] += num_tokens
+        self._counts["generation_tokens"][model, str(engine)] += num_tokens
 
     def observe(self, ended: Ended) -> None:
         """Count a completion that ended; `wrote` has counted its tokens."""
         result, model, usage = ended.result, ended.model, ended.usage
         step, counts, stats = self._history.step, self._counts, result.stats
-        own = self._models.setdefault(model, _Model())
+        if model not in self._histograms:
+            self._histograms[model] = {name: Histogram(one[1]) for name, one in _HISTOGRAMS.items()}
+        own = self._histograms[model]
         step.num_requests += 1
         reason = result.finish_reason or "abort"
-        counts["request_success", model, str(ended.engine), reason, ended.api] += 1
-        own.request.add(result.total_seconds)
-        own.queue.add(result.queue_seconds)
+        counts["request_success"][model, str(ended.engine), reason, ended.api] += 1
+        own["e2e_request_latency"].add(result.total_seconds)
+        own["request_queue_time"].add(result.queue_seconds)
         if result.token_seconds:
-            own.first_token.add(result.token_seconds[0])
+            own["time_to_first_token"].add(result.token_seconds[0])
             step.first_token.add(result.token_seconds[0])
         for seconds in result.inter_token_latencies:
-            own.inter_token.add(seconds)
+            own["inter_token_latency"].add(seconds)
             step.inter_token.add(seconds)
         if usage is not None:
             step.num_prompt_tokens += usage.prompt_tokens
-            counts["prompt_tokens", model] += usage.prompt_tokens
-            counts["prefix_cache_queries", model] += usage.prompt_tokens
-            counts["prefix_cache_hits", model] += usage.cached_tokens
+            counts["prompt_tokens"][model,] += usage.prompt_tokens
+            counts["prefix_cache_queries"][model,] += usage.prompt_tokens
+            counts["prefix_cache_hits"][model,] += usage.cached_tokens
         if result.drafter_failed:
-            counts["failures", model, stats.drafter] += 1
+            counts["spec_decode_num_failures"][model, stats.drafter] += 1
         if stats.num_drafted:
             self._observe_drafts(result, model)
 
@@ -257,23 +253,24 @@ class Metrics(Collector):
         of_step = self._history.step.drafters.setdefault(name, [0, 0])
         of_step[0] += stats.num_drafted
         of_step[1] += stats.num_accepted
-        counts["drafts", model, name] += sum(histogram)
-        counts["draft_tokens", model, name] += stats.num_drafted
-        counts["accepted_tokens", model, name] += stats.num_accepted
+        counts["spec_decode_num_drafts"][model, name] += sum(histogram)
+        counts["spec_decode_num_draft_tokens"][model, name] += stats.num_drafted
+        counts["spec_decode_num_accepted_tokens"][model, name] += stats.num_accepted
         if stats.p_hit is not None:
-            counts["hits", model, name] += stats.num_hits
-            counts["misses", model, name] += stats.num_misses
+            counts["spec_decode_num_hits"][model, name] += stats.num_hits
+            counts["spec_decode_num_misses"][model, name] += stats.num_misses
         for num in range(1, len(histogram)):
-            counts["per_pos", model, name, str(num - 1)] += sum(histogram[num:])
+            counts[_PER_POSITION][model, name, str(num - 1)] += sum(histogram[num:])
 
     def audited(self, outcome: Outcome, model: str) -> None:
         """Count an audit: a request that was run again without speculation, or should have been."""
-        self._counts["audits", outcome, model] += 1
+        self._counts["audits"][outcome, model] += 1
 
     def observe_refusal(self, status: int, api: Api) -> None:
         """Count an answer of status 400 or more."""
         self._history.step.num_refused += 1
-        self._counts["refusals", str(status) if status in STATUSES else "other", api] += 1
+        shown = str(status) if status in STATUSES else "other"
+        self._counts["http_refusals"][shown, api] += 1
 
     def history(self, since: int = 0) -> dict[str, Any]:
         """Return the last hour's steps from number `since` on (`History.since`), and the totals."""
@@ -281,26 +278,23 @@ class Metrics(Collector):
 
     def _totals(self) -> dict[str, Any]:
         counts = self._counts
-        accepted: dict[str, list[int]] = {}
-        for key, count in counts.items():
-            if key[0] == "per_pos":
-                positions = accepted.setdefault(key[2], [])
-                positions += [0] * (int(key[3]) + 1 - len(positions))
-                positions[int(key[3])] += count
         drafters: dict[str, dict[str, Any]] = {}
         for kind in ("drafts", "draft_tokens", "accepted_tokens"):
-            for key, count in counts.items():
-                if key[0] == kind:
-                    of = drafters.setdefault(key[2], {"per_pos": accepted.get(key[2], [])})
-                    of[kind] = of.get(kind, 0) + count
-        names = ("generation_tokens", "prompt_tokens", "request_success", "refusals")
-        sums = {name: sum(n for key, n in counts.items() if key[0] == name) for name in names}
-        audits = {key[1]: count for key, count in counts.items() if key[0] == "audits"}
-        engines: dict[str, dict[str, int]] = {}
-        for key, count in counts.items():
-            if key[0] == "generation_tokens":
-                engines.setdefault(key[1], {})[key[2]] = count
-        return sums | {"drafters": drafters, "audits": audits, "engines": engines}
+            for (_, name), count in counts[f"spec_decode_num_{kind}"].items():
+                of = drafters.setdefault(name, {"per_pos": []})
+                of[kind] = of.get(kind, 0) + count
+        for (_, name, position), count in counts[_PER_POSITION].items():
+            accepted = drafters[name]["per_pos"]
+            accepted += [0] * (int(position) + 1 - len(accepted))
+            accepted[int(position)] += count
+        audits, engines = Counter[str](), defaultdict[str, dict[str, int]](dict)
+        for (outcome, _), count in counts["audits"].items():
+            audits[outcome] += count
+        for (model, engine), count in counts["generation_tokens"].items():
+            engines[model][engine] = count
+        names = ("generation_tokens", "prompt_tokens", "request_success", "http_refusals")
+        sums: dict[str, Any] = {one.removeprefix("http_"): counts[one].total() for one in names}
+        return sums | {"drafters": drafters, "audits": dict(audits), "engines": dict(engines)}
 
     def exposition(self) -> bytes:
         """Return the metrics in the text format of `prometheus_client.CONTENT_TYPE_LATEST`."""
@@ -315,20 +309,18 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics; Prometheus' registry calls this."""
         yield from self._counters()
-        for name, words in _HISTOGRAMS.items():
+        for name, (words, _) in _HISTOGRAMS.items():
             family = HistogramMetricFamily(f"outrider_{name}_seconds", words, labels=["model_name"])
-            for model, own in self._models.items():
-                found: Histogram = getattr(own, _FIELDS[name])
-                family.add_metric([model], found.buckets, found.total)
+            for model, own in self._histograms.items():
+                family.add_metric([model], own[name].buckets, own[name].total)
             yield family
         yield from self._gauges()
 
     def _counters(self) -> Iterator[Metric]:
-        for kind, (name, words, labels) in _COUNTERS.items():
+        for name, (words, labels) in _COUNTERS.items():
             family = CounterMetricFamily(f"outrider_{name}", words, labels=labels)
-            for key, count in self._counts.items():
-                if key[0] == kind:
-                    family.add_metric(key[1:], count)
+            for key, count in self._counts[name].items():
+                family.add_metric(key, count)
             yield family
 
     def _gauges(self) -> Iterator[Metric]:
@@ -337,13 +329,8 @@ class Metrics(Collector):
             for model, all_of_it in self._statuses().items()
             for number, status in enumerate(all_of_it.each)
         ]
-        for name, (words, attribute) in _GAUGES.items():
-            family = GaugeMetricFamily(f"outrider_{name}", words, labels=_ENGINE)
-            for labels, status in found:
-                family.add_metric(labels, getattr(status, attribute))
-            yield family
-        for name, (words, attribute) in _ENGINE_COUNTERS.items():
-            family = CounterMetricFamily(f"outrider_{name}", words, labels=_ENGINE)
+        for name, (kind, words, attribute) in _OF_ENGINES.items():
+            family = kind(f"outrider_{name}", words, labels=_ENGINE)
             for labels, status in found:
                 family.add_metric(labels, getattr(status, attribute))
             yield family
@@ -360,76 +347,190 @@ class Metrics(Collector):
 
 # The engines of a model are numbered; a single engine has number 0.
 _ENGINE = ["model_name", "engine"]
+_MODEL, _DRAFTER = ["model_name"], ["model_name", "drafter"]
+_PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 _COUNTERS = {
-    "generation_tokens": ("generation_tokens", "Tokens written.", _ENGINE),
-    "prompt_tokens": ("prompt_tokens", "Tokens of prompts.", ["model_name"]),
-    "prefix_cache_queries": (
-        "prefix_cache_queries",
-        "Prompt tokens that were looked for in the prefix cache.",
-        ["model_name"],
-    ),
-    "prefix_cache_hits": (
-        "prefix_cache_hits",
-        "Prompt tokens that the prefix cache held.",
-        ["model_name"],
-    ),
+    "generation_tokens": ("Tokens written.", _ENGINE),
+    "prompt_tokens": ("Tokens of prompts.", _MODEL),
+    "prefix_cache_queries": ("Prompt tokens that were looked for in the prefix cache.", _MODEL),
+    "prefix_cache_hits": ("Prompt tokens that the prefix cache held.", _MODEL),
     "request_success": (
-        "request_success",
         "Requests that ended, by their reason.",
         [*_ENGINE, "finished_reason", "api"],
     ),
-    "refusals": ("http_refusals", "Answers of status 400 or more.", ["status", "api"]),
+    "http_refusals": ("Answers of status 400 or more.", ["status", "api"]),
     "audits": (
-        "audits",
         "Requests run again without speculation, by whether their text was the same.",
         ["outcome", "model_name"],
     ),
-    "drafts": ("spec_decode_num_drafts", "Drafts verified.", ["model_name", "drafter"]),
-    "draft_tokens": ("spec_decode_num_draft_tokens", "Tokens drafted.", ["model_name", "drafter"]),
-    "accepted_tokens": (
-        "spec_decode_num_accepted_tokens",
-        "Drafted tokens that the target accepted.",
-        ["model_name", "drafter"],
-    ),
-    "hits": (
-        "spec_decode_num_hits",
+    "spec_decode_num_drafts": ("Drafts verified.", _DRAFTER),
+    "spec_decode_num_draft_tokens": ("Tokens drafted.", _DRAFTER),
+    "spec_decode_num_accepted_tokens": ("Drafted tokens that the target accepted.", _DRAFTER),
+    "spec_decode_num_hits": (
         "Drafts made ahead of the verdict that were ready when asked for.",
-        ["model_name", "drafter"],
+        _DRAFTER,
     ),
-    "misses": (
-        "spec_decode_num_misses",
-        "Drafts that a drafter ahead did not have ready.",
-        ["model_name", "drafter"],
-    ),
-    "failures": (
-        "spec_decode_num_failures",
+    "spec_decode_num_misses": ("Drafts that a drafter ahead did not have ready.", _DRAFTER),
+    "spec_decode_num_failures": (
         "Requests that went on without drafts, since their drafter failed.",
-        ["model_name", "drafter"],
+        _DRAFTER,
     ),
-    "per_pos": (
-        "spec_decode_num_accepted_tokens_per_pos",
+    _PER_POSITION: (
         "Drafts whose token at this position was accepted.",
-        ["model_name", "drafter", "position"],
+        [*_DRAFTER, "position"],
     ),
 }
 _HISTOGRAMS = {
-    "time_to_first_token": "From handing in to the first token.",
-    "inter_token_latency": "Each later token's share of the time since the round before.",
-    "e2e_request_latency": "From handing in to the last token.",
-    "request_queue_time": "Waiting before the engine began.",
+    "time_to_first_token": ("From handing in to the first token.", FIRST_TOKEN),
+    "inter_token_latency": (
+        "Each later token's share of the time since the round before.",
+        INTER_TOKEN,
+    ),
+    "e2e_request_latency": ("From handing in to the last token.", REQUEST),
+    "request_queue_time": ("Waiting before the engine began.", REQUEST),
 }
-_FIELDS = {
-    "time_to_first_token": "first_token",
-    "inter_token_latency": "inter_token",
-    "e2e_request_latency": "request",
-    "request_queue_time": "queue",
+_OF_ENGINES = {
+    "num_requests_running": (GaugeMetricFamily, "Requests that are being written.", "num_running"),
+    "num_requests_waiting": (GaugeMetricFamily, "Requests that wait.", "num_waiting"),
+    "kv_cache_usage_perc": (
+        GaugeMetricFamily,
+        "Share of the KV cache in use, 1 for all of it.",
+        "kv_usage",
+    ),
+    "num_preemptions": (CounterMetricFamily, "Requests set back for others.", "num_preempted"),
+    "engine_restarts": (
+        CounterMetricFamily,
+        "Engines started again after they died.",
+        "num_restarts",
+    ),
 }
-_GAUGES = {
-    "num_requests_running": ("Requests that are being written.", "num_running"),
-    "num_requests_waiting": ("Requests that wait.", "num_waiting"),
-    "kv_cache_usage_perc": ("Share of the KV cache in use, 1 for all of it.", "kv_usage"),
-}
-_ENGINE_COUNTERS = {
-    "num_preemptions": ("Requests set back for others.", "num_preempted"),
-    "engine_restarts": ("Engines started again after they died.", "num_restarts"),
-}
+
+
+# `--audit`: a share of the requests is run again without speculation; the texts must be equal.
+#
+# Only requests whose text is promised to be the same are audited: greedy ones, and those whose
+# noise is drawn by token position. An audit runs while the server is idle and stops as soon as a
+# request arrives, so it delays a request by a round at most. An audit that finds no idle time is
+# dropped, and counted as dropped. A difference is reported by the log (without any of the text), by
+# `/health`, by the dashboard and by a counter.
+# Audits that wait for an idle engine, and how often one gives way before it is dropped.
+_MOST_WAITING, _MOST_TRIES = 64, 16
+_LOOK_SECONDS = 0.01
+
+
+class Auditor:
+    """An observer of a `site`'s requests that audits a `share` of them while `run` runs. It calls
+    `report` with the outcome of each audit and the model's name."""
+
+    def __init__(
+        self,
+        site: Site,
+        share: float,
+        report: Callable[[Outcome, str], None],
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._sites = {one.names[0]: one for one in site.all}
+        self._traffic, self._share, self._draw = site.traffic, share, draw
+        self._report = report
+        self._waiting: deque[Ended] = deque()
+        self._has_work = asyncio.Event()
+
+    def wrote(self, num_tokens: int, *, model: str, engine: int) -> None: ...
+
+    def observe_refusal(self, status: int, api: Api) -> None: ...
+
+    def observe(self, ended: Ended) -> None:
+        if not self._is_promised(ended) or self._draw() >= self._share:
+            return
+        if len(self._waiting) >= _MOST_WAITING:
+            self._report("dropped", ended.model)
+            return
+        self._waiting.append(ended)
+        self._has_work.set()
+
+    async def run(self) -> None:
+        """Audit until cancelled, as long as the server runs."""
+        while True:
+            if not self._waiting:
+                self._has_work.clear()
+                await self._has_work.wait()
+            ended = self._waiting.popleft()
+            self._report(await self._outcome(ended), ended.model)
+
+    def _is_promised(self, ended: Ended) -> bool:
+        """Return whether the request used drafts and its text must be the same without them."""
+        result, card = ended.result, self._sites[ended.model].port.card
+        whole = result.finish_reason in ("stop", "length") and not ended.request.written
+        return whole and result.stats.num_drafted > 0 and is_repeatable(card, ended.request.params)
+
+    async def _outcome(self, ended: Ended) -> Outcome:
+        request = _plain(ended.request)
+        for _ in range(_MOST_TRIES):
+            while not self._is_idle(ended.model):
+                if self._sites[ended.model].port.status.state == "unloaded":
+                    return "dropped"
+                await asyncio.sleep(_LOOK_SECONDS)
+            work = asyncio.ensure_future(self._ids(ended.model, request))
+            try:
+                while not work.done() and self._is_idle(ended.model):
+                    await asyncio.wait({work}, timeout=_LOOK_SECONDS)
+                if work.done():
+                    return self._compared(ended, work.result())
+            except (OutriderError, RuntimeError) as error:
+                # The engine may have crashed in the meantime, or its model was unloaded.
+                _LOG.info("an audit could not be run: %s", type(error).__name__)
+                return "failed"
+            finally:
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+        return "dropped"
+
+    def _is_idle(self, model: str) -> bool:
+        """Return whether no request of any model is in flight: all models share one machine."""
+        ready = self._sites[model].port.status.state == "ready"
+        return ready and not self._traffic.num_running and not self._traffic.ending
+
+    async def _ids(self, model: str, request: EngineRequest) -> tuple[int, ...]:
+        stream = self._sites[model].port.stream(request)
+        try:
+            async for _ in stream:
+                pass
+            return stream.result.token_ids
+        finally:
+            stream.cancel()
+
+    def _compared(self, ended: Ended, plain: tuple[int, ...]) -> Outcome:
+        ids, stats = ended.result.token_ids, ended.result.stats
+        if ids == plain:
+            return "same"
+        pairs = zip(ids, plain, strict=False)
+        shorter = min(len(ids), len(plain))
+        first = next((i for i, (one, other) in enumerate(pairs) if one != other), shorter)
+        params = ended.request.params
+        _LOG.error(
+            "audit: request %s of %s is another text without speculation, from token %d of %d on "
+            "(drafter %s, K %d, rule %s, temperature %g, seed %s)",
+            *(ended.request_id, ended.model, first, len(ids), stats.drafter, stats.k),
+            *(params.sampler or self._sites[ended.model].port.card.sampler,),
+            *(params.temperature, params.seed),
+        )
+        self._traffic.num_alarms += 1
+        return "different"
+
+
+def _plain(request: EngineRequest) -> EngineRequest:
+    """Return the request without speculation, log-probabilities and rounds. It has no key, whose
+    share would pay for it, but still finds the key's entries in the prefix cache."""
+    params = replace(
+        request.params,
+        speculative=False,
+        drafter=None,
+        k=None,
+        prediction="",
+        logprobs=False,
+        top_logprobs=0,
+        prompt_logprobs=None,
+        round_events=False,
+        max_time=0.0,
+    )
+    return msgspec.structs.replace(request, params=params, key="", weight=1.0)

@@ -26,8 +26,6 @@ from outrider.server.access import Address
 from outrider.server.errors import ApiError, error_response
 from outrider.server.site import Site
 
-_log = logging.getLogger(__name__)
-
 _LOG = logging.getLogger(__name__)
 _HEADER_MILLISECONDS = 10_000
 # Buffer of each connection; the headers must fit into it.
@@ -183,4 +181,4 @@ def tell_ready() -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
             connection.sendto(b"READY=1", address)
     except OSError as error:
-        _log.warning("systemd could not be notified through NOTIFY_SOCKET: %s", error)
+        _LOG.warning("systemd could not be notified through NOTIFY_SOCKET: %s", error)

@@ -10,9 +10,8 @@ import pytest
 from doubles.asgi_client import Client
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import app_of, run, site_with
-from outrider.server.admission import Admission
 from outrider.server.errors import ApiError
-from outrider.server.site import Limits
+from outrider.server.site import Admission, Limits
 
 
 def held(admission: Admission, stack: ExitStack, key: str, num: int, most: int = 4) -> None:

@@ -12,7 +12,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.plugins import KINDS
 from outrider.server.chat import CompletionBody
 from outrider.server.errors import ApiError
-from outrider.server.exchange import params_of
+from outrider.server.params import params_of
 from outrider.server.port import EngineCard
 from outrider.server.site import Site, check_apart
 

@@ -14,8 +14,8 @@ import pytest
 from doubles.asgi_client import Client, Got
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import app_of, run, site_with
-from outrider.server import audit
-from outrider.server.audit import Auditor
+from outrider.server import metrics
+from outrider.server.metrics import Auditor
 from outrider.server.port import EngineRequest
 from outrider.server.site import Site
 
@@ -155,7 +155,7 @@ def test_an_audit_gives_way_and_comes_again() -> None:
 
 
 def test_who_is_always_interrupted_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "_MOST_TRIES", 1)
+    monkeypatch.setattr(metrics, "_MOST_TRIES", 1)
 
     async def work(server: Audited) -> None:
         await _begun(server)
@@ -175,7 +175,7 @@ async def _begun(server: Audited) -> ScriptedPort:
 
 
 def test_few_wait_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "_MOST_WAITING", 3)
+    monkeypatch.setattr(metrics, "_MOST_WAITING", 3)
 
     async def work(server: Audited) -> None:
         with server.site.slot(""):

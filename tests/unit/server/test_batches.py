@@ -21,13 +21,11 @@ from doubles.scripted_site import QUICK, ask, run
 from outrider.core.errors import ConfigError
 from outrider.server import batches as batches_module
 from outrider.server.access import DoorRules
-from outrider.server.admission import BATCH, Admission
-from outrider.server.app import all_routes, make_app, routed, text_routes
+from outrider.server.app import FILE_ANSWERS, all_routes, document, make_app, routed, text_routes
 from outrider.server.batches import Batches, Lines
 from outrider.server.files import Files
 from outrider.server.metrics import Metrics
-from outrider.server.openapi import FILE_ANSWERS, document
-from outrider.server.site import Site
+from outrider.server.site import BATCH, Admission, Site
 
 MIB = 1 << 20
 KEYS = ("first-key-of-two-keys", "second-key-of-two-keys")

@@ -11,10 +11,9 @@ from starlette.types import Message, Receive, Scope, Send
 from doubles.asgi_client import Client, Got
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import app_of, run, site_with
-from outrider.server import admission
-from outrider.server.admission import Bodies
+from outrider.server import site as sites
 from outrider.server.errors import ApiError
-from outrider.server.site import Limits
+from outrider.server.site import Bodies, Limits
 from outrider.server.wire import FREE_BYTES
 
 PATH = "/v1/completions"
@@ -106,8 +105,8 @@ def test_who_waited_too_long_or_left_holds_nothing() -> None:
 def test_memory_is_given_back_once_much_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> int:
         given: list[None] = []
-        monkeypatch.setattr(admission, "give_back", lambda: given.append(None))
-        monkeypatch.setattr(admission, "_FREED_SECONDS", 0.0)
+        monkeypatch.setattr(sites, "give_back", lambda: given.append(None))
+        monkeypatch.setattr(sites, "_FREED_SECONDS", 0.0)
         bodies = Bodies(most=100)
         for _ in range(12):
             async with bodies.hold("", 10, 1):

@@ -11,9 +11,9 @@ import pytest
 from doubles.scripted_port import CARD, ScriptedPort
 from doubles.scripted_site import ask
 from outrider.core.errors import DrafterError
-from outrider.server.events import End, Usage
 from outrider.server.messages import stop_reason, turns_of
 from outrider.server.port import EngineCard
+from outrider.server.site import End, Usage
 
 PATH = "/v1/messages"
 HELLO: dict[str, Any] = {

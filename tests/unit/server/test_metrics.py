@@ -18,10 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from outrider.api.result import GenerationResult
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import Stats
-from outrider.server.events import Usage
 from outrider.server.metrics import NUM_STEPS, STEP_SECONDS, Durations, History, Metrics
 from outrider.server.port import EngineRequest, EngineStatus
-from outrider.server.site import Ended
+from outrider.server.site import Ended, Usage
 
 SECONDS = {"prefill": 0.1, "draft": 0.1, "verify": 0.2, "accept": 0.1, "total": 1.0}
 STATUS = EngineStatus(
@@ -231,10 +230,11 @@ def test_the_board_asks_only_for_what_is_told() -> None:
     metrics.wrote(1, model="tiny", engine=0)
     metrics.observe_refusal(400, "chat")
     metrics.audited("different", "tiny")
+    metrics.audited("different", "other")
     metrics.observe(done(result(queue_seconds=0.1), usage=Usage(7, 5)))
     assert value(metrics, "request_queue_time_seconds_sum", model_name="tiny") == 0.1
     assert value(metrics, "audits_total", model_name="tiny", outcome="different") == 1
-    assert metrics.history()["totals"]["audits"] == {"different": 1}
+    assert metrics.history()["totals"]["audits"] == {"different": 2}
     known = {name.partition("[")[0] for name in samples(metrics)}
     assert len(queries) > 15
     assert {name for query in queries for name in re.findall(r"outrider_\w+", query)} <= known

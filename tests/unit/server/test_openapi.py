@@ -9,9 +9,8 @@ import pytest
 
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import ask, site_with
-from outrider.server.app import all_routes
+from outrider.server.app import ANSWERS, BODIES, JSON, all_routes
 from outrider.server.metrics import Metrics
-from outrider.server.openapi import ANSWERS, BODIES, JSON
 
 
 def document() -> dict[str, Any]:

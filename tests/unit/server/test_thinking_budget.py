@@ -10,7 +10,7 @@ import pytest
 from doubles.scripted_port import CARD, ScriptedPort
 from doubles.scripted_site import ask, site_with
 from outrider.core.params import SamplingParams
-from outrider.server.exchange import Asked, params_of
+from outrider.server.params import Asked, params_of
 from outrider.server.port import EngineCard
 
 CHAT, RESPONSES, ANTHROPIC = "/v1/chat/completions", "/v1/responses", "/v1/messages"

@@ -13,12 +13,12 @@ import pytest
 from doubles.asgi_client import Client
 from doubles.scripted_port import CARD, ScriptedPort
 from doubles.scripted_site import app_of, ask, run, site_with
-from outrider.server import tools
+from outrider.server import params
 from outrider.server.errors import ApiError
+from outrider.server.params import tooling_of
 from outrider.server.parsing import offered_tool
 from outrider.server.parsing.grammar import OfferedTool
 from outrider.server.port import EngineCard
-from outrider.server.tools import tooling_of
 
 PATH = "/v1/chat/completions"
 TOOL = {
@@ -130,7 +130,7 @@ def test_schemas_are_walked_while_others_are_answered(monkeypatch: pytest.Monkey
         assert walked.wait(10)
         return offered_tool(tool, path)
 
-    monkeypatch.setattr(tools, "offered_tool", walk)
+    monkeypatch.setattr(params, "offered_tool", walk)
     calls, text = HELLO | {"tool_choice": "required"}, {"messages": HELLO["messages"]}
 
     async def work() -> None:

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from doubles.scripted_port import ScriptedPort
-from doubles.scripted_site import ask, run, site_with
-from outrider.core.params import SamplingParams
-from outrider.server.answers import Ask, open_answers
+from doubles.scripted_site import ask, site_with
+from outrider.server.exchange import salt_of
 from outrider.server.port import EngineRequest
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -108,15 +107,8 @@ def test_requests_of_one_salt_share_what_was_read(path: str) -> None:
 
 
 def test_salts_do_not_join_keys() -> None:
-    port = ScriptedPort()
-    site = site_with(port)
-
-    async def salt(key: str, given: str) -> str:
-        params = SamplingParams(cache_salt=given)
-        open_answers(site, Ask(prompt_ids=[1], params=params, key=key))
-        return port.requests[-1].cache_salt
-
-    salts = {run(salt(key, given)) for key in ("", "k", "l") for given in ("", "k", "l")}
+    site, names = site_with(ScriptedPort()), ("", "k", "l")
+    salts = {salt_of(site, key, given) for key in names for given in names}
     assert len(salts) == 9
 
 

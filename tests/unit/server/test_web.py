@@ -9,14 +9,17 @@ import re
 from pathlib import Path
 
 import pytest
-from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from outrider.server import web
+from doubles.scripted_port import ScriptedPort
+from doubles.scripted_site import site_with
+from outrider.server import about
+from outrider.server.access import DoorRules
+from outrider.server.app import make_app
 from outrider.server.metrics import Metrics
 from outrider.server.port import EngineStatus
 
-WEB = Path(web.__file__).parent / "web"
+WEB = Path(about.__file__).parent / "web"
 ASSETS = WEB.parents[1] / "api" / "assets"
 VENDOR = WEB / "vendor"
 MOST_BYTES = 60_000
@@ -26,8 +29,9 @@ _IMPORTED = re.compile(r"(?:from|import) ?\"([^\"]+)\"")
 @pytest.fixture(scope="module")
 def client() -> TestClient:
     metrics = Metrics(lambda: {"tiny": EngineStatus(state="ready")})
-    app = Starlette(routes=[*web.web_routes(), *web.metric_routes(metrics)])
-    return TestClient(app, base_url="http://testserver")
+    routes = [*about.web_routes(), *about.metric_routes(metrics)]
+    app = make_app(site_with(ScriptedPort()), DoorRules(), routes)
+    return TestClient(app, base_url="http://localhost")
 
 
 def loaded(client: TestClient, path: str) -> dict[str, bytes]:
@@ -57,7 +61,7 @@ def test_a_page_and_all_that_it_loads_is_below_60_kilobytes(client: TestClient, 
 
 
 def test_both_pages_together_load_every_file(client: TestClient) -> None:
-    served = {route.path for route in web.web_routes()}
+    served = {route.path for route in about.web_routes()}
     also = {"/web/rounds/page.js"}
     assert {*loaded(client, "/"), *loaded(client, "/dashboard")} | also == served
 

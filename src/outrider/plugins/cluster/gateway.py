@@ -14,10 +14,9 @@ from outrider.core.env import api_key
 from outrider.plugins.cluster.handle_port import HandlePort
 from outrider.plugins.cluster.settings import DeploymentArgs, read_args
 from outrider.server.access import DoorRules, name_of, read_keys
-from outrider.server.admission import Admission
 from outrider.server.app import all_routes, make_app
 from outrider.server.metrics import Metrics
-from outrider.server.site import Limits, Site, Traffic, check_apart
+from outrider.server.site import Admission, Limits, Site, Traffic, check_apart
 
 
 class Gateway:

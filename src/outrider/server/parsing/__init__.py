@@ -1,10 +1,10 @@
 """Parsers that separate a model's output into text, reasoning and tool calls; grammars of answers.
 
-`parser_for` makes the parser of one answer. It follows the checkpoint's `response_template`
-(grammar.py) or the table of families (families.py). parser.py has the streaming parser itself.
+`parser_for` (families.py) makes the parser of one answer, in the format of the checkpoint's own
+`response_template` or of its family; parser.py has the streaming parser itself.
 """
 
-from outrider.server.parsing.formats import format_of, grammar_for, parser_for, shows_special
-from outrider.server.parsing.grammar import form_of, offered_tool
+from outrider.server.parsing.families import format_of, parser_for
+from outrider.server.parsing.grammar import answer_grammar, form_of, offered_tool
 
-__all__ = ["form_of", "format_of", "grammar_for", "offered_tool", "parser_for", "shows_special"]
+__all__ = ["answer_grammar", "form_of", "format_of", "offered_tool", "parser_for"]

@@ -1,17 +1,227 @@
-"""Fields of a model's output, which stand between delimiters, with text around them. Also their
-state while they are written: text that is reported at once (Flow), and an open field (Region)."""
+"""Fields of a model's output, and the delimiters between which they stand: literals or simple
+patterns.
+
+Patterns come from checkpoints, so a backtracking engine must not run them as they are. A pattern is
+read into literals and runs of characters, and matched from left to right without going back: a
+decision about a text stays valid when more text comes. Runs are possessive; a lazy run ends at the
+first occurrence of the literal after it. Alternatives, references and look-around are refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypeGuard
 
 from outrider.api.chat_template import PromptEnd
-from outrider.server.events import Part, ToolClose, ToolDelta
 from outrider.server.parsing.calls import ReadCalls, ReadHead
-from outrider.server.parsing.delimiter import Delimiter
-from outrider.server.parsing.json_text import JsonSpan, is_object
+
+# A longer text is not a delimiter, so the parser never holds back more than this.
+MAX_CHARS = 256
+
+
+# Each piece of a pattern writes two expressions: for itself followed by `then`, and for a text that
+# ends within itself, or in what `then` allows behind it.
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A literal text."""
+
+    text: str
+    optional: bool = False
+
+    def whole(self, then: str) -> str:
+        found = re.escape(self.text)
+        return (f"(?>{found}|)" if self.optional else found) + then
+
+    def begun(self, then: str) -> str:
+        begins = [re.escape(self.text[:size]) + r"\Z" for size in range(len(self.text))]
+        return f"(?:{'|'.join([*begins, self.whole(then)])})"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run of `least` or more characters of the set `of`, an expression; with `single`, at most
+    one. A lazy run ends before the expression `stop`."""
+
+    of: str
+    least: int
+    single: bool = False
+    stop: str = ""
+
+    def takes(self, char: str) -> bool:
+        return re.fullmatch(self.of, char, re.DOTALL) is not None
+
+    def whole(self, then: str) -> str:
+        if self.single:
+            return (self.of if self.least else f"{self.of}?+") + then
+        return f"{self.of}{{{self.least}}}{self._more}{then}"
+
+    def begun(self, then: str) -> str:
+        return rf"(?:{'' if self.single else self._more}\Z|{self.whole(then)})"
+
+    @property
+    def _more(self) -> str:
+        return f"(?:(?!{self.stop}){self.of})*+" if self.stop else f"{self.of}*+"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The begin or the end of a named group, as an expression."""
+
+    text: str
+
+    def whole(self, then: str) -> str:
+        return self.text + then
+
+    def begun(self, then: str) -> str:
+        return then
+
+
+Piece: TypeAlias = Text | Run | Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A match that ends at `end`, with the text of each named group."""
+
+    end: int
+    groups: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class Pending:
+    """The result of a match that more text must decide."""
+
+
+PENDING: Final = Pending()
+_NEVER = "(?!)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delimiter:
+    """A delimiter, which begins with the literal `first`. With `at_start` it is recognised only at
+    the start of an answer, with `behind_call` only after a call; blanks may come before it. With
+    `ahead`, one of these texts must follow after blanks; it is not part of the delimiter."""
+
+    pieces: tuple[Piece, ...]
+    at_start: bool = False
+    behind_call: bool = False
+    ahead: tuple[str, ...] = ()
+    first: str = field(init=False)
+    _whole: re.Pattern[str] = field(init=False, repr=False)
+    _begun: re.Pattern[str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for unbalanced groups."""
+        whole, begun = "", _NEVER
+        if self.ahead:
+            follows = [Text(one) for one in self.ahead]
+            whole = rf"(?=\s*+(?:{'|'.join(one.whole('') for one in follows)}))"
+            begun = rf"\s*+(?:{'|'.join(one.begun(_NEVER) for one in follows)})"
+        for piece in reversed(self.pieces):
+            whole, begun = piece.whole(whole), piece.begun(begun)
+        try:
+            object.__setattr__(self, "_whole", re.compile(whole, re.DOTALL))
+            object.__setattr__(self, "_begun", re.compile(begun, re.DOTALL))
+        except re.error as error:
+            raise ValueError(f"the pattern {whole!r} cannot be read: {error}") from None
+        piece = self.pieces[0]
+        object.__setattr__(self, "first", piece.text if isinstance(piece, Text) else "")
+
+    def match(
+        self, text: str, at: int, *, final: bool, most: int = MAX_CHARS
+    ) -> Match | Pending | None:
+        """Match at index `at`. `final` means that no more text comes."""
+        end = min(at + most, len(text))
+        if not final and len(text) < at + most and self._begun.match(text, at, end):
+            return PENDING
+        found = self._whole.match(text, at, end)
+        return None if found is None else Match(found.end(), found.groupdict())
+
+
+def literal(
+    text: str, *, at_start: bool = False, behind_call: bool = False, ahead: tuple[str, ...] = ()
+) -> Delimiter:
+    """Return the delimiter of a literal text. Raises ValueError for an empty one."""
+    if not text:
+        raise ValueError("a delimiter is empty")
+    return Delimiter((Text(text),), at_start, behind_call, ahead)
+
+
+# The begin or end of a group, an optional text, or one character or set with its count.
+_TOKEN = re.compile(
+    r"(?P<mark>\(\?P<\w+>|\))|\(\?:(?P<optional>(?:\\\W|[^\\\[\]().*+?|])+)\)\?"
+    r"|(?P<one>\\(?:[wdsWDSntr]|[^A-Za-z0-9])|\[\^?\]?(?:\\.|[^\]\\])*\]|[^|^$*+?{}()\[\\])"
+    r"(?P<count>[*+]\??|\?)?",
+    re.DOTALL,
+)
+_CONTROLS = {r"\n": "\n", r"\t": "\t", r"\r": "\r"}
+_SET = re.compile(r"\.|\[.+|\\[wdsWDS]", re.DOTALL)
+
+
+def pattern(source: str) -> Delimiter:
+    """Compile a pattern. Raises ValueError if it cannot be matched from left to right. Blanks at
+    its beginning are left out, as blanks around delimiters are ignored anyway."""
+    pieces, at = list[Piece](), 0
+    while at < len(source):
+        token = _TOKEN.match(source, at)
+        if token is None:
+            raise ValueError(f"the pattern {source!r} has {source[at:][:9]!r}, which is not read")
+        piece, at = _piece(token), token.end()
+        last = pieces[-1] if pieces else None
+        if _is_solid(piece) and _is_solid(last):
+            pieces[-1] = Text(last.text + piece.text)
+        elif last is not None or not _is_blanks(piece):
+            pieces.append(piece)
+    if not pieces or not _is_solid(pieces[0]):
+        raise ValueError(f"the pattern {source!r} does not begin with a literal")
+    return Delimiter(
+        tuple(_checked(piece, pieces[i:], source) for i, piece in enumerate(pieces, 1))
+    )
+
+
+def _piece(token: re.Match[str]) -> Piece:
+    one, count = token["one"], token["count"] or ""
+    if token["mark"] is not None:
+        return Mark(token["mark"])
+    if one is None:
+        return Text(re.sub(r"\\(\W)", r"\1", token["optional"]), optional=True)
+    if count in ("", "?") and not _SET.fullmatch(one):
+        return Text(_CONTROLS.get(one, one[-1:]), optional=bool(count))
+    least = int(count[:1] not in ("*", "?"))
+    return Run(one, least, single=count in ("", "?"), stop=_LAZY if count[1:] else "")
+
+
+# The end of a lazy run, before the pieces behind it are known.
+_LAZY = "?"
+
+
+def _checked(piece: Piece, rest: Sequence[Piece], source: str) -> Piece:
+    """Return a piece, a lazy run with its end. Raises ValueError for a run without an end."""
+    behind = [one for one in rest if not isinstance(one, Mark)]
+    after = behind[0] if behind else None
+    if not isinstance(piece, Run):
+        return piece
+    if piece.stop:
+        ends = behind[:2] if isinstance(after, Text) and after.optional else behind[:1]
+        if not ends or not _is_solid(ends[-1]):
+            raise ValueError(f"the pattern {source!r} has a lazy run without an end")
+        return replace(piece, stop="".join(one.whole("") for one in ends))
+    if not piece.single and isinstance(after, Text) and piece.takes(after.text[0]):
+        raise ValueError(f"the pattern {source!r} would have to go back")
+    return piece
+
+
+def _is_solid(piece: Piece | None) -> TypeGuard[Text]:
+    return isinstance(piece, Text) and not piece.optional
+
+
+def _is_blanks(piece: Piece) -> bool:
+    """Return whether the piece matches any number of blanks, and only blanks."""
+    if not isinstance(piece, Run) or piece.least:
+        return False
+    return piece.takes(" ") and not piece.takes("x") and not piece.takes("<")
+
 
 Kind: TypeAlias = Literal["text", "reasoning", "calls", "hidden", "other"]
 
@@ -22,8 +232,8 @@ class Field:
 
     If one delimiter opens several fields, `when` decides by its groups. A field ends at one of
     `closes`, at the end of the text, or with `gives_way` where another field opens. With `keeps`,
-    the opening delimiter is part of the field's text. A field of the kind "other" is shown as it
-    was written; a hidden one is not shown.
+    the opening delimiter is part of the field's text, and only an offered tool can be called. A
+    field of the kind "other" is shown as it was written; a hidden one is not shown.
 
     For calls, `read` parses the text, and `mend` corrects a text that ended but is not a valid
     call. `goes_on` returns for a text whether a delimiter after it is part of a value. A `balanced`
@@ -67,6 +277,12 @@ class OutputFormat:
     def has_calls(self) -> bool:
         return any(one.kind == "calls" for one in self.fields)
 
+    def needs_special(self, tools: Sequence[object]) -> bool:
+        """Return whether the parser needs special tokens in the text of a request with `tools`."""
+        return self.shows_special and (
+            bool(tools) or any(one.kind != "calls" for one in self.fields)
+        )
+
     def without_calls(self) -> OutputFormat:
         """Return the format without calls, for requests that offer no tools."""
         return replace(self, fields=tuple(one for one in self.fields if one.kind != "calls"))
@@ -96,190 +312,3 @@ class OutputFormat:
 
     def _found(self, prompt: str) -> Sequence[str]:
         return [anchor for anchor in self.anchors if anchor in prompt]
-
-
-# Maximum number of delimiters inside the values of one call, which bounds the time of parsing.
-_MAX_PASSED = 64
-
-
-@dataclass(slots=True)
-class Flow:
-    """Text that is reported at once, without the blanks around delimiters."""
-
-    make: Callable[[str], Part]
-    parts: list[Part]
-    at_start: bool
-    blanks: list[str] = field(default_factory=list[str])
-
-    def add(self, text: str) -> None:
-        if self.at_start:
-            text = text.lstrip()
-            if not text:
-                return
-            self.at_start = False
-        if text.isspace():
-            self.blanks.append(text)
-            return
-        body = text.rstrip()
-        self.parts.append(self.make(self.cut() + body))
-        if len(body) < len(text):
-            self.blanks.append(text[len(body) :])
-
-    def add_raw(self, text: str) -> None:
-        """Add text with its blanks."""
-        self.at_start = False
-        self.add(text)
-
-    def cut(self) -> str:
-        """Remove and return the blanks at the end."""
-        blanks = "".join(self.blanks)
-        self.blanks.clear()
-        return blanks
-
-    def end(self, *, strip: bool) -> None:
-        blanks = self.cut()
-        if strip:
-            self.at_start = True
-        elif blanks:
-            self.parts.append(self.make(blanks))
-
-
-# A call whose begin is longer than this is read only after its end.
-_MAX_HEAD = 1024
-
-
-@dataclass(slots=True)
-class Sending:
-    """Calls of a region whose arguments are reported while they are written. `open` reports the
-    name of a call and returns its index; only calls of `names` are reported. `at` is the end of the
-    last call in the region's text, `broken` the begin of arguments that are not a JSON object.
-    `begun` is true after the first call."""
-
-    read: ReadHead
-    groups: Mapping[str, str]
-    names: Container[str]
-    open: Callable[[str], int]
-    parts: list[Part]
-    at: int = 0
-    begun: bool = False
-    broken: int | None = None
-    _seen: int = 0
-    _start: int = 0
-    _index: int = 0
-    _head: str = ""
-    _is_over: bool = False
-    _span: JsonSpan | None = None
-    _pieces: list[str] = field(default_factory=list[str])
-
-    def add(self, text: str) -> None:
-        self._seen += len(text)
-        while text:
-            if self._span is None:
-                text = self._begin(text)
-                continue
-            piece, end = self._span.escape(text, 0)
-            self._send(piece)
-            if end is None:
-                return
-            text = text[end:]
-            self._close(self._seen - len(text))
-
-    def finish(self, *, mends: bool) -> None:
-        """End the region. With `mends`, a delimiter ended it, so missing brackets are added."""
-        if self._span is None:
-            return
-        missing = "".join(reversed(self._span.open))
-        if mends and not self._span.quoted and is_object("".join(self._pieces) + missing):
-            self._send(missing)
-        self._close(self._seen)
-
-    def _begin(self, text: str) -> str:
-        """Return the arguments of the next call, as far as they have come."""
-        if self._is_over:
-            return ""
-        self._head += text
-        found = self.read(self._head[:_MAX_HEAD], self.groups)
-        if found is None or found[0] not in self.names:
-            self._is_over = found is not None or len(self._head) >= _MAX_HEAD
-            return ""
-        name, at = found
-        begun, self._head = self._head[at:], ""
-        self._span, self._start = JsonSpan(), self._seen - len(begun)
-        self._index, self.begun = self.open(name), True
-        return begun
-
-    def _send(self, piece: str) -> None:
-        self._pieces.append(piece)
-        self.parts.append(ToolDelta(self._index, piece))
-
-    def _close(self, at: int) -> None:
-        is_whole = is_object("".join(self._pieces))
-        self.broken = self.broken if is_whole else self._start
-        self.parts.append(ToolClose(self._index, is_whole))
-        self._pieces.clear()
-        self._span, self.at = None, at
-
-
-@dataclass(slots=True)
-class Region:
-    """An open field: its text, unless that is reported at once by `flow`, and its `opening`.
-    `outer` is the region of the thoughts inside which it opened. `span` finds the end of a balanced
-    field; `sending` reports its calls early. `passed` has the begins and ends of delimiters that
-    are part of its text. `calls` were found inside these thoughts and end them. If more than blanks
-    follows (`behind`), the thoughts go on, and the calls are part of their text."""
-
-    given: Field
-    opening: str
-    groups: Mapping[str, str]
-    flow: Flow | None
-    outer: Region | None = None
-    span: JsonSpan | None = None
-    sending: Sending | None = None
-    pieces: list[str] = field(default_factory=list[str])
-    passed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    calls: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    behind: list[str] = field(default_factory=list[str])
-
-    def add(self, text: str) -> None:
-        if self.calls:
-            self.behind.append(text)
-            if text.isspace() or self.flow is None:
-                return
-            text = "".join(self.behind)
-            self.calls.clear()
-            self.behind.clear()
-            self.flow.add_raw(text)
-            return
-        if self.span is not None:
-            self.span.add(text)
-        if self.flow is None:
-            self.pieces.append(text)
-            if self.sending is not None:
-                self.sending.add(text)
-        else:
-            self.flow.add(text)
-
-    @property
-    def is_empty(self) -> bool:
-        return self.flow is not None and self.flow.at_start
-
-    def goes_on(self, text: str, at: int, start: int, end: int) -> bool:
-        """Return whether the delimiter `text[start:end]` is part of the field, as `text[at:]`
-        is."""
-        body = self.text + text[at:start]
-        if self.passed and len(body) < self.passed[-1][1]:
-            return True
-        ends = self.given.goes_on is None or not self.given.goes_on(body)
-        if ends or len(self.passed) == _MAX_PASSED:
-            return False
-        self.passed.append((len(body), len(body) + end - start))
-        return True
-
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
-
-    @property
-    def raw(self) -> str:
-        """The field as the model wrote it, without its closing delimiter."""
-        return self.opening + self.text

@@ -154,32 +154,20 @@ def before_begun(body: str) -> int:
     return at if body.startswith("{", at) else 0
 
 
-def _stored(text: str, begin: str, end: str, kept: list[str]) -> str:
-    first, *rest = text.split(begin)
-    pieces = [first]
-    for piece in rest:
-        inside, sign, behind = piece.partition(end)
-        if not sign:
-            raise ValueError("a string without an end")
-        kept.append(inside)
-        pieces.append(f"\x01{len(kept) - 1}\x02{behind}")
-    return "".join(pieces)
-
-
 def lax_json(text: str, *, unquoted: bool, strings: tuple[tuple[str, str], ...]) -> Any:
     """Parse JSON with unquoted keys, if allowed, and with strings between other delimiters."""
     kept: list[str] = []
+
+    def stored(found: re.Match[str]) -> str:
+        kept.append(found[1])
+        return f"\x01{len(kept) - 1}\x02"
+
     for begin, end in strings:
-        pieces = text.split(begin) if begin == end else None
-        if pieces is None:
-            text = _stored(text, begin, end, kept)
-            continue
-        if len(pieces) % 2 == 0:
+        first, last = re.escape(begin), re.escape(end)
+        # No second begin inside a string: each is looked for once.
+        text = re.sub(rf"{first}((?:(?!{first}).)*?){last}", stored, text, flags=re.DOTALL)
+        if begin in text:
             raise ValueError("a string without an end")
-        for i in range(1, len(pieces), 2):
-            kept.append(pieces[i])
-            pieces[i] = f"\x01{len(kept) - 1}\x02"
-        text = "".join(pieces)
     if unquoted:
         text = _KEY.sub(r'\1"\2":', text)
     return parse_json(_STORED.sub(lambda found: json.dumps(kept[int(found[1])]), text))

@@ -1,22 +1,280 @@
-"""The streaming parser: it takes a model's text in pieces and returns the parts of an answer.
+"""The streaming parser: it takes a model's text in pieces and returns the parts of an answer, from
+which each API's encoder makes its stream and its final object.
 
 Its decisions depend only on the characters, never on where a piece ends: text that may become a
 delimiter is held back until more text comes. The text of a call is held until the call ends, and
 shown as text if it is not a call. Once a name and the begin of JSON arguments have been read
-(fields.py, Sending), the call is reported while it is written.
+(Sending), the call is reported while it is written.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Protocol, TypeAlias
 
-from outrider.server.events import Part, ReasoningDelta, TextDelta, ToolClose, ToolDelta, ToolOpen
-from outrider.server.parsing.calls import BEHIND_CALL, Schemas
-from outrider.server.parsing.delimiter import Delimiter, Match, Pending
-from outrider.server.parsing.fields import Field, Flow, OutputFormat, Region, Sending
+from msgspec import Struct
+
+from outrider.server.parsing.calls import BEHIND_CALL, ReadHead, Schemas
+from outrider.server.parsing.fields import Delimiter, Field, Match, OutputFormat, Pending
 from outrider.server.parsing.json_text import NOT_CALLS, JsonSpan, before_begun, is_object
+
+
+class TextDelta(Struct, frozen=True):
+    """Text of the answer itself."""
+
+    text: str
+
+
+class ReasoningDelta(Struct, frozen=True):
+    """Text of the model's reasoning, if its format separates reasoning from the answer."""
+
+    text: str
+
+
+class ToolOpen(Struct, frozen=True):
+    """The begin of a tool call: its index among the calls of this answer, its id and full name."""
+
+    index: int
+    call_id: str
+    name: str
+
+
+class ToolDelta(Struct, frozen=True):
+    """More of the JSON text of a call's arguments."""
+
+    index: int
+    arguments: str
+
+
+class ToolClose(Struct, frozen=True):
+    """The end of a tool call. It is `whole` if its arguments are one complete JSON object."""
+
+    index: int
+    whole: bool = True
+
+
+Part: TypeAlias = TextDelta | ReasoningDelta | ToolOpen | ToolDelta | ToolClose
+
+
+class OutputParser(Protocol):
+    """Separates text, reasoning and tool calls. The joined parts do not depend on how the text is
+    cut into pieces (tests/unit/server check this for each parser)."""
+
+    @property
+    def is_cut(self) -> bool:
+        """True if the text ended inside a call; that call is then part of the text, unparsed."""
+        ...
+
+    def feed(self, text: str) -> list[Part]:
+        """The parts that `text` completes."""
+        ...
+
+    def finish(self) -> list[Part]:
+        """The remaining parts, once the text has ended."""
+        ...
+
+
+class PlainParser:
+    """A parser for which everything is text."""
+
+    is_cut = False
+
+    def feed(self, text: str) -> list[Part]:
+        return [TextDelta(text)] if text else []
+
+    def finish(self) -> list[Part]:
+        return []
+
+
+# Maximum number of delimiters inside the values of one call, which bounds the time of parsing.
+_MAX_PASSED = 64
+
+
+@dataclass(slots=True)
+class Flow:
+    """Text that is reported at once, without the blanks around delimiters."""
+
+    make: Callable[[str], Part]
+    parts: list[Part]
+    at_start: bool
+    blanks: list[str] = field(default_factory=list[str])
+
+    def add(self, text: str) -> None:
+        if self.at_start:
+            text = text.lstrip()
+            if not text:
+                return
+            self.at_start = False
+        if text.isspace():
+            self.blanks.append(text)
+            return
+        body = text.rstrip()
+        self.parts.append(self.make(self.cut() + body))
+        if len(body) < len(text):
+            self.blanks.append(text[len(body) :])
+
+    def add_raw(self, text: str) -> None:
+        """Add text with its blanks."""
+        self.at_start = False
+        self.add(text)
+
+    def cut(self) -> str:
+        """Remove and return the blanks at the end."""
+        blanks = "".join(self.blanks)
+        self.blanks.clear()
+        return blanks
+
+    def end(self, *, strip: bool) -> None:
+        blanks = self.cut()
+        if strip:
+            self.at_start = True
+        elif blanks:
+            self.parts.append(self.make(blanks))
+
+
+# A call whose begin is longer than this is read only after its end.
+_MAX_HEAD = 1024
+
+
+@dataclass(slots=True)
+class Sending:
+    """Calls of a region whose arguments are reported while they are written. `open` reports the
+    name of a call and returns its index; only calls of `names` are reported. `at` is the end of the
+    last call in the region's text, `broken` the begin of arguments that are not a JSON object.
+    `begun` is true after the first call."""
+
+    read: ReadHead
+    groups: Mapping[str, str]
+    names: Container[str]
+    open: Callable[[str], int]
+    parts: list[Part]
+    at: int = 0
+    begun: bool = False
+    broken: int | None = None
+    _seen: int = 0
+    _start: int = 0
+    _index: int = 0
+    _head: str = ""
+    _is_over: bool = False
+    _span: JsonSpan | None = None
+    _pieces: list[str] = field(default_factory=list[str])
+
+    def add(self, text: str) -> None:
+        self._seen += len(text)
+        while text:
+            if self._span is None:
+                text = self._begin(text)
+                continue
+            piece, end = self._span.escape(text, 0)
+            self._send(piece)
+            if end is None:
+                return
+            text = text[end:]
+            self._close(self._seen - len(text))
+
+    def finish(self, *, mends: bool) -> None:
+        """End the region. With `mends`, a delimiter ended it, so missing brackets are added."""
+        if self._span is None:
+            return
+        missing = "".join(reversed(self._span.open))
+        if mends and not self._span.quoted and is_object("".join(self._pieces) + missing):
+            self._send(missing)
+        self._close(self._seen)
+
+    def _begin(self, text: str) -> str:
+        """Return the arguments of the next call, as far as they have come."""
+        if self._is_over:
+            return ""
+        self._head += text
+        found = self.read(self._head[:_MAX_HEAD], self.groups)
+        if found is None or found[0] not in self.names:
+            self._is_over = found is not None or len(self._head) >= _MAX_HEAD
+            return ""
+        name, at = found
+        begun, self._head = self._head[at:], ""
+        self._span, self._start = JsonSpan(), self._seen - len(begun)
+        self._index, self.begun = self.open(name), True
+        return begun
+
+    def _send(self, piece: str) -> None:
+        self._pieces.append(piece)
+        self.parts.append(ToolDelta(self._index, piece))
+
+    def _close(self, at: int) -> None:
+        is_whole = is_object("".join(self._pieces))
+        self.broken = self.broken if is_whole else self._start
+        self.parts.append(ToolClose(self._index, is_whole))
+        self._pieces.clear()
+        self._span, self.at = None, at
+
+
+@dataclass(slots=True)
+class Region:
+    """An open field: its text, unless that is reported at once by `flow`, and its `opening`.
+    `outer` is the region of the thoughts inside which it opened. `span` finds the end of a balanced
+    field; `sending` reports its calls early. `passed` has the begins and ends of delimiters that
+    are part of its text. `calls` were found inside these thoughts and end them. If more than blanks
+    follows (`behind`), the thoughts go on, and the calls are part of their text."""
+
+    given: Field
+    opening: str
+    groups: Mapping[str, str]
+    flow: Flow | None
+    outer: Region | None = None
+    span: JsonSpan | None = None
+    sending: Sending | None = None
+    pieces: list[str] = field(default_factory=list[str])
+    passed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    calls: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    behind: list[str] = field(default_factory=list[str])
+
+    def add(self, text: str) -> None:
+        if self.calls:
+            self.behind.append(text)
+            if text.isspace() or self.flow is None:
+                return
+            text = "".join(self.behind)
+            self.calls.clear()
+            self.behind.clear()
+            self.flow.add_raw(text)
+            return
+        if self.span is not None:
+            self.span.add(text)
+        if self.flow is None:
+            self.pieces.append(text)
+            if self.sending is not None:
+                self.sending.add(text)
+        else:
+            self.flow.add(text)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.flow is not None and self.flow.at_start
+
+    def goes_on(self, text: str, at: int, start: int, end: int) -> bool:
+        """Return whether the delimiter `text[start:end]` is part of the field, as `text[at:]`
+        is."""
+        body = self.text + text[at:start]
+        if self.passed and len(body) < self.passed[-1][1]:
+            return True
+        ends = self.given.goes_on is None or not self.given.goes_on(body)
+        if ends or len(self.passed) == _MAX_PASSED:
+            return False
+        self.passed.append((len(body), len(body) + end - start))
+        return True
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def raw(self) -> str:
+        """The field as the model wrote it, without its closing delimiter."""
+        return self.opening + self.text
 
 
 def new_call_id() -> str:
@@ -44,10 +302,10 @@ class FormatParser:
         self._region: Region | None = None
         # Whether only blanks, thoughts and calls came so far; and whether only blanks came after
         # the last call.
-        self._is_start, self._is_behind_call, self._read_from = True, False, 0
+        self._is_start, self._is_behind_call = True, False
         self.is_cut = False
         self._late: tuple[Delimiter, ...] = ()
-        self._watched_now = self._watched()
+        self._watch()
         if begun is not None:
             self._open(begun, "", {})
 
@@ -71,9 +329,9 @@ class FormatParser:
         return parts
 
     def _read(self, text: str, *, final: bool) -> None:
-        at, known = 0, dict[Delimiter, int]()
+        at = 0
         while True:
-            crossing = self._next(text, at, known, final=final)
+            crossing = self._next(text, at, final=final)
             start = crossing if isinstance(crossing, int) else crossing.start
             self._put(text[at:start])
             if isinstance(crossing, int):
@@ -83,25 +341,21 @@ class FormatParser:
             again = self._cross(crossing, text[start:at])
             if again:
                 text, at = again + text[at:], 0
-                known.clear()
 
-    def _next(
-        self, text: str, at: int, known: dict[Delimiter, int], *, final: bool
-    ) -> _Crossing | int:
+    def _next(self, text: str, at: int, *, final: bool) -> _Crossing | int:
         """Return the first delimiter from `at` on, or the index before which there is none."""
-        watched, self._read_from = self._watched_now, at
-        for one in watched:
-            if known.get(one, -1) < at or one.at_start or one.behind_call:
-                known[one] = self._first(one, text, at)
-        region = self._region
+        region, start = self._region, at
+        after_blanks = len(text) - len(text[at:].lstrip())
         end = region.span.end(text, at) if region is not None and region.span else None
         while True:
-            start = min((known[one] for one in watched), default=len(text))
+            begun = self._begins.search(text, start)
+            start = len(text) if begun is None else begun.start()
             if end is not None and end <= start:
                 return _Crossing(end, Match(end), _CLOSES)
             if start >= len(text):
                 return len(text)
-            here = [one for one in watched if known[one] == start]
+            is_first = start <= after_blanks
+            here = [one for one in self._watched if self._may_stand(one, is_first=is_first)]
             found = [(one, one.match(text, start, final=final)) for one in here]
             if any(isinstance(match, Pending) for _, match in found):
                 return start
@@ -109,13 +363,21 @@ class FormatParser:
                 _Crossing(start, match, opened, one)
                 for one, match in found
                 if isinstance(match, Match)
-                and (opened := self._opened(watched[one], match.groups)) is not None
+                and (opened := self._opened(self._watched[one], match.groups)) is not None
             ]
             best = max(crossings, key=lambda crossing: crossing.match.end, default=None)
             if best is not None and not self._is_text(best, text, at):
                 return best
-            for one in here:
-                known[one] = self._first(one, text, start + 1)
+            start += 1
+
+    def _may_stand(self, one: Delimiter, *, is_first: bool) -> bool:
+        """Return whether a delimiter is recognised. `is_first` means that only blanks came since
+        the last delimiter."""
+        if not (one.at_start or one.behind_call):
+            return True
+        if self._region is not None:
+            return is_first and one.at_start and self._region.is_empty
+        return is_first and (self._is_start if one.at_start else self._is_behind_call)
 
     def _is_text(self, crossing: _Crossing, text: str, at: int) -> bool:
         """Return whether a closing delimiter is part of the region's text."""
@@ -124,9 +386,9 @@ class FormatParser:
             return False
         return region.goes_on(text, at, crossing.start, end)
 
-    def _watched(self) -> dict[Delimiter, Sequence[Field]]:
-        """Return the delimiters that are recognised now, with the fields that each may open:
-        _CLOSES for one that closes the region, _DROPS for one that is left out."""
+    def _watch(self) -> None:
+        """Set the delimiters that are recognised now, with the fields that each may open: _CLOSES
+        for one that closes the region, _DROPS for one that is left out."""
         region, opens = self._region, list(self._format.fields)
         found: dict[Delimiter, Sequence[Field]] = {}
         if region is not None:
@@ -143,35 +405,11 @@ class FormatParser:
                 found[delimiter] = [*found.get(delimiter, ()), one]
         if region is None or (region.given.kind == "reasoning" and not region.given.gives_way):
             found.update(dict.fromkeys((*self._format.drops, *self._late), (_DROPS,)))
-        return found
+        self._watched, self._begins = found, begins_of(frozenset(one.first for one in found))
 
     def _opened(self, fields: Sequence[Field], groups: Mapping[str, str]) -> Field | None:
         """Return the field that a delimiter opens, if any."""
         return next((one for one in fields if one.when is None or one.when(groups)), None)
-
-    def _first(self, one: Delimiter, text: str, at: int) -> int:
-        """Return the first index at which the delimiter, or the begin of it, may stand."""
-        if one.at_start or one.behind_call:
-            return self._first_of_all(one, text, at)
-        found = text.find(one.first, at)
-        if found >= 0:
-            return found
-        begun = text.find(one.first[0], max(at, len(text) + 1 - len(one.first)))
-        while begun >= 0 and not one.first.startswith(text[begun:]):
-            begun = text.find(one.first[0], begun + 1)
-        return len(text) if begun < 0 else begun
-
-    def _first_of_all(self, one: Delimiter, text: str, at: int) -> int:
-        region = self._region
-        if region is None:
-            may = self._is_start if one.at_start else self._is_behind_call
-        else:
-            may = one.at_start and region.is_empty
-        begin = at + len(text[at:]) - len(text[at:].lstrip())
-        if not may or text[self._read_from : begin].strip():
-            return len(text)
-        is_there = text.startswith(one.first, begin) or one.first.startswith(text[begin:])
-        return begin if is_there else len(text)
 
     def _put(self, text: str) -> None:
         if not text:
@@ -219,7 +457,7 @@ class FormatParser:
         self._region = Region(opened, before, groups, flow, outer, span, sending)
         if opened.keeps:
             self._region.add(delimiter)
-        self._watched_now = self._watched()
+        self._watch()
 
     def _close(self, delimiter: str, crossing: _Crossing | None = None) -> str:
         """End the region; return text that must be read again."""
@@ -235,7 +473,7 @@ class FormatParser:
             again = self._sent(region, region.sending, delimiter, mends=crossing is not None)
         elif not self._called(region, region.text, delimiter, mends=crossing is not None):
             again = self._not_called(region, delimiter, crossing)
-        self._watched_now = self._watched()
+        self._watch()
         return again
 
     def _sent(self, region: Region, sending: Sending, delimiter: str, *, mends: bool) -> str:
@@ -295,6 +533,8 @@ class FormatParser:
                 calls = [(call.name, call.json) for call in read]
             except NOT_CALLS:
                 continue
+            if given.keeps and any(name not in self._schemas for name, _ in calls):
+                continue
             if outer is None or (outer.is_empty and not outer.calls):
                 # The model may still write the end of these empty thoughts; it is dropped.
                 ends = outer.given.closes if outer is not None else ()
@@ -319,6 +559,14 @@ class FormatParser:
         self._parts.append(ToolOpen(self._num_calls, self._new_id(), name))
         self._num_calls += 1
         return self._num_calls - 1
+
+
+@cache
+def begins_of(firsts: frozenset[str]) -> re.Pattern[str]:
+    """Return an expression that finds one of these literals, or the begin of one at the end."""
+    begins = {one[:size] for one in firsts for size in range(1, len(one))}
+    found = [*map(re.escape, firsts), *(re.escape(one) + r"\Z" for one in begins)]
+    return re.compile("|".join(found) or "(?!)")
 
 
 _CLOSES, _DROPS = Field("other", ()), Field("other", ())

@@ -12,7 +12,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from outrider.server.events import (
+from outrider.server.parsing import format_of, parser_for
+from outrider.server.parsing.calls import DEEPSEEK_TOKEN
+from outrider.server.parsing.families import FAMILIES, GENERIC, THINK, format_of_family
+from outrider.server.parsing.fields import OutputFormat
+from outrider.server.parsing.parser import (
+    FormatParser,
     Part,
     PlainParser,
     ReasoningDelta,
@@ -21,11 +26,6 @@ from outrider.server.events import (
     ToolDelta,
     ToolOpen,
 )
-from outrider.server.parsing import parser_for, shows_special
-from outrider.server.parsing.calls import DEEPSEEK_TOKEN
-from outrider.server.parsing.families import FAMILIES, GENERIC, THINK, format_of_family
-from outrider.server.parsing.fields import OutputFormat
-from outrider.server.parsing.parser import FormatParser
 from outrider.server.port import EngineCard
 
 TOOLS = [
@@ -66,6 +66,15 @@ def card(chat_template: str = "", **more: Any) -> EngineCard:
         "chat_template": chat_template,
     }
     return EngineCard(**{**given, **more})
+
+
+def like(chat_template: str = "", **more: Any) -> OutputFormat | None:
+    return format_of(card(chat_template, **more))
+
+
+def shows_special(chat_template: str, tools: Sequence[object] = ()) -> bool:
+    found = like(chat_template)
+    return found is not None and found.needs_special(tools)
 
 
 def joined(parts: Sequence[Part]) -> list[tuple[str, ...]]:
@@ -646,21 +655,21 @@ def test_text_without_delimiters_is_text(given_format: OutputFormat, text: str) 
 
 
 def test_templates_decide_and_plain_ones_leave_text_alone() -> None:
-    assert isinstance(parser_for(card("{{ messages }} {{ tools }}")), PlainParser)
-    assert isinstance(parser_for(card()), PlainParser)
-    unlike = parser_for(card("<tool_call> arguments </think>"), TOOLS)
+    assert isinstance(parser_for(like("{{ messages }} {{ tools }}")), PlainParser)
+    assert isinstance(parser_for(like()), PlainParser)
+    unlike = parser_for(like("<tool_call> arguments </think>"), TOOLS)
     told = f"<think>a</think><tool_call>{JSON}"
     parts = joined([*unlike.feed(told), *unlike.finish()])
     assert [part[0] for part in parts] == ["reasoning", "open", "arguments", "close"]
-    own = parser_for(card("{{ messages }}", tool_template="tools <tool_call> arguments"), TOOLS)
+    own = parser_for(like("{{ messages }}", tool_template="tools <tool_call> arguments"), TOOLS)
     found = [*own.feed(f"<tool_call>{JSON}</tool_call>"), *own.finish()]
     assert isinstance(found[0], ToolOpen)
-    parser = parser_for(card("<tool_call> arguments </think> tools"), TOOLS)
+    parser = parser_for(like("<tool_call> arguments </think> tools"), TOOLS)
     assert joined([*parser.feed("<think>a</think>"), *parser.finish()]) == [("reasoning", "a")]
-    assert not shows_special(card("<tool_call> arguments"), TOOLS)
-    assert shows_special(card("<|channel|><|message|>"))
-    assert shows_special(card(f"<|start_header_id|>tools{LLAMA_CALL}"), TOOLS)
-    assert not shows_special(card(f"<|start_header_id|>tools{LLAMA_CALL}"))
+    assert not shows_special("<tool_call> arguments", tools=TOOLS)
+    assert shows_special("<|channel|><|message|>")
+    assert shows_special(f"<|start_header_id|>tools{LLAMA_CALL}", tools=TOOLS)
+    assert not shows_special(f"<|start_header_id|>tools{LLAMA_CALL}")
 
 
 @pytest.mark.parametrize(
@@ -736,13 +745,13 @@ def test_a_family_is_known_by_its_template(template: str, name: str) -> None:
 
 def test_a_template_without_tools_has_its_own_calls_too() -> None:
     begin, end = (DEEPSEEK_TOKEN.format(f"calls\u2581{name}") for name in ("begin", "end"))
-    parser = parser_for(card(f"{BEGIN} </think>"), TOOLS, new_id=lambda: "c1")
+    parser = parser_for(like(f"{BEGIN} </think>"), TOOLS, new_id=lambda: "c1")
     text = f"<think>so</think>{begin}{BEGIN}now{SEP}{{}}{END}{end}"
     parts = joined([*parser.feed(text), *parser.finish()])
     assert parts == [("reasoning", "so"), *call(0, "now")]
-    told = parser_for(card(f"{BEGIN} </think>"), TOOLS, new_id=lambda: "c1")
+    told = parser_for(like(f"{BEGIN} </think>"), TOOLS, new_id=lambda: "c1")
     assert joined([*told.feed('{"name": "now"}'), *told.finish()]) == call(0, "now")
-    plain = parser_for(card("{{ messages }}"), TOOLS, new_id=lambda: "c1")
+    plain = parser_for(like("{{ messages }}"), TOOLS, new_id=lambda: "c1")
     trained = joined([*plain.feed('<tool_call>{"name": "now"}</tool_call>'), *plain.finish()])
     assert trained == call(0, "now")
 
@@ -796,6 +805,6 @@ def test_arguments_have_the_types_that_references_name() -> None:
     }
     tools = [{"function": {"name": "f", "parameters": schema}}]
     text = "<tool_call><function=f><parameter=p>{}</parameter><parameter=q>{}</parameter>"
-    parser = parser_for(card("tools <function= <parameter="), tools, new_id=lambda: "c1")
+    parser = parser_for(like("tools <function= <parameter="), tools, new_id=lambda: "c1")
     parts = joined([*parser.feed(f"{text}</function></tool_call>"), *parser.finish()])
     assert parts == call(0, "f", p={}, q={})

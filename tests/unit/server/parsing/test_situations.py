@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from outrider.server.events import TextDelta, ToolDelta, ToolOpen
 from outrider.server.parsing.calls import DEEPSEEK_TOKEN
 from outrider.server.parsing.families import FAMILIES
 from outrider.server.parsing.fields import OutputFormat
-from outrider.server.parsing.parser import FormatParser
+from outrider.server.parsing.parser import FormatParser, TextDelta, ToolDelta, ToolOpen
 
 FORMATS: Mapping[str, OutputFormat] = {one.given.name: one.given for one in FAMILIES}
 SEP, BEGIN, END, ALL, DONE = (

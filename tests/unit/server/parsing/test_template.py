@@ -12,11 +12,18 @@ import pytest
 
 from doubles.scripted_port import CARD
 from outrider.api.chat_template import PromptEnd
-from outrider.server.events import Part, PlainParser, ReasoningDelta, TextDelta, ToolDelta, ToolOpen
-from outrider.server.parsing import parser_for
-from outrider.server.parsing.delimiter import PENDING, Match, literal, pattern
-from outrider.server.parsing.grammar import format_of_template
-from outrider.server.parsing.parser import FormatParser
+from outrider.server.parsing import format_of, parser_for
+from outrider.server.parsing.families import format_of_template
+from outrider.server.parsing.fields import PENDING, Match, literal, pattern
+from outrider.server.parsing.parser import (
+    FormatParser,
+    Part,
+    PlainParser,
+    ReasoningDelta,
+    TextDelta,
+    ToolDelta,
+    ToolOpen,
+)
 
 SCHEMAS: Mapping[str, Any] = {
     "add": {"a": {"type": "integer"}, "word": {"type": "string"}},
@@ -177,14 +184,14 @@ def test_text_around_fields_is_not_lost() -> None:
 
 
 def test_the_anchor_says_where_the_answer_begins() -> None:
-    card = msgspec.structs.replace(CARD, response_template=HERMES)
+    given = format_of(msgspec.structs.replace(CARD, response_template=HERMES))
     prompt = "<|im_start|>user\n<think><|im_start|>assistant\n"
-    parser = parser_for(card, prompt=prompt)
+    parser = parser_for(given, prompt=prompt)
     assert [*parser.feed("so"), *parser.finish()] == [TextDelta("so")]
-    parser = parser_for(card, prompt=prompt + "<think>\n")
+    parser = parser_for(given, prompt=prompt + "<think>\n")
     assert [*parser.feed("so"), *parser.finish()] == [ReasoningDelta("so")]
     # A message that is gone on with.
-    parser = parser_for(card, prompt=PromptEnd(f"{prompt}<think>\nI", prompt.rindex("assistant")))
+    parser = parser_for(given, prompt=PromptEnd(f"{prompt}<think>\nI", prompt.rindex("assistant")))
     found = [*parser.feed(" say"), *parser.feed("</think>so"), *parser.finish()]
     assert found == [ReasoningDelta("say"), TextDelta("so")]
 
@@ -209,7 +216,7 @@ def test_a_template_that_is_not_followed_leaves_the_table(template: dict[str, An
     with pytest.raises((ValueError, TypeError)):
         format_of_template(template)
     card = msgspec.structs.replace(CARD, response_template=template, chat_template="")
-    assert isinstance(parser_for(card), PlainParser)
+    assert isinstance(parser_for(format_of(card)), PlainParser)
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,34 @@
-"""Routes about the server itself: its models, its tokenizer, its health."""
+"""Routes about the server itself: its models, its tokenizer, its health, its metrics, and the pages
+of the playground and the dashboard.
+
+Every file of `web/` and of the component that shows rounds is read once, when the server starts;
+the path of a request is never opened as a file. The pages load nothing from other hosts, and the
+content security policy of access.py forbids it (docs/playground.md).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from string import Template
 from typing import Any
 
+import msgspec
 from msgspec import Struct
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from outrider import __version__
 from outrider.api.result import token_text
-from outrider.server.errors import ApiError
-from outrider.server.port import ChatPrompt, EngineCard, NotReadyError
+from outrider.server.chat import check_ids
+from outrider.server.errors import ApiError, invalid
+from outrider.server.metrics import Metrics
+from outrider.server.port import ChatPrompt, NotReadyError
 from outrider.server.reply import Reply
 from outrider.server.site import Site
 from outrider.server.wire import json_response, read
@@ -165,9 +180,7 @@ def model_record(site: Site, name: str) -> dict[str, Any]:
 async def _tokenized(site: Site, body: TokenizeBody) -> Response:
     port, text = site.port, body.prompt if body.prompt is not None else body.content
     if (text is None) == (body.messages is None):
-        raise ApiError(
-            400, "prompt: give either prompt or messages.", param="prompt", code="invalid_value"
-        )
+        raise invalid("prompt", "give either prompt or messages.")
     if text is not None:
         special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
         # llama-server's own default is without special tokens.
@@ -193,17 +206,110 @@ async def _tokenized(site: Site, body: TokenizeBody) -> Response:
 async def _detokenized(site: Site, ids: Sequence[int]) -> Response:
     card = site.port.card
     if len(ids) > card.window:
-        words = f"tokens: {len(ids)} are more than the window of {card.window}. Send fewer."
-        raise ApiError(400, words, param="tokens", code="invalid_value")
+        raise invalid(
+            "tokens", f"{len(ids)} are more than the window of {card.window}. Send fewer."
+        )
     check_ids(ids, card, "tokens")
     text = "".join(await site.port.decode(ids)) if ids else ""
     return json_response({"prompt": text, "content": text})
 
 
-def check_ids(ids: Sequence[int], card: EngineCard, param: str) -> None:
-    """Check that all ids are in the vocabulary. Raises ApiError."""
-    if (bad := min(ids, default=0)) >= 0:
-        bad = max(ids, default=0)
-    if not 0 <= bad < card.vocab_size:
-        words = f"{param}: {bad} is outside the vocabulary of {card.vocab_size}."
-        raise ApiError(400, words, param=param, code="invalid_value")
+TYPES: Mapping[str, str] = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# Values that differ between the pages: the script, the page's own style, and the text for browsers
+# without scripts.
+PAGES: Mapping[str, Mapping[str, str]] = {
+    "/": {
+        "name": "playground",
+        "style": "rounds/rounds.css",
+        "instead": "The API works without it.",
+    },
+    "/dashboard": {
+        "name": "dashboard",
+        "style": "vendor/uplot.css",
+        "instead": "/metrics has the same for Prometheus.",
+    },
+}
+_PAGE = "/web/page.html"
+# Fields of a card that no page shows.
+_LONG = ("chat_template", "tool_template", "response_template")
+
+
+@cache
+def web_routes() -> tuple[Route, ...]:
+    """Return the routes of the playground, the dashboard, and their files below `/web/`. They
+    contain no secret and need no key: pages ask for one when the API requires it."""
+    found = _served()
+    page = Template(found.pop(_PAGE).decode())
+    routes = [_static(path, page.substitute(own).encode(), _PAGE) for path, own in PAGES.items()]
+    routes += [_static(path, data, path) for path, data in found.items()]
+    return tuple(routes)
+
+
+def metric_routes(metrics: Metrics) -> list[Route]:
+    """Return the routes `/metrics` for Prometheus and `/outrider/v1/history?since=N`."""
+
+    async def exposition(_request: Request) -> Response:
+        return Response(metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def history(request: Request) -> Response:
+        said = request.query_params.get("since", "0")
+        since = int(said) if said.isascii() and said.isdigit() and len(said) < 16 else 0
+        body = msgspec.json.encode(metrics.history(since))
+        headers = {"cache-control": "no-store"}
+        return Response(body, media_type="application/json", headers=headers)
+
+    return [
+        Route("/metrics", exposition, methods=["GET"]),
+        Route("/outrider/v1/history", history, methods=["GET"]),
+    ]
+
+
+def card_routes(site: Site) -> list[Route]:
+    """Return the route `/outrider/v1/card`: facts about the engine, for the playground."""
+
+    async def card(request: Request) -> Response:
+        own = site.of(request.query_params.get("model"))
+        known = msgspec.to_builtins(own.port.card) | {"sampling": own.sampling}
+        return json_response({name: known[name] for name in known if name not in _LONG})
+
+    return [Route("/outrider/v1/card", card, methods=["GET"])]
+
+
+def _served() -> dict[str, bytes]:
+    """Return each file by the path at which it is served."""
+    package = files("outrider")
+    found = _below(package / "server" / "web", "/web/")
+    return found | _below(package / "api" / "assets", "/web/rounds/")
+
+
+def _below(folder: Traversable, path: str) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            found |= _below(entry, f"{path}{entry.name}/")
+        elif _kind(entry.name) in TYPES:
+            found[f"{path}{entry.name}"] = entry.read_bytes()
+    return found
+
+
+def _kind(name: str) -> str:
+    return name[name.rfind(".") :]
+
+
+def _static(path: str, data: bytes, name: str) -> Route:
+    """Return the route of a file as it was at the start, with an ETag of its content."""
+    tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+    headers = {"cache-control": "no-cache", "etag": tag, "content-type": TYPES[_kind(name)]}
+
+    async def answer(request: Request) -> Response:
+        known = request.headers.get("if-none-match", "")
+        if tag in (one.strip().removeprefix("W/") for one in known.split(",")):
+            return Response(status_code=304, headers=headers)
+        return Response(data, headers=headers)
+
+    return Route(path, answer, methods=["GET"])
