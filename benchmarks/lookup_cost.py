@@ -20,11 +20,11 @@ from outrider.core.tree import ROOT
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.portfolio import PortfolioDrafter, lookup_members
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.drafters.recycling import WIDTH, RecyclingDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.lookups import NativeLookups
 from outrider.models.loading import resolve
+from outrider_lab.drafters.recycling import WIDTH, RecyclingDrafter
 
 CONTEXTS = (256, 2000, 8000, 32_000)
 K, TREE, NUM_ROUNDS = 4, 16, 200

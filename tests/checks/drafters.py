@@ -13,9 +13,9 @@ from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.common.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter
 from outrider.drafters.ngram import CopyAcceptance, NgramDrafter
 from outrider.drafters.portfolio import ReplayScored
-from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.suffix import SharedTrust, SuffixDrafter, Trust, bucket
 from outrider.testing import GREEDY, fresh_draft, row
+from outrider_lab.drafters.recycling import RecyclingDrafter
 
 
 def check_lookup() -> None:

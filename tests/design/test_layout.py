@@ -141,7 +141,7 @@ def test_a_name_of_the_package_leaves_the_collector_as_it_was(
 # What one run in a hundred needs is imported where it is made: each module takes milliseconds.
 IDLE = {
     *("engine.cuda_graph.build", "plugins.lanes.process.client", "plugins.lanes.ahead.drafter"),
-    *("drafters.suffix", "drafters.ngram", "drafters.bridge", "drafters.recycling"),
+    *("drafters.suffix", "drafters.ngram", "drafters.bridge"),
     *("drafters.nets.hidden", "drafters.nets.eagle", "drafters.nets.medusa", "server.app"),
     "cli.main",
 }

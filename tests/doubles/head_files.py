@@ -16,10 +16,10 @@ from torch.nn import functional
 
 from doubles.tiny_checkpoints import save_tensors
 from outrider.core.spec import ModelSpec
-from outrider.drafters.nets.block import BlockConfig
-from outrider.drafters.nets.block import config_values as block_values
 from outrider.drafters.nets.medusa import MedusaConfig
 from outrider.drafters.nets.medusa import config_values as medusa_values
+from outrider_lab.models.block_net import BlockConfig
+from outrider_lab.models.block_net import config_values as block_values
 
 Tensors = dict[str, Tensor]
 

@@ -34,7 +34,7 @@ from outrider.core.protocols import (
 from outrider.core.rng import KeyedRng
 from outrider.core.spec import ModelSpec
 from outrider.drafters.common.native import NetOutput
-from outrider.drafters.nets.block import BlockContext, Guess
+from outrider_lab.models.block_net import BlockContext, Guess
 
 LAYER = 1
 _RATES_D = torch.tensor([1.0, 0.37, 1.9, 0.11], dtype=torch.float64)

@@ -41,9 +41,9 @@ from outrider.drafters.portfolio import (
     PortfolioDrafter,
     ReplayScored,
 )
-from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.verify.exact import BlockRule, MatchRule, TokenRule
+from outrider_lab.drafters.recycling import RecyclingDrafter
 
 CORPUS = ((0, 1, 2, 0, 1, 2, 2, 1, 0, 0, 2), (1, 1, 1, 2, 0, 1))
 

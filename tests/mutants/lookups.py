@@ -17,7 +17,7 @@ from mutants.planting import Mutant
 AUTOMATON = "outrider.drafters.common.suffix_automaton"
 SUFFIX = "outrider.drafters.suffix"
 MEMORY = "outrider.drafters.suffix"
-RECYCLING = "outrider.drafters.recycling"
+RECYCLING = "outrider_lab.drafters.recycling"
 GATE = "outrider.drafters.ngram"
 BAND = "outrider.control.heuristics"
 SHADOW = "outrider.drafters.portfolio"

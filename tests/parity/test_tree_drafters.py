@@ -18,11 +18,11 @@ from doubles.head_files import block_tensors, medusa_tensors, write_block, write
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
-from outrider.drafters.nets.block import BlockConfig
 from outrider.drafters.nets.medusa import MedusaConfig
 from outrider.models.hf_config import read_native_config
 from outrider.models.loading import resolve
 from outrider_lab.bench.workload import load_prompts
+from outrider_lab.models.block_net import BlockConfig
 
 PROMPTS = [*load_prompts("humaneval")[:2], "x = 1"]
 GREEDY = SamplingParams(max_tokens=16)

@@ -3,6 +3,7 @@
 To add a drafter, put one module into `outrider/drafters`, with its class, the function that builds
 it and its description KIND. Nothing else needs its name, which is that of the module. A drafter's
 module imports no PyTorch before `build` is called, since servers and the command line read KIND.
+Drafters for study are modules of `outrider_lab/drafters` and are found in the same way.
 
 Other packages list theirs as entry points of the group `outrider.drafters`, `outrider.rules` or
 `outrider.controllers`, with the location of a description: a `DrafterKind`, a `RuleKind` or a
@@ -71,21 +72,27 @@ def installed(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
 
 
 @cache
-def module_names(group: str) -> tuple[str, ...]:
-    """Names of the modules of the package `group`, sorted; none if there is no such package. The
-    package is listed, and no module is imported. A name has `-` where that of the module has `_`.
-    """
-    if find_spec(group) is None:
-        return ()
-    listed = iter_modules(import_module(group).__path__)
-    return tuple(sorted(one.name.replace("_", "-") for one in listed if not one.ispkg))
+def modules_of(noun: str) -> Mapping[str, str]:
+    """Modules of plugins of this `noun` by the plugin's name, sorted: those of the program and, if
+    it is installed, of the lab. Packages are listed, and no module is imported. A name has `-`
+    where that of the module has `_`."""
+    packages = [f"{root}.{noun}s" for root in ("outrider_lab", "outrider") if find_spec(root)]
+    found = {
+        one.name.replace("_", "-"): f"{package}.{one.name}"
+        for package in packages
+        if find_spec(package)
+        for one in iter_modules(import_module(package).__path__)
+        if not one.ispkg
+    }
+    return dict(sorted(found.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class Plugins(Mapping[str, Kind]):
     """Plugins of one `noun`, such as drafter. As a mapping it has the descriptions in the modules
-    of the group's package: the KIND of each, by name, which is imported when it is read. Names of
-    `first` come first, then others in their order; those of other packages differ from both."""
+    of the program and of the lab: the KIND of each, by name, which is imported when it is read.
+    Names of `first` come first, then others in their order; those of other packages differ from
+    both."""
 
     noun: str
     kind: type[Kind]
@@ -93,27 +100,25 @@ class Plugins(Mapping[str, Kind]):
 
     def __getitem__(self, name: str) -> Kind:
         """Description of `name`. Raises ContractError for a module without a KIND of its name."""
-        if name not in self:
-            raise KeyError(name)
-        module = import_module(f"{self._group}.{name.replace('-', '_')}")
+        module = import_module(modules_of(self.noun)[name])
         kind = getattr(module, "KIND", None)
         if not isinstance(kind, self.kind) or kind.name != name:
             raise ContractError(f"{module.__name__}.KIND is no {self.kind.__name__} {name!r}")
         return kind
 
     def __contains__(self, name: object) -> bool:
-        return name in module_names(self._group)
+        return name in modules_of(self.noun)
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in self.built_in if name in self)
 
     def __len__(self) -> int:
-        return len(module_names(self._group))
+        return len(modules_of(self.noun))
 
     @property
     def built_in(self) -> tuple[str, ...]:
-        """Names of `first`, then those of other modules."""
-        return tuple(dict.fromkeys((*self.first, *module_names(self._group))))
+        """Names of `first`, then those of other modules of ours."""
+        return tuple(dict.fromkeys((*self.first, *modules_of(self.noun))))
 
     def names(self) -> tuple[str, ...]:
         """Names of all plugins. Raises ConfigError for a name that is built in or used twice."""

@@ -10,9 +10,9 @@ import torch
 from doubles.rig import SAMPLER
 from doubles.toy_heads import ToyBlock, state_row, states_of
 from outrider.core.draft import Budget
-from outrider.drafters.nets.block import BlockContext, BlockDrafter, Guess
 from outrider.drafters.nets.medusa import ParallelHeadSampler
 from outrider.testing import GREEDY
+from outrider_lab.models.block_net import BlockContext, BlockDrafter, Guess
 
 TEXT = (1, 2, 0, 4, 3)
 

@@ -12,9 +12,9 @@ from doubles.head_files import block_guess, block_tensors, write_block
 from doubles.kinds import close_to
 from doubles.tiny_checkpoints import random_llama, random_tensors, variant
 from outrider.core.errors import CheckpointError
-from outrider.drafters.nets.block import BlockConfig, BlockContext, load_block, read_block_config
 from outrider.models.heads import hidden_layers_of, kind_of
 from outrider.models.llama import LlamaModel
+from outrider_lab.models.block_net import BlockConfig, BlockContext, load_block, read_block_config
 
 CONFIG = BlockConfig(
     num_places=4, num_context=3, num_layers=2, num_heads=4, ffn_size=48, hidden_layers=(1, 2)

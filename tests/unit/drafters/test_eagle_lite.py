@@ -14,9 +14,9 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
 from outrider.drafters.common.growth import DraftSampler
-from outrider.drafters.eagle_lite import ALPHA, MAX_DRAFT, LiteDrafter
 from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
+from outrider_lab.drafters.eagle_lite import ALPHA, MAX_DRAFT, LiteDrafter
 
 CAPACITY = ModelCapacity(num_slots=64, page_size=4, hidden_layers=(2,))
 TEXT = (5, 12, 0, 77, 31, 5, 90)

@@ -12,9 +12,10 @@ from doubles.head_files import medusa_logits, medusa_tensors, write_medusa
 from doubles.kinds import close_to
 from doubles.tiny_checkpoints import random_llama, random_model, random_tensors, variant
 from outrider.core.errors import CheckpointError, ConfigError
-from outrider.drafters.nets.medusa import MedusaConfig, lite_heads, load_medusa, read_medusa_config
+from outrider.drafters.nets.medusa import MedusaConfig, load_medusa, read_medusa_config
 from outrider.models.heads import hidden_layers_of, kind_of, normed_target
 from outrider.models.llama import LlamaModel
+from outrider_lab.drafters.medusa_lite import lite_heads
 
 CONFIG = MedusaConfig(num_heads=3, num_layers=2, chances=((0.5, 0.25), (0.4,)))
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.protocols import DraftRow
 from outrider.core.tree import ROOT
-from outrider.drafters.recycling import WIDTH, RecyclingDrafter
 from outrider.testing import row
+from outrider_lab.drafters.recycling import WIDTH, RecyclingDrafter
 
 VOCAB = 20
 

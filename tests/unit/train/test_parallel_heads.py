@@ -20,7 +20,6 @@ from outrider.core.draft import Budget
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftNeeds, StepRow
-from outrider.drafters.nets.block import BlockContext, BlockDrafter, load_block, read_block_config
 from outrider.drafters.nets.medusa import (
     MedusaConfig,
     MedusaDrafter,
@@ -31,6 +30,7 @@ from outrider.drafters.nets.medusa import (
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model
+from outrider_lab.models.block_net import BlockContext, BlockDrafter, load_block, read_block_config
 from outrider_lab.train.block import BlockRecipe, block_sizes, check_window
 from outrider_lab.train.folder import fill
 from outrider_lab.train.loop import Batch

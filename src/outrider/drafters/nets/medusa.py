@@ -108,7 +108,6 @@ def _chances(values: JsonObject, num_heads: int) -> Chances:
     return chances if chances and chances[0] else ()
 
 
-HeadInit = Literal["tie", "copy", "random"]
 _PREFIXES = ("", "medusa_head.")
 
 
@@ -119,7 +118,7 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
+class MedusaHead:
     """One head. Without `last` it ends in the target's output matrix."""
 
     blocks: tuple[_Block, ...]
@@ -129,7 +128,7 @@ class _Head:
 class MedusaNet:
     """Heads with their target, whose embedding-sized tables they share."""
 
-    def __init__(self, target: NormedTarget, heads: tuple[_Head, ...]) -> None:
+    def __init__(self, target: NormedTarget, heads: tuple[MedusaHead, ...]) -> None:
         self._target = target
         self._kernels = own_kernels(target)
         self._heads = heads
@@ -161,7 +160,7 @@ class MedusaNet:
         self._kernels.rms_norm(hidden_BD, self._target.tables.norm_D, eps, out_BD)
         return out_BD
 
-    def _blocks(self, head: _Head, x_BD: Tensor) -> Tensor:
+    def _blocks(self, head: MedusaHead, x_BD: Tensor) -> Tensor:
         for block in head.blocks:
             inner_BD = torch.empty_like(x_BD)
             self._kernels.linear(x_BD, block.linear, inner_BD)
@@ -196,7 +195,7 @@ def _num_stored(names: Sequence[str], prefix: str) -> int:
 
 def _read_head(
     reader: WeightReader, prefix: str, config: MedusaConfig, target: NormedTarget
-) -> _Head:
+) -> MedusaHead:
     hidden, last = target.spec.hidden_size, f"{prefix}{config.num_layers}"
     blocks: list[_Block] = []
     for layer in range(config.num_layers):
@@ -205,27 +204,7 @@ def _read_head(
         blocks.append(_Block(reader.linear(linear, hidden), reader.bias(linear, present=has_bias)))
     own = f"{last}.weight" in reader
     matrix = reader.linear({last: target.spec.vocab_size}, hidden) if own else None
-    return _Head(tuple(blocks), matrix)
-
-
-def lite_heads(target: NormedTarget, *, num_heads: int = 2, init: HeadInit = "tie") -> MedusaNet:
-    """Return untrained heads. A tied head repeats the target's guess of the pending token, so it is
-    right where a token is repeated; random ones show the cost of useless heads. A copy only differs
-    from a tie once it is trained.
-
-    The lite heads need no training and no folder: their last matrix is the target's (tie), a copy
-    of it (copy) or random, and they have no blocks.
-    """
-    if init != "random":
-        return MedusaNet(target, (_Head((), None),) * num_heads)
-    rng = torch.Generator().manual_seed(0)
-    placement, pack = placement_of(target), own_kernels(target).pack
-    shape = (target.spec.vocab_size, target.spec.hidden_size)
-    heads: list[_Head] = []
-    for _ in range(num_heads):
-        matrix_VD = torch.randn(shape, generator=rng) / target.spec.hidden_size**0.5
-        heads.append(_Head((), pack(matrix_VD.to(device=placement.device, dtype=placement.dtype))))
-    return MedusaNet(target, tuple(heads))
+    return MedusaHead(tuple(blocks), matrix)
 
 
 # Drafts of Medusa heads and block nets, which predict all positions at once and independently.

@@ -1,4 +1,4 @@
-"""Block nets: several positions in one pass, each with a confidence (nets/block.py)."""
+"""Block nets: several positions in one pass, each with a confidence (models/block_net.py)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from outrider.drafters.common.context import BuildContext
 
 
 def build(context: BuildContext) -> Drafter:
-    from outrider.drafters.nets.block import BlockDrafter, load_block, read_block_config
     from outrider.drafters.nets.medusa import ParallelHeadSampler
     from outrider.models.heads import normed_target
+    from outrider_lab.models.block_net import BlockDrafter, load_block, read_block_config
 
     folder, target = context.heads.folder, normed_target(context.models.target)
     net = load_block(folder, read_block_config(folder, target.spec), target)
