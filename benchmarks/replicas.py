@@ -28,7 +28,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.measure import rotated
 from outrider.sched.routing import KnownBlocks, best_known, blocks_of
 from outrider.server.frames import Load
-from outrider.server.placement import placements
+from outrider.server.pool import placements
 from outrider.server.port import EngineRequest
 from outrider.server.process_port import ProcessPort
 from outrider.server.replicas import ReplicasPort

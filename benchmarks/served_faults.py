@@ -37,10 +37,11 @@ _HOW: dict[str, dict[str, Any]] = {
 # In the engine's process: what a file says makes it hang, and what a prompt says ends it.
 _FAULTS = """
 import os, sys
-if "outrider.server.placed" in getattr(sys, "orig_argv", ()):
+if "outrider.server.engine_process" in getattr(sys, "orig_argv", ()):
     import ctypes, signal, time
     from outrider.api.llm import LLM
-    advance, submit, encode = LLM.advance, LLM.submit, LLM.encode
+    from outrider.api.prompts import PromptReader
+    advance, submit, encode = LLM.advance, LLM.submit, PromptReader.ids_of_text
     def hung(self):
         name = os.environ["SERVED_FAULTS"]
         if os.path.exists(name):
@@ -52,11 +53,11 @@ if "outrider.server.placed" in getattr(sys, "orig_argv", ()):
         if list(prompt)[:13] == [7] * 13:
             os.kill(os.getpid(), signal.SIGSEGV)
         return submit(self, prompt, *args, **more)
-    def encoded(self, prompt):
+    def encoded(self, prompt, **more):
         if prompt == "poison":
             os.kill(os.getpid(), signal.SIGSEGV)
-        return encode(self, prompt)
-    LLM.advance, LLM.submit, LLM.encode = hung, submitted, encoded
+        return encode(self, prompt, **more)
+    LLM.advance, LLM.submit, PromptReader.ids_of_text = hung, submitted, encoded
 """
 
 
@@ -328,7 +329,7 @@ async def _ready(client: httpx.AsyncClient, status: int) -> float:
 def _signal_engine(server: int, number: signal.Signals) -> None:
     for task in Path(f"/proc/{server}/task").iterdir():
         for child in (task / "children").read_text("utf-8").split():
-            if b"outrider.server.placed" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"outrider.server.engine_process" in Path(f"/proc/{child}/cmdline").read_bytes():
                 os.kill(int(child), number)
 
 

@@ -17,10 +17,9 @@ from outrider.api.result import GenerationResult, TextEvent
 from outrider.core.errors import ConfigError, QueueFullError
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import summarise
-from outrider.plugins.cluster.engine import OTHER_NUMERICS
+from outrider.plugins.cluster.engine import SUBMITS, Writer, packed
 from outrider.plugins.cluster.handle_port import MOST_LOSSES, HandlePort, HandleStream
-from outrider.plugins.cluster.pieces import HANDED, Handed, Piece, packed
-from outrider.server.frames import Failure
+from outrider.server.frames import Failure, Part, Submit, failure_of
 from outrider.server.port import EngineCard, EngineLostError, EngineRequest
 
 CARD = EngineCard(
@@ -43,17 +42,16 @@ RESULT = GenerationResult(
     finish_reason="length",
     stats=summarise([], drafter="", k=0, total_seconds=0.0),
 )
-Story = list[Piece | Exception]
+END = Part(0, result=RESULT)
+Story = list[Part | Writer | Exception]
 
 
-def wrote(token: int) -> Piece:
-    return Piece(
-        event=TextEvent(pieces=("abcd"[token - 1],), token_ids=(token,), origins=("plain",))
-    )
+def wrote(token: int) -> Part:
+    return Part(0, TextEvent(pieces=("abcd"[token - 1],), token_ids=(token,), origins=("plain",)))
 
 
-def who(numerics: str = "one kind", replica: str = "r0") -> Piece:
-    return Piece(numerics=numerics, engine=int(replica[1:]), replica=replica)
+def who(numerics: str = "one kind", replica: str = "r0") -> Writer:
+    return Writer(numerics, int(replica[1:]), replica)
 
 
 class Calls(AsyncIterator[bytes]):
@@ -77,16 +75,16 @@ class Handle:
     """Of a deployment, whose calls go as told one after another."""
 
     def __init__(self, *stories: Story) -> None:
-        self._stories, self.asked, self.calls = iter(stories), list[Handed](), list[Calls]()
+        self._stories, self.asked, self.calls = iter(stories), list[Submit](), list[Calls]()
         self.stream = self
 
     def options(self, *, stream: bool) -> Handle:
         assert stream
         return self
 
-    def remote(self, handed: bytes, *, blocks: list[int]) -> Calls:
+    def remote(self, submit: bytes, *, blocks: list[int]) -> Calls:
         assert blocks
-        self.asked.append(HANDED.decode(handed))
+        self.asked.append(SUBMITS.decode(submit))
         self.calls.append(Calls(next(self._stories)))
         return self.calls[-1]
 
@@ -119,24 +117,24 @@ def died() -> ActorDiedError:
 def test_a_stream_whose_replica_dies_goes_on_at_another() -> None:
     handle = Handle(
         [who(), wrote(1), wrote(2), died()],
-        [who(replica="r1"), wrote(3), wrote(4), Piece(result=RESULT)],
+        [who(replica="r1"), wrote(3), wrote(4), END],
     )
     text, stream, port = read(handle)
     assert text == "abcd"
     assert stream.result.text == "abcd"
     first, second = handle.asked
-    assert (first.submit.written, first.numerics) == ([], "")
+    assert (first.request.written, first.numerics) == ([], "")
     # With what the reader has, and only where the same would be written.
-    assert (second.submit.written, second.numerics) == ([1, 2], "one kind")
+    assert (second.request.written, second.numerics) == ([1, 2], "one kind")
     assert stream.engine == 1
     assert (port.status.num_running, port.status.num_restarts) == (0, 1)
 
 
 def test_one_that_ends_without_an_end_goes_on_too() -> None:
-    ended = Handle([who(), wrote(1)], [who(), wrote(2), Piece(result=RESULT)])
+    ended = Handle([who(), wrote(1)], [who(), wrote(2), END])
     assert read(ended)[0] == "ab"
-    broke = Piece(failure=Failure("NotReadyError", "the engine is not ready: closed."))
-    assert read(Handle([who(), wrote(1), broke], [who(), Piece(result=RESULT)]))[0] == "a"
+    broke = Part(0, failure=Failure("NotReadyError", "the engine is not ready: closed."))
+    assert read(Handle([who(), wrote(1), broke], [who(), END]))[0] == "a"
 
 
 def test_a_text_that_is_drawn_by_rounds_ends_with_one_error() -> None:
@@ -144,12 +142,13 @@ def test_a_text_that_is_drawn_by_rounds_ends_with_one_error() -> None:
     with pytest.raises(EngineLostError, match="ActorDiedError"):
         read(handle, DRAWN)
     # Nothing of it was written, so nothing can differ.
-    fresh = Handle([who(), died()], [who(), wrote(1), Piece(result=RESULT)])
+    fresh = Handle([who(), died()], [who(), wrote(1), END])
     assert read(fresh, DRAWN)[0] == "a"
 
 
 def test_another_kind_of_replica_writes_no_end_to_a_text() -> None:
-    refused = Piece(failure=Failure(OTHER_NUMERICS, "computes in another way"))
+    other = EngineLostError(", and the next one would write another text")
+    refused = Part(0, failure=failure_of(other))
     handle = Handle([who(), wrote(1), died()], [who("another kind"), refused])
     with pytest.raises(EngineLostError, match="another text"):
         read(handle)
@@ -166,7 +165,7 @@ def test_a_full_queue_and_a_mistake_are_what_they_are() -> None:
     with pytest.raises(QueueFullError, match="7 requests"):
         read(Handle([BackPressureError(7, 7)]))
     with pytest.raises(ConfigError, match="no such drafter"):
-        read(Handle([who(), Piece(failure=Failure("ConfigError", "no such drafter"))]))
+        read(Handle([who(), Part(0, failure=Failure("ConfigError", "no such drafter"))]))
 
 
 def test_who_leaves_cancels_the_call() -> None:

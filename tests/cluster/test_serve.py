@@ -11,9 +11,8 @@ from ray_serve import one_run, texts_of_the_call
 
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.plugins.cluster.deployment import build
-from outrider.plugins.cluster.serve_config import Scale, serve_config
-from outrider.plugins.cluster.settings import DeploymentArgs
+from outrider.plugins.cluster.gateway import build
+from outrider.plugins.cluster.settings import DeploymentArgs, Scale, serve_config
 
 TOKENS = 96
 GIGABYTES = 8.0

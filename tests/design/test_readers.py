@@ -21,7 +21,7 @@ EXCEPTIONS = {
     ("models/weight_files.py", "safe_open"): "behind check_header",
     ("pairs/catalog.py", "read_text"): "names of this package",
     ("estimate/forecast.py", "read_text"): "sheets of this package",
-    ("server/pool.py", "open"): "4 MiB at most of files that loading has read",
+    ("server/thread_port.py", "open"): "4 MiB at most of files that loading has read",
     ("server/about.py", "read_bytes"): "pages of this package",
     ("outrider_lab/train/checkpoint.py", "safe_open"): "behind check_header",
     ("outrider_lab/train/losses.py", "memmap"): "made by this run",

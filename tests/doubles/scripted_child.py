@@ -19,12 +19,10 @@ from outrider.server.frames import (
     COMMANDS,
     Command,
     Encode,
-    Encoded,
-    Failure,
     Load,
+    Part,
     Submit,
     Update,
-    Wrote,
     frame,
 )
 from outrider.server.port import EngineStatus
@@ -40,19 +38,19 @@ class ScriptedChild:
     def __init__(self) -> None:
         self.commands: list[Command] = []
         self.was_aborted = False
-        self._reports: asyncio.Queue[Update | Encoded | None] = asyncio.Queue()
+        self._updates: asyncio.Queue[Update | None] = asyncio.Queue()
         self._rounds: dict[int, list[str]] = {}
 
-    async def reports(self) -> AsyncIterator[Update | Encoded]:
-        while (report := await self._reports.get()) is not None:
-            yield report
+    async def updates(self) -> AsyncIterator[Update]:
+        while (update := await self._updates.get()) is not None:
+            yield update
 
     def send(self, command: Command) -> None:
         # As it is by now: the port goes on with its lists.
         self.commands.append(COMMANDS.decode(frame(command)[4:]))
 
     def kill(self) -> None:
-        self._reports.put_nowait(None)
+        self._updates.put_nowait(None)
 
     def abort(self) -> None:
         self.was_aborted = True
@@ -78,26 +76,28 @@ class ScriptedChild:
     def encoded(self, text: str) -> None:
         """Answer the prompt that says so."""
         (number,) = {asked.number for asked in self.asked(Encode) if asked.text == text}
-        self._reports.put_nowait(Encoded(number, ChatIds([ord(letter) for letter in text])))
+        self._report(Part(number, ids=ChatIds([ord(letter) for letter in text])))
 
     def wrote(self, asked: Submit, *rounds: str, ends: bool = False) -> None:
         """One frame: rounds of a request, and perhaps its end."""
-        events: list[Wrote] = []
+        parts: list[Part] = []
         for text in rounds:
             told = self._rounds.setdefault(asked.number, [])
             ids = tuple(map(ord, text))
             event = TextEvent(ids, ("plain",) * len(ids), tuple(text))
-            events.append(Wrote(asked.number, event, [trace(len(told), text)]))
+            parts.append(Part(asked.number, event, [trace(len(told), text)]))
             told.append(text)
-        ended: list[tuple[int, GenerationResult | None, Failure | None]] = []
         if ends:
-            ended.append((asked.number, self._result(asked), None))
-        self._reports.put_nowait(Update(events, ended, EngineStatus(state="ready"), 0.0))
+            parts.append(Part(asked.number, result=self._result(asked)))
+        self._report(*parts)
+
+    def _report(self, *parts: Part) -> None:
+        self._updates.put_nowait(Update(list(parts), EngineStatus(state="ready"), 0.0))
 
     def _result(self, asked: Submit) -> GenerationResult:
         rounds = self._rounds[asked.number]
         traces = [trace(index, text) for index, text in enumerate(rounds)]
-        before = "".join(map(chr, asked.written))
+        before = "".join(map(chr, asked.request.written))
         text = before + "".join(rounds)
         return GenerationResult(
             text,

@@ -95,9 +95,6 @@ class ScriptedPort:
         text = "".join(str(message["content"]) for message in chat.messages)
         return ChatIds(await self.encode(text))
 
-    async def decode(self, ids: Sequence[int]) -> list[str]:
-        return [chr(token_id) for token_id in ids]
-
     def stream(self, request: EngineRequest) -> ScriptedStream:
         if self.state != "ready":
             raise NotReadyError(self.state)

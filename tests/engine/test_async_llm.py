@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from outrider import LLM, AsyncLLM, EngineConfig, SamplingParams
+from outrider.api.request import AsyncRequest
 from outrider.api.result import MOST_EVENTS, GenerationResult, TextEvent
 from outrider.core.errors import ConfigError, QueueFullError
 
@@ -193,7 +194,7 @@ def test_closing_tells_readers(llm: LLM) -> None:
         with pytest.raises((ConfigError, RuntimeError)):
             await waiting
         with pytest.raises(ConfigError, match="closed"):
-            owner.engine.add(stream._make([1]))  # pyright: ignore[reportPrivateUsage]
+            owner.engine.add(AsyncRequest(asyncio.get_running_loop(), [1], LONG))
 
     run(main())
     assert not llm.has_work
@@ -212,7 +213,7 @@ def test_requests_that_were_left_keep_nobody_out(llm: LLM) -> None:
     async def main() -> None:
         async with AsyncLLM(llm, max_queued=1) as owner:
             for _ in range(20):
-                left = owner.stream(PROMPTS[0], LONG)._make([1])  # pyright: ignore[reportPrivateUsage]
+                left = AsyncRequest(asyncio.get_running_loop(), [1], LONG)
                 owner.engine.add(left)
                 owner.engine.leave(left)
                 owner.engine.leave(left)

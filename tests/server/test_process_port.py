@@ -15,10 +15,10 @@ import pytest
 from outrider import LLM, SamplingParams
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError, ConfigError, PromptTooLongError, QueueFullError
+from outrider.server.calls import KeptOutError, ProcessStream
 from outrider.server.frames import Load, error_of, failure_of
-from outrider.server.port import EngineLostError, EngineRequest, NotReadyError
+from outrider.server.port import EngineLostError, EngineRequest, NotReadyError, decoded
 from outrider.server.process_port import ProcessPort
-from outrider.server.process_stream import KeptOutError, ProcessStream
 
 pytestmark = [pytest.mark.weights, pytest.mark.wide]
 T = TypeVar("T")
@@ -88,7 +88,7 @@ def test_texts_are_those_of_an_llm(expected: dict[tuple[str, bool], str]) -> Non
             assert stream.result.text == expected[key]
             assert stream.result.stats.num_drafted > 0
         ids = await port.encode(PROMPTS[0])
-        assert "".join(await port.decode(ids)) == PROMPTS[0]
+        assert await decoded(port, ids) == PROMPTS[0]
         assert port.card.drafter == "model"
         assert port.status.state == "ready"
         assert port.status.num_restarts == 0
@@ -184,10 +184,10 @@ def test_a_load_that_hangs_is_begun_anew(expected: dict[tuple[str, bool], str]) 
     async def work(port: ProcessPort) -> None:
         stream = await asked(port, PROMPTS[3], LONG)
         begun = (await anext(stream)).text
-        first = port.process_id
+        before = children_of(os.getpid())
         kill(port)
         # Which process loads is not known here: it is the one that this one has started since.
-        while not (loading := children_of(os.getpid()) - {first}):
+        while not (loading := children_of(os.getpid()) - before):
             await asyncio.sleep(0.01)
         os.kill(loading.pop(), signal.SIGSTOP)
         assert begun + await read(stream) == expected[PROMPTS[3], False]

@@ -16,11 +16,11 @@ from doubles.warm_python import anew
 from outrider import LLM, SamplingParams
 from outrider.core.config import EngineConfig
 from outrider.sched.routing import BLOCK_TOKENS
+from outrider.server.calls import ProcessStream
 from outrider.server.frames import Load
-from outrider.server.placement import placements
+from outrider.server.pool import placements
 from outrider.server.port import EngineRequest
 from outrider.server.process_port import ProcessPort
-from outrider.server.process_stream import ProcessStream
 from outrider.server.replicas import ReplicasPort
 
 pytestmark = [pytest.mark.weights, pytest.mark.wide]
@@ -74,12 +74,12 @@ async def read(stream: ProcessStream) -> str:
 def home(port: ReplicasPort, stream: ProcessStream) -> int:
     """Which replica has it."""
     assert stream.engine is not None
-    assert stream.leave == port.replicas[stream.engine].port.leave
+    assert stream.leave == port.replicas[stream.engine].leave
     return stream.engine
 
 
 def kill(port: ReplicasPort, number: int) -> None:
-    process_id = port.replicas[number].port.process_id
+    process_id = port.replicas[number].process_id
     assert process_id is not None
     os.kill(process_id, signal.SIGKILL)
 
@@ -148,12 +148,12 @@ def test_an_engine_is_replaced_under_load_and_no_text_is_cut(expected: list[str]
         assert own
         while not all(streams[number].written for number in own):
             await asyncio.sleep(0.01)
-        before = port.replicas[0].port.process_id
+        before = port.replicas[0].process_id
         await port.replace(0, seconds=200)
         texts = await asyncio.gather(*reading)
         assert [texts[number] for number in own] == [expected[number] for number in own]
         assert {home(port, streams[number]) for number in own} == {0}
-        assert port.replicas[0].port.process_id != before
+        assert port.replicas[0].process_id != before
 
     served(work, CONFIG, replace(CONFIG, quantise="int8"))
 
@@ -161,7 +161,7 @@ def test_an_engine_is_replaced_under_load_and_no_text_is_cut(expected: list[str]
 def test_engines_have_their_share_of_the_cores() -> None:
     async def work(port: ReplicasPort) -> None:
         for replica, place in zip(port.replicas, places, strict=True):
-            process_id = replica.port.process_id
+            process_id = replica.process_id
             assert process_id is not None
             assert tuple(sorted(os.sched_getaffinity(process_id))) == place.cores
         texts = [await read(await asked(port, prompt)) for prompt in PROMPTS[:2]]

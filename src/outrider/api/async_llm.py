@@ -35,7 +35,7 @@ from outrider.api.prompts import (
     several_prompts,
     structure_in,
 )
-from outrider.api.request import AsyncRequest, check_any
+from outrider.api.request import AsyncRequest, check_any, result_of
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.structure import StructureOptions
 from outrider.api.turns import OfOneProcess
@@ -89,9 +89,20 @@ class EngineThread:
                 state.leaving.append(request)
                 state.changed.notify()
 
-    def take(self, request: AsyncRequest) -> TextEvent | None:
-        with self._state.changed:
-            return request.events.take()
+    async def next_event(self, request: AsyncRequest) -> TextEvent | None:
+        """The next event of a request, None at the end. Raises the request's error."""
+        while True:
+            # Read before taking an event: the last events come with the end.
+            ended = request.ended
+            with self._state.changed:
+                event = request.events.take()
+            if event is not None:
+                return event
+            if ended:
+                if request.error is not None:
+                    raise request.error
+                return None
+            await request.news()
 
     @property
     def num_queued(self) -> int:
@@ -392,12 +403,7 @@ class AsyncTextStream(OfOneProcess, AsyncIterator[TextEvent]):
     def result(self) -> GenerationResult:
         """The result, once the loop over the stream has ended. Raises the error that ended the
         request, and ConfigError while it runs or if it never ran."""
-        request = self._request
-        if request is not None and request.error is not None:
-            raise request.error
-        if request is None or request.handle is None:
-            raise ConfigError("the request has not started.", hint="read its events first")
-        return request.handle.result()
+        return result_of(self._request)
 
     def cancel(self) -> None:
         """End the request, if it has not ended; from any thread."""
@@ -425,17 +431,7 @@ class AsyncTextStream(OfOneProcess, AsyncIterator[TextEvent]):
             if self._left:
                 # Cancelled from another thread during tokenization.
                 self.cancel()
-        while True:
-            # Read before taking an event: the last events come with the end.
-            ended = request.ended
-            event = self._owner.engine.take(request)
-            if event is not None:
-                return event
-            if ended:
-                if request.error is not None:
-                    raise request.error
-                return None
-            await request.news()
+        return await self._owner.engine.next_event(request)
 
 
 class AsyncLLM(OfOneProcess):

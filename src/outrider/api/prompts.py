@@ -142,6 +142,13 @@ class PromptReader:
             return self.checked(self.tokenizer.encode(prompt))
         return self.checked(prompt)
 
+    def ids_of_text(self, text: str, *, add_special: bool = True) -> list[int]:
+        """`ids` of a text; there may be none without special tokens."""
+        if add_special:
+            return self.ids(text)
+        self.check_size(text)
+        return self.tokenizer.encode(text, add_special=False)
+
     def ids_of_all(self, prompts: Sequence[str | Sequence[int]]) -> list[list[int] | OutriderError]:
         """`ids` of every prompt, or its error; texts are tokenized together."""
         try:

@@ -175,6 +175,15 @@ class AsyncRequest:
             self.waiter.set_result(None)
 
 
+def result_of(request: AsyncRequest | None) -> GenerationResult:
+    """The result of an ended request. Raises its error, and ConfigError if it never ran."""
+    if request is not None and request.error is not None:
+        raise request.error
+    if request is None or request.handle is None:
+        raise ConfigError("the request has not started.", hint="read its events first")
+    return request.handle.result()
+
+
 class RequestMaker(PromptReader):
     """Makes readers of requests to a `pair`, in an arena that holds a text of `longest` tokens."""
 

@@ -20,8 +20,7 @@ from outrider.api.batch_lines import AnswerFile, Answers, read_line
 from outrider.api.batch_run import Batch
 from outrider.cli.call import Call
 from outrider.cli.output import Meter, answer, say
-from outrider.cli.replicas import opened
-from outrider.cli.session import structure_of, to_load
+from outrider.cli.session import opened, structure_of, to_load
 from outrider.cli.verb_options import BatchOptions
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams

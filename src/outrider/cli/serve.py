@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.cli.call import Call
 from outrider.cli.output import json_line, prose, say
-from outrider.cli.replicas import Engines, engines_of
 from outrider.cli.session import (
+    engines_of,
     fetch_missing,
     made_greedy,
     open_llm,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from outrider.api.plan import LoadPlan
     from outrider.server.access import Address, DoorRules
     from outrider.server.batches import Batches
+    from outrider.server.pool import Engines
     from outrider.server.process_port import ProcessPort
     from outrider.server.replicas import ReplicasPort
     from outrider.server.site import Site
@@ -349,8 +350,7 @@ def _port(
 
         ports = list(map(ProcessPort, engines.loads(*to_load(model.resolved), max_queued)))
         return ports[0] if len(ports) == 1 else ReplicasPort(ports)
-    from outrider.server.lane_load import LaneLoad
-    from outrider.server.thread_port import ThreadPort
+    from outrider.server.thread_port import LaneLoad, ThreadPort
 
     lanes = LaneLoad()
     load = partial(open_llm, model.resolved, on_job=lanes.note)
@@ -441,8 +441,13 @@ def cluster_config(call: Call[ClusterConfigOptions]) -> int:
     """Print the configuration file of a deployment for Ray Serve."""
     if find_spec("msgspec") is None or find_spec("starlette") is None:
         raise MachineError("the server is not installed.", hint="pip install 'outrider[cluster]'")
-    from outrider.plugins.cluster.serve_config import Scale, serve_config, serve_yaml
-    from outrider.plugins.cluster.settings import DeploymentArgs, check_ray
+    from outrider.plugins.cluster.settings import (
+        DeploymentArgs,
+        Scale,
+        check_ray,
+        serve_config,
+        serve_yaml,
+    )
     from outrider.server.access import DoorRules, is_loopback
 
     options, program, engine = call.options, call.resolved.program(), call.resolved.engine()

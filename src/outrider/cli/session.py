@@ -1,6 +1,9 @@
 """Loading a model from resolved settings, streaming replies, their structure, and logging; for
 several verbs.
 
+A model may be loaded as several engines in child processes. Errors in their options are reported
+before anything is loaded.
+
 Log events go to stderr, as lines for people or as JSON objects for programs. A JSON line has `time`
 (UTC, ISO 8601), `level`, `logger` and `message`, and `error` with the traceback if there is one.
 """
@@ -15,6 +18,7 @@ import sys
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, cast
@@ -26,6 +30,7 @@ from outrider.core.env import variables_with
 from outrider.core.errors import (
     VARIABLES_OF_OTHERS,
     ConfigError,
+    MachineError,
     Wordless,
     hear_compilers,
     notes_on,
@@ -39,9 +44,10 @@ if TYPE_CHECKING:
     from outrider.api.llm import LLM
     from outrider.api.result import GenerationResult, TextEvent
     from outrider.api.structure import StructureOptions
-    from outrider.cli.options import StructureOption
+    from outrider.cli.options import ReplicasOption, StructureOption
     from outrider.cli.output import Painter
     from outrider.core.draft import JobTrace, Origin
+    from outrider.server.pool import EnginePool, Engines
 
 _OURS = "outrider"
 
@@ -290,3 +296,37 @@ def _text_of(given: str, flag: str, *, signs: str) -> str:
 
 
 _EXAMPLES = {"--schema": '{"type": "object"}', "--grammar": 'start: "yes" | "no"'}
+
+
+def engines_of(options: ReplicasOption, config: EngineConfig) -> Engines:
+    """Return the engines of the options. Raises ConfigError for invalid devices or numbers."""
+    from outrider.kernels.native.cpu import allowed_cores
+    from outrider.server.pool import Engines
+
+    devices = [name.strip() for name in options.devices.split(",") if name.strip()]
+    found = Engines.of(options.replicas, devices, config)
+    num_cores = len(allowed_cores())
+    if len(found) > num_cores:
+        say(f"note: {len(found)} engines share {num_cores} cores; each alone would be faster")
+    return found
+
+
+def opened(
+    options: ReplicasOption, resolved: Resolved
+) -> tuple[LLM | EnginePool, dict[str, object]]:
+    """Open the model of the settings, in this process or as several engines in child processes.
+    Return it with its entry in the record of a run."""
+    if options.replicas == 1 and not options.devices:
+        llm = open_llm(resolved)
+        return llm, run_record(llm, resolved)
+    if find_spec("msgspec") is None:
+        raise MachineError("several engines need msgspec.", hint="pip install 'outrider[server]'")
+    from outrider.server.pool import EnginePool
+
+    engines = engines_of(options, resolved.engine())
+    target, draft, config = to_load(resolved)
+    pool = EnginePool.of(target, draft, config, engines)
+    for note in pool.card.notes:
+        say(f"note: {note}")
+    record: dict[str, object] = {"version": __version__, "settings": resolved.decided()}
+    return pool, record | {"engines": engines.described, "numerics": pool.card.numerics}

@@ -28,7 +28,7 @@ from outrider.api.result import token_text
 from outrider.server.chat import check_ids
 from outrider.server.errors import ApiError, invalid
 from outrider.server.metrics import Metrics
-from outrider.server.port import ChatPrompt, NotReadyError
+from outrider.server.port import ChatPrompt, NotReadyError, decoded
 from outrider.server.reply import Reply
 from outrider.server.site import Site
 from outrider.server.wire import json_response, read
@@ -210,7 +210,7 @@ async def _detokenized(site: Site, ids: Sequence[int]) -> Response:
             "tokens", f"{len(ids)} are more than the window of {card.window}. Send fewer."
         )
     check_ids(ids, card, "tokens")
-    text = "".join(await site.port.decode(ids)) if ids else ""
+    text = await decoded(site.port, ids) if ids else ""
     return json_response({"prompt": text, "content": text})
 
 

@@ -23,7 +23,7 @@ from outrider.server.errors import ApiError, error_body, invalid, refused
 from outrider.server.exchange import Answer, B, Event, Exchange, cancel, thought_details, usage_of
 from outrider.server.params import Asked, Tooling, params_of, structure_asked, tooling_of
 from outrider.server.parsing.parser import Part, ReasoningDelta, TextDelta, ToolDelta, ToolOpen
-from outrider.server.port import ChatPrompt, EngineCard
+from outrider.server.port import ChatPrompt, EngineCard, decoded
 from outrider.server.site import MOST_PROMPTS, End, Site, Step, Usage
 from outrider.server.wire import encode
 
@@ -372,7 +372,7 @@ class CompletionExchange(Choices[CompletionBody]):
         ids_of = [await self._ids(prompt) for prompt in prompts]
         if body.echo:
             for ids in ids_of:
-                text = "".join(await self.site.port.decode(ids))
+                text = await decoded(self.site.port, ids)
                 self._echoed += [text] * params.n
         structure, only_prompt = structure_asked(body), body.max_tokens == 0
         found: list[Answer] = []

@@ -20,22 +20,20 @@ from contextlib import suppress
 from time import monotonic
 from typing import TypeVar
 
-import msgspec
-
 from outrider.core.errors import MachineError
+from outrider.server.calls import Call
 from outrider.server.frames import (
+    REPORTS,
     Command,
-    Encoded,
     Load,
     Lost,
     Ready,
     Update,
     error_of,
     frame,
-    read_report,
+    received,
 )
 from outrider.server.port import EngineCard, NotReadyError
-from outrider.server.process_stream import ProcessStream
 
 HANG_SECONDS = 30.0
 _HANG_RATIO = 10.0
@@ -71,10 +69,9 @@ class EngineChild:
         """Start a process. Raises the errors of loading, MachineError if the process ends while it
         loads, and LoadHungError if loading takes more than `load_seconds`."""
         ours, theirs = socket.socketpair()
-        placement = msgspec.json.encode(load.placement).decode()
         with theirs:
             process = await create_subprocess_exec(
-                *(sys.executable, "-m", "outrider.server.placed", str(theirs.fileno()), placement),
+                *(sys.executable, "-m", "outrider.server.engine_process", str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
                 # Output of libraries goes to the log, not to the server's standard output.
                 stdout=2,
@@ -84,9 +81,13 @@ class EngineChild:
             )
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
+            if load.placement.cores and hasattr(os, "sched_setaffinity"):
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(process.pid, load.placement.cores)
+            # The process imports PyTorch, which counts its cores, when it has read this frame.
             writer.write(frame(load))
             async with asyncio.timeout(load_seconds):
-                report = await read_report(reader)
+                report = await received(reader, REPORTS)
             if isinstance(report, Lost):
                 raise error_of(report.error)
             if not isinstance(report, Ready):
@@ -108,17 +109,13 @@ class EngineChild:
                 ) from None
             raise
 
-    async def reports(self) -> AsyncIterator[Update | Encoded]:
-        """Yield the process's reports until it ends; then make sure that it has ended."""
+    async def updates(self) -> AsyncIterator[Update]:
+        """Yield the process's updates until it ends; then make sure that it has ended."""
         watch = asyncio.ensure_future(self._watch())
         try:
-            while True:
-                report = await read_report(self._reader)
-                if isinstance(report, Update):
-                    self._note(report)
-                elif not isinstance(report, Encoded):
-                    return
-                yield report
+            while isinstance(update := await received(self._reader, REPORTS), Update):
+                self._note(update)
+                yield update
         except EOFError:
             return
         finally:
@@ -284,6 +281,7 @@ def _since(times: deque[float], seconds: float) -> deque[float]:
 # Quarantine: after a request's second crash of an engine, the request and its like are refused.
 #
 # Several engines of one model share this knowledge, so that such a request does not crash them all.
+# The same holds for prompts that crash a process while it encodes them.
 _LOG = logging.getLogger(__name__)
 # The points that a crash adds to a request in flight: if it has written tokens since it was
 # submitted (the requests share these points), if it has written none, and if it is certainly the
@@ -294,20 +292,20 @@ T = TypeVar("T")
 
 
 class Blame:
-    """Crash points by kind of request. The kinds in `kept_out` are refused from now on."""
+    """Crash points by kind of call. The kinds in `kept_out` are refused from now on."""
 
     def __init__(self) -> None:
-        # For requests that have not completed since: points from crashes before their first token,
+        # For calls that have not completed since: points from crashes before their first token,
         # and from later crashes.
         self._blamed: dict[bytes, tuple[int, float]] = {}
         self.kept_out: dict[bytes, None] = {}
 
-    def add(self, sent: Sequence[ProcessStream], *, is_certain: bool) -> None:
-        """Count a crash against the requests in flight, even if their clients left: these may
-        repeat them. `is_certain` means that a request was alone and will not be tried again."""
-        # A request that has written nothing yet is the likelier cause.
-        unproven = {stream.kind for stream in sent if not stream.is_proven}
-        for kind in unproven.union(stream.kind for stream in sent):
+    def add(self, sent: Sequence[Call], *, is_certain: bool) -> None:
+        """Count a crash against the calls in flight, even if their clients left: these may repeat
+        them. `is_certain` means that a request was alone and will not be tried again."""
+        # A call that was not answered at all is the likelier cause.
+        unproven = {call.kind for call in sent if not call.is_proven}
+        for kind in unproven.union(call.kind for call in sent):
             early, late = self._blamed.get(kind, (0, 0))
             if kind in unproven:
                 early += _UNPROVEN
@@ -316,21 +314,25 @@ class Blame:
             _remember(self._blamed, kind, (early, late))
             if early + late >= _KEPT_OUT:
                 del self._blamed[kind]
-                self.keep_out(kind)
+                _LOG.error("a request with which the engine ended twice is kept out from now on")
+                _remember(self.kept_out, kind, None)
 
-    def prove(self, stream: ProcessStream) -> None:
-        """Clear the early points of a request that has written something."""
-        if self._blamed and stream.kind in self._blamed:
-            self._blamed[stream.kind] = 0, self._blamed[stream.kind][1]
+    def knows(self, call: Call) -> bool:
+        """Return whether a process ended with a call of this kind, and none has completed since."""
+        return bool(self._blamed) and call.kind in self._blamed
 
-    def clear(self, stream: ProcessStream) -> None:
-        """Clear all points of a request that has completed."""
-        if self._blamed:
-            self._blamed.pop(stream.kind, None)
+    def refuses(self, call: Call) -> bool:
+        return bool(self.kept_out) and call.kind in self.kept_out
 
-    def keep_out(self, kind: bytes) -> None:
-        _LOG.error("a request with which the engine ended twice is kept out from now on")
-        _remember(self.kept_out, kind, None)
+    def prove(self, call: Call) -> None:
+        """Clear the early points of a call that has been answered in part."""
+        if self.knows(call):
+            self._blamed[call.kind] = 0, self._blamed[call.kind][1]
+
+    def clear(self, call: Call) -> None:
+        """Clear all points of a call that has completed."""
+        if self.knows(call):
+            del self._blamed[call.kind]
 
 
 def _remember(known: dict[bytes, T], kind: bytes, value: T) -> None:

@@ -1,8 +1,8 @@
-"""The engine in its own process, which placed.py starts.
+"""The engine's process: `python -m outrider.server.engine_process FD`.
 
-Its first argument is the file descriptor of its end of a socket pair. It loads the model named by
-the first frame, runs requests, and sends one frame per round. When the server's end of the pair
-closes, for whatever reason, the process ends too.
+FD is the file descriptor of its end of a socket pair. It loads the model named by the first frame,
+runs requests, and sends one frame per round. When the server's end of the pair closes, for whatever
+reason, the process ends too.
 """
 
 from __future__ import annotations
@@ -15,35 +15,31 @@ import socket
 import sys
 from collections.abc import Coroutine
 from contextlib import suppress
-from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
-from outrider.api.llm import LLM
 from outrider.api.prompts import ChatIds
-from outrider.api.result import GenerationResult
-from outrider.api.structure import StructureOptions
+from outrider.core.env import show_gpu
 from outrider.core.errors import MachineError, OutriderError, Wordless, hear_compilers, tell_of_task
 from outrider.core.params import SamplingParams
 from outrider.server.frames import (
     COMMANDS,
     Cancel,
     Encode,
-    Encoded,
-    Failure,
     Load,
     Lost,
+    Part,
     Ready,
     Report,
     Submit,
     Update,
-    Wrote,
     failure_of,
     frame,
-    read_frame,
+    received,
 )
-from outrider.server.lane_load import LaneLoad
-from outrider.server.port import EnginePort, EngineRequest, is_repeatable
-from outrider.server.thread_port import ThreadPort, ThreadStream
+from outrider.server.port import EnginePort, EngineRequest
+
+if TYPE_CHECKING:
+    from outrider.server.thread_port import ThreadPort, ThreadStream
 
 BEAT_SECONDS = 1.0
 # An engine in the midst of a long job may not end in time.
@@ -58,8 +54,7 @@ class EngineProcess:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._streams: dict[int, ThreadStream] = {}
-        self._events: list[Wrote] = []
-        self._ended: list[tuple[int, GenerationResult | None, Failure | None]] = []
+        self._parts: list[Part] = []
         self._has_news = asyncio.Event()
         # Cleared while the server does not read: events then wait, and merge, in the engine.
         self._is_open = asyncio.Event()
@@ -67,46 +62,42 @@ class EngineProcess:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        load = COMMANDS.decode(await read_frame(self._reader))
+        load = await received(self._reader, COMMANDS)
         if not isinstance(load, Load):
             raise EOFError("the first frame does not name a model")
-        lanes = LaneLoad()
-        make = partial(_opened, load, lanes)
-        self._port = ThreadPort(make, max_queued=load.max_queued, lanes=lanes)
+        port = _port(load)
         try:
-            await self._port.start()
+            await port.start()
             if load.is_tried:
-                await try_out(self._port)
+                await try_out(port)
         except Exception as error:  # noqa: BLE001 - the server reports it
             await self._send(Lost(failure_of(error)))
             return
-        await self._send(Ready(self._port.card))
-        self._start(self._report())
+        await self._send(Ready(port.card))
+        self._start(self._report(port))
         self._start(self._beat())
         try:
             while True:
-                self._obey(COMMANDS.decode(await read_frame(self._reader)))
+                self._obey(port, await received(self._reader, COMMANDS))
         finally:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._port.aclose(), _CLOSE_SECONDS)
+                await asyncio.wait_for(port.aclose(), _CLOSE_SECONDS)
 
-    def _obey(self, command: object) -> None:
+    def _obey(self, port: ThreadPort, command: object) -> None:
         match command:
             case Submit(number=number):
                 # Registered immediately, so that a cancellation right after it finds it.
                 try:
-                    self._streams[number] = self._port.stream(_request(command))
+                    self._streams[number] = port.stream(command.request)
                 except Exception as error:  # noqa: BLE001 - an error of this request only
-                    self._ended.append((number, None, failure_of(error)))
-                    self._has_news.set()
+                    self._tell(Part(number, failure=failure_of(error)))
                 else:
-                    goes_on = is_repeatable(self._port.card, command.params)
-                    self._start(self._follow(number, self._streams[number], goes_on))
+                    self._start(self._follow(number, self._streams[number]))
             case Cancel(number=number):
                 if number in self._streams:
                     self._streams[number].cancel()
             case Encode():
-                self._start(self._encode(command))
+                self._start(self._encode(port, command))
             case _:
                 raise EOFError("an unexpected frame")
 
@@ -115,47 +106,38 @@ class EngineProcess:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _follow(self, number: int, stream: ThreadStream, goes_on: bool) -> None:
-        result, failure = None, None
-        try:
-            async for event in stream:
-                rounds = stream.rounds(len(event.token_ids)) if goes_on else []
-                self._events.append(Wrote(number, event, rounds))
-                if stream.has_ended:
-                    # Sent in one frame with the end: a client with the whole text sees its end.
-                    continue
-                self._has_news.set()
-                await self._is_open.wait()
-            result = stream.result
-        except Exception as error:  # noqa: BLE001 - an error of this request only
-            failure = failure_of(error)
-        finally:
-            self._streams.pop(number, None)
-        self._ended.append((number, result, failure))
+    def _tell(self, part: Part) -> None:
+        self._parts.append(part)
         self._has_news.set()
 
-    async def _encode(self, asked: Encode) -> None:
+    async def _follow(self, number: int, stream: ThreadStream) -> None:
+        async for part in stream.parts(number):
+            if part.event is not None and stream.has_ended:
+                # Sent in one frame with the end: a client with the whole text sees its end.
+                self._parts.append(part)
+                continue
+            self._tell(part)
+            await self._is_open.wait()
+        del self._streams[number]
+
+    async def _encode(self, port: ThreadPort, asked: Encode) -> None:
         try:
             if asked.chat is not None:
-                found = await self._port.encode_chat(asked.chat)
+                found = await port.encode_chat(asked.chat)
             else:
-                ids = await self._port.encode(asked.text, add_special=asked.add_special)
-                found = ChatIds(ids)
-            answer = Encoded(asked.number, found)
+                found = ChatIds(await port.encode(asked.text, add_special=asked.add_special))
+            self._tell(Part(asked.number, ids=found))
         except Exception as error:  # noqa: BLE001 - an error of this prompt only
-            answer = Encoded(asked.number, ChatIds([]), failure_of(error))
-        await self._send(answer)
+            self._tell(Part(asked.number, ids=ChatIds([]), failure=failure_of(error)))
 
-    async def _report(self) -> None:
+    async def _report(self, port: ThreadPort) -> None:
         """Send everything since the last frame in one frame, at least once a second."""
         while True:
             await self._has_news.wait()
             self._has_news.clear()
-            events, self._events = self._events, []
-            ended, self._ended = self._ended, []
-            update = Update(events, ended, self._port.status, self._port.job_seconds)
+            parts, self._parts = self._parts, []
             self._is_open.clear()
-            await self._send(update)
+            await self._send(Update(parts, port.status, port.job_seconds))
             self._is_open.set()
 
     async def _beat(self) -> None:
@@ -182,22 +164,21 @@ async def try_out(port: EnginePort) -> None:
         raise MachineError("the engine fails at its first text.")
 
 
-def _opened(load: Load, lanes: LaneLoad) -> LLM:
-    config = load.placement.shared(load.config)
-    return LLM(load.model, draft=load.draft, config=config, on_job=lanes.note)
+def _port(load: Load) -> ThreadPort:
+    """Return the port of an engine, which is not loaded yet."""
+    if load.placement.gpu is not None:
+        show_gpu(load.placement.gpu)
+    # Imported here: PyTorch counts the available cores and GPUs when it is loaded.
+    from outrider.api.llm import LLM
+    from outrider.server.thread_port import LaneLoad, ThreadPort
 
+    lanes = LaneLoad()
 
-def _request(asked: Submit) -> EngineRequest:
-    return EngineRequest(
-        prompt_ids=asked.prompt_ids,
-        params=asked.params,
-        structure=cast("StructureOptions", asked.structure),
-        sample=asked.sample,
-        cache_salt=asked.cache_salt,
-        key=asked.key,
-        weight=asked.weight,
-        written=asked.written,
-    )
+    def loaded() -> LLM:
+        config = load.placement.shared(load.config)
+        return LLM(load.model, draft=load.draft, config=config, on_job=lanes.note)
+
+    return ThreadPort(loaded, max_queued=load.max_queued, lanes=lanes)
 
 
 async def _run(number: int) -> None:
@@ -224,3 +205,7 @@ def main() -> None:
     sys.stderr.flush()
     # os._exit does not wait for threads that are inside native code.
     os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,15 +1,17 @@
-"""Messages between the server and its engine process: length-prefixed frames of msgpack.
+"""Messages between the server and its engines: length-prefixed frames of msgpack.
 
 They travel over an unnamed socket pair, one end of which the child inherits, so no other process
-can connect. Nothing is unpickled: a frame is one of these structs, or an error.
+can connect. Nothing is unpickled: a frame is one of these structs, or an error. On a cluster, Ray
+carries requests and parts of answers as bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -19,16 +21,19 @@ from outrider.api.result import GenerationResult, TextEvent
 from outrider.core import errors
 from outrider.core.config import EngineConfig
 from outrider.core.draft import RoundTrace
-from outrider.core.errors import OutriderError, words_of
-from outrider.core.params import SamplingParams
-from outrider.server.placement import ALONE, Placement
-from outrider.server.port import ChatPrompt, EngineCard, EngineRequest, EngineStatus
+from outrider.core.errors import MachineError, OutriderError, words_of
+from outrider.server.port import (
+    ChatPrompt,
+    EngineCard,
+    EngineLostError,
+    EngineRequest,
+    EngineStatus,
+)
 
+T = TypeVar("T")
 # A prompt of a million ids has 5 MB.
 MOST_BYTES = 1 << 28
 _LENGTH = struct.Struct("!I")
-# The remaining time of a request whose time is up; 0 would mean "no limit".
-LEAST_SECONDS = 1e-6
 
 
 class Failure(Struct, frozen=True):
@@ -38,6 +43,58 @@ class Failure(Struct, frozen=True):
     message: str
     hint: str | None = None
     numbers: tuple[int, ...] = ()
+
+
+class Placement(Struct, frozen=True, kw_only=True):
+    """Resources of one engine. Empty `cores` means all cores; `gpu` is the number of the only GPU
+    that CUDA shows to the engine. `num_engines` share this machine."""
+
+    cores: tuple[int, ...] = ()
+    gpu: int | None = None
+    num_engines: int = 1
+
+    def shared(self, config: EngineConfig) -> EngineConfig:
+        """Return `config` with this engine's share of the memory. An engine with its own GPU may
+        use all of that GPU's memory. Raises MachineError for a missing device."""
+        # Imported here: the server's front end needs no PyTorch.
+        from outrider.kernels.kinds import pick_device
+
+        self.check_device(config.device, is_alone=True)
+        if pick_device(config.device).type == "cuda":
+            return config
+        return replace(config, memory_share=max(0.01, config.memory_share / self.num_engines))
+
+    def check_device(self, device: str, *, is_alone: bool = False) -> None:
+        """Check that the GPU exists; in its own process, it `is_alone`. Raises MachineError."""
+        if device != "cuda" or self.gpu is None:
+            return
+        import torch
+
+        count = torch.cuda.device_count()
+        if count <= (0 if is_alone else self.gpu):
+            raise MachineError(
+                f"there is no device cuda:{self.gpu}: PyTorch {torch.__version__} does not see it.",
+                hint="`outrider doctor` says what it sees; or --devices cpu",
+            )
+
+    def describe(self, device: str) -> str:
+        """Describe the placement in words; `device` is the configured device."""
+        where = f"cuda:{self.gpu}" if device == "cuda" else device
+        return f"{where}, cores {spans(self.cores)}" if self.cores else where
+
+
+ALONE = Placement()
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Format numbers like a CPU list of Linux: 0-3,8."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][-1] + 1:
+            found[-1][1:] = [number]
+        else:
+            found.append([number])
+    return ",".join("-".join(map(str, span)) for span in found)
 
 
 # From the server to the engine.
@@ -56,17 +113,12 @@ class Load(Struct, frozen=True, tag=True):
 
 
 class Submit(Struct, frozen=True, tag=True):
-    """The fields of an EngineRequest, and the tokens that its text already has."""
+    """A request, with the rest of its time limit. If an engine has begun its text, `numerics` is
+    the arithmetic of that engine, as another one would write another text."""
 
     number: int
-    prompt_ids: list[int]
-    params: SamplingParams
-    structure: dict[str, Any]
-    sample: int
-    cache_salt: str
-    key: str
-    weight: float
-    written: list[int]
+    request: EngineRequest
+    numerics: str = ""
 
 
 class Cancel(Struct, frozen=True, tag=True):
@@ -97,32 +149,29 @@ class Lost(Struct, frozen=True, tag=True):
     error: Failure
 
 
-class Encoded(Struct, frozen=True, tag=True):
-    number: int
-    found: ChatIds
-    error: Failure | None = None
-
-
-class Wrote(Struct, frozen=True, array_like=True):
-    """An event of a request, with its rounds if another engine could continue the request."""
+class Part(Struct, frozen=True, array_like=True):
+    """A part of the answer to a request or a prompt: an event, with its rounds if another engine
+    could continue the text; or the end, which is a result, the ids of a prompt, or a failure."""
 
     number: int
-    event: TextEvent
+    event: TextEvent | None = None
     rounds: list[RoundTrace] = []
+    result: GenerationResult | None = None
+    ids: ChatIds | None = None
+    failure: Failure | None = None
 
 
 class Update(Struct, frozen=True, tag=True):
-    """Events and ends of all requests since the last update, and the engine's status. It is sent
-    after each round, and at least once a second, so that a hung process is noticed. `job_seconds`
-    is how long the current job has been running."""
+    """Parts of all answers since the last update, and the engine's status. It is sent after each
+    round, and at least once a second, so that a hung process is noticed. `job_seconds` is how long
+    the current job has been running."""
 
-    events: list[Wrote]
-    ended: list[tuple[int, GenerationResult | None, Failure | None]]
+    parts: list[Part]
     status: EngineStatus
     job_seconds: float
 
 
-Report: TypeAlias = Ready | Lost | Encoded | Update
+Report: TypeAlias = Ready | Lost | Update
 
 _encoder = msgspec.msgpack.Encoder()
 COMMANDS: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
@@ -134,44 +183,17 @@ def frame(message: Command | Report) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """Read the body of the next frame. Raises EOFError at the end, or for an invalid length."""
+async def received(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[T]) -> T:
+    """Read the next message. Raises EOFError at the end, or for an invalid frame."""
     try:
         (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if size > MOST_BYTES:
             raise EOFError(f"a frame of {size} bytes")
-        return await reader.readexactly(size)
+        return decoder.decode(await reader.readexactly(size))
     except (asyncio.IncompleteReadError, ConnectionError) as error:
         raise EOFError("the other side has ended") from error
-
-
-async def read_report(reader: asyncio.StreamReader) -> Report:
-    """Read the next report of an engine. Raises EOFError at the end, or for an invalid frame."""
-    body = await read_frame(reader)
-    try:
-        return REPORTS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise EOFError(f"a frame that is no report: {error}") from error
-
-
-def submit_of(
-    number: int, request: EngineRequest, written: list[int], *, seconds: float = 0.0
-) -> Submit:
-    """Make the frame of a request, of whose time limit `seconds` have passed."""
-    params = request.params
-    if params.max_time:
-        params = replace(params, max_time=max(params.max_time - seconds, LEAST_SECONDS))
-    return Submit(
-        number,
-        list(request.prompt_ids),
-        params,
-        dict(request.structure),
-        request.sample,
-        request.cache_salt,
-        request.key,
-        request.weight,
-        written,
-    )
+        raise EOFError(f"a frame without a message: {error}") from error
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -183,6 +205,8 @@ def failure_of(error: BaseException) -> Failure:
 def error_of(failure: Failure) -> Exception:
     """Return the error from which `failure` was made, or a RuntimeError for an unknown kind."""
     kind = getattr(errors, failure.kind, None)
+    if failure.kind == EngineLostError.__name__:
+        kind = EngineLostError
     if not (isinstance(kind, type) and issubclass(kind, OutriderError)):
         return RuntimeError(f"{failure.kind}: {failure.message}")
     if failure.numbers:

@@ -2,22 +2,23 @@
 
 An `EnginePool` sends only plain values to its engines. It therefore lacks those features of `LLM`
 that need objects of the same process: its models, mask functions and controller objects.
+
+Each engine has a GPU or a share of the cores that this process may use. Hardware threads of one
+core stay together, and so do the cores of a NUMA node, as far as equal shares allow. An engine uses
+as many threads as its share has cores, unless configured otherwise.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import re
 import threading
-from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Self, TypeVar, Unpack, cast
 
-import torch
-
-from outrider.api.llm import LLM
 from outrider.api.prompts import (
     Message,
     Prompt,
@@ -33,17 +34,11 @@ from outrider.api.structure import StructureOptions
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.turns import OfOneProcess
 from outrider.core.config import EngineConfig
-from outrider.core.env import cache_folder, compiler
-from outrider.core.errors import ConfigError, OutriderError
+from outrider.core.errors import ConfigError, OutriderError, did_you_mean
 from outrider.core.options import EngineOptions
 from outrider.core.params import SamplingParams, engine_config, params_for_each
-from outrider.kernels.native.build import built_kernels
-from outrider.kernels.native.cpu import cpu_identity
-from outrider.kernels.native.tuning import library_key
-from outrider.kernels.operators import Choice
-from outrider.models.checkpoint import open_checkpoint
-from outrider.server.frames import Load
-from outrider.server.placement import Placement, device_of, placements
+from outrider.kernels.native.cpu import allowed_cores
+from outrider.server.frames import ALONE, Load, Placement
 from outrider.server.port import ChatPrompt, EngineCard, EngineLostError, EngineRequest
 from outrider.server.process_port import ProcessPort
 from outrider.server.replicas import ReplicasPort
@@ -52,30 +47,29 @@ T = TypeVar("T")
 # How often a request is restarted if its engine dies and its text cannot be continued. Its seed
 # makes it the same text.
 _MOST_BEGUN = 3
+_DEVICE = re.compile(r"cuda(?::(\d{1,3}))?", re.ASCII)
 
 
+@dataclass(eq=False, slots=True)
 class PooledRequest:
-    """A request, and its result once it has ended. `has_read` is true once its prompt was read."""
+    """A request, and the future of its result. `has_read` is true once its prompt was read."""
 
-    def __init__(self) -> None:
-        self.has_read, self.done = False, False
-        self.error: Exception | None = None
-        self._result: GenerationResult | None = None
+    answer: Future[GenerationResult] = field(default_factory=Future[GenerationResult])
+    has_read: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.answer.done()
 
     def events(self) -> tuple[()]:
         """Return no events: unlike an `LLM`, a pool does not keep them."""
         return ()
 
-    def end(self, result: GenerationResult | None, error: Exception | None) -> None:
-        self._result, self.error, self.done = result, error, True
-
     def result(self) -> GenerationResult:
         """Return the result. Raises the error of a failed request."""
-        if self.error is not None:
-            raise self.error
-        if self._result is None:
+        if not self.done:
             raise ConfigError("the request has not ended.", hint="EnginePool.advance until it has")
-        return self._result
+        return self.answer.result()
 
 
 class EnginePool(OfOneProcess):
@@ -93,33 +87,26 @@ class EnginePool(OfOneProcess):
         **options: Unpack[EngineOptions],
     ) -> None:
         config = engine_config(config, cast("Mapping[str, object]", options))
-        config = replace(config, device=device_of(devices, config.device))
-        self._open(model, draft, config, placements(replicas, devices, config))
+        self._open(model, draft, config, Engines.of(replicas, devices, config))
 
     @classmethod
-    def of(
-        cls, model: str, draft: str | None, config: EngineConfig, engines: Sequence[Placement]
-    ) -> Self:
-        """Open a pool with an engine for each placement."""
+    def of(cls, model: str, draft: str | None, config: EngineConfig, engines: Engines) -> Self:
         found = cls.__new__(cls)
         found._open(model, draft, config, engines)
         return found
 
-    def _open(
-        self, model: str, draft: str | None, config: EngineConfig, engines: Sequence[Placement]
-    ) -> None:
-        self.config = config
+    def _open(self, model: str, draft: str | None, config: EngineConfig, engines: Engines) -> None:
+        self.config = engines.config(config)
         # One request more than the batch size waits at each engine, so that no engine idles.
         self._most = len(engines) * (config.most_batch + 1)
         # If engines are lost, one engine may have all requests.
         most_queued = self._most + config.max_waiting
-        loads = [Load(model, draft, config, most_queued, one) for one in engines]
+        loads = engines.loads(model, draft, config, most_queued)
         self._port = ReplicasPort(list(map(ProcessPort, loads)))
         # The caller's thread writes the first count, the event loop's thread the second.
         self._num_submitted, self._num_ended = 0, 0
         self._news = threading.Event()
         self._loop = asyncio.new_event_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="outrider-pool", daemon=True
         )
@@ -141,7 +128,7 @@ class EnginePool(OfOneProcess):
     @property
     def process_ids(self) -> tuple[int | None, ...]:
         """Process ids of the engines."""
-        return tuple(replica.port.process_id for replica in self._port.replicas)
+        return tuple(replica.process_id for replica in self._port.replicas)
 
     @property
     def has_free_slot(self) -> bool:
@@ -172,7 +159,9 @@ class EnginePool(OfOneProcess):
         )
         request = PooledRequest()
         self._num_submitted += 1
-        self._loop.call_soon_threadsafe(self._begin, submitted, request)
+        answer = self._answer(submitted, request)
+        request.answer = asyncio.run_coroutine_threadsafe(answer, self._loop)
+        request.answer.add_done_callback(self._note_end)
         return request
 
     def advance(self) -> None:
@@ -190,18 +179,15 @@ class EnginePool(OfOneProcess):
         cannot run has a result with its `error`; if all have one, the first error is raised."""
         batch, structure = several_prompts(prompts), structure_in(options)
         each = [one.seeded() for one in params_for_each(params, len(batch), sampling_of(options))]
-        asked = [
-            (prompt, replace(wanted, n=1), sample)
-            for prompt, wanted in zip(batch, each, strict=True)
-            for sample in range(wanted.n)
-        ]
-        waiting, begun = deque(asked), list[PooledRequest]()
-        while waiting or not all(one.done for one in begun):
-            while waiting and self.has_free_slot:
-                begun.append(self._submit(*waiting.popleft(), structure))
-            if not all(one.done for one in begun):
-                self.advance()
-        errors = [one.error for one in begun]
+        begun: list[PooledRequest] = []
+        for prompt, wanted in zip(batch, each, strict=True):
+            for sample in range(wanted.n):
+                while not self.has_free_slot:
+                    self.advance()
+                begun.append(self._submit(prompt, replace(wanted, n=1), sample, structure))
+        while not all(one.done for one in begun):
+            self.advance()
+        errors = [one.answer.exception() for one in begun]
         first = next(filter(None, errors), None)
         if first is not None and all(errors):
             raise first
@@ -215,13 +201,13 @@ class EnginePool(OfOneProcess):
             return self.submit(self.encode(prompt), params, sample=sample, **structure)
         except OutriderError as error:
             failed = PooledRequest()
-            failed.end(None, error)
+            failed.answer.set_exception(error)
             return failed
 
     def _result(self, request: PooledRequest) -> GenerationResult:
-        if isinstance(request.error, OutriderError):
-            card = self.card
-            return GenerationResult.failed(request.error, drafter=card.drafter, k=card.k)
+        error, card = request.answer.exception(), self.card
+        if isinstance(error, OutriderError):
+            return GenerationResult.failed(error, drafter=card.drafter, k=card.k)
         return request.result()
 
     def close(self) -> None:
@@ -244,89 +230,119 @@ class EnginePool(OfOneProcess):
         self._thread.join()
         self._loop.close()
 
-    def _begin(self, asked: EngineRequest, request: PooledRequest) -> None:
-        task = self._loop.create_task(self._follow(asked, request))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _follow(self, asked: EngineRequest, request: PooledRequest) -> None:
-        result, error = None, None
-        for _ in range(_MOST_BEGUN):
+    async def _answer(self, asked: EngineRequest, request: PooledRequest) -> GenerationResult:
+        num_begun = 0
+        while True:
+            stream, num_begun = self._port.stream(asked), num_begun + 1
             try:
-                stream = self._port.stream(asked)
-                async for _event in stream:
+                async for _ in stream:
                     if not request.has_read:
                         request.has_read = True
                         self._news.set()
-                result, error = stream.result, None
-                break
-            except EngineLostError as lost:
-                error = lost
-            except Exception as failed:  # noqa: BLE001 - raised by `PooledRequest.result`
-                error = failed
-                break
-        request.end(result, error)
+                return stream.result
+            except EngineLostError:
+                if num_begun == _MOST_BEGUN:
+                    raise
+
+    def _note_end(self, _: object) -> None:
         self._num_ended += 1
         self._news.set()
 
 
-# Identity of an engine's arithmetic: engines with equal identities write the same texts.
-#
-# A text that one engine began is continued at another one only if their identities are equal.
-_SHOWN = 16
-# Number and size in bytes of the blocks that are read of a large file.
-_NUM_BLOCKS, _BLOCK = 64, 1 << 16
-_SMALL_FILES = (".json", ".jinja", ".model", ".txt")
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """Placements of a model's engines. `device` is the device setting of each engine."""
+
+    device: str
+    placements: tuple[Placement, ...]
+
+    @classmethod
+    def of(cls, replicas: int, devices: Sequence[str], config: EngineConfig) -> Self:
+        """Return `replicas` engines, or one for each device. Raises ConfigError for invalid devices
+        or numbers."""
+        device = device_of(devices, config.device)
+        return cls(device, tuple(placements(replicas, devices, replace(config, device=device))))
+
+    def __len__(self) -> int:
+        return len(self.placements)
+
+    def config(self, config: EngineConfig) -> EngineConfig:
+        return replace(config, device=self.device)
+
+    def shared(self, config: EngineConfig) -> EngineConfig:
+        """Return the configuration of one engine. Raises MachineError for a missing device."""
+        own = self.config(config)
+        for one in self.placements:
+            one.check_device(own.device)
+        return self.placements[0].shared(own)
+
+    def loads(
+        self, target: str, draft: str | None, config: EngineConfig, max_queued: int
+    ) -> list[Load]:
+        own = self.config(config)
+        return [Load(target, draft, own, max_queued, one) for one in self.placements]
+
+    @property
+    def described(self) -> list[str]:
+        """The placement of each engine, in words."""
+        return [one.describe(self.device) for one in self.placements]
 
 
-def numerics_of(llm: LLM) -> str:
-    """Return the identity: hardware, model, number formats and every operator's kernel."""
-    config = llm.config
-    kernels = map(_kernel, llm.kernels.choices)
-    budget = [f"kv_budget {config.kv_budget} {config.kv_window}"] if config.kv_budget else []
-    return ", ".join([
-        _hardware(llm.device),
-        f"model {model_digest(llm.folder)}",
-        f"{config.dtype} {config.quantise}",
-        f"kv {config.kv_dtype}",
-        *budget,
-        *kernels,
-    ])  # fmt: skip
+def placements(replicas: int, devices: Sequence[str], config: EngineConfig) -> list[Placement]:
+    """Return the placement of each engine. The number of engines is `replicas`, or that of
+    `devices`. Raises ConfigError for options that exclude each other."""
+    if devices and replicas > 1:
+        raise ConfigError("--devices says how many engines there are.", hint="leave --replicas out")
+    gpus = _gpus(devices)
+    number = max(replicas, len(devices))
+    if number > 1 and config.tensor_parallel > 1:
+        raise ConfigError(
+            f"{number} engines, each of {config.tensor_parallel} ranks: ranks take all devices.",
+            hint="leave --tensor-parallel or --replicas out",
+        )
+    if number == 1:
+        return [Placement(gpu=gpus[0])] if gpus else [ALONE]
+    counted = [None] * number if config.device in ("cpu", "mps") else list(range(number))
+    return [
+        Placement(cores=cores, gpu=gpu, num_engines=number)
+        for cores, gpu in zip(shares_of(allowed_cores(), number), gpus or counted, strict=True)
+    ]
 
 
-def _kernel(choice: Choice) -> str:
-    # Kinds among which a timing chose compute the same bits, so the kind does not matter.
-    kind = "" if choice.timings else choice.kind
-    return f"{choice.op}={choice.name} {kind}".strip()
+def device_of(devices: Sequence[str], device: str) -> str:
+    """Return the `device` setting of an engine: the kind of `devices` if some are named, else
+    `device`. Raises ConfigError for devices of several kinds."""
+    _gpus(devices)
+    kinds = {name.partition(":")[0] for name in devices}
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"--devices {','.join(devices)}: texts of different kinds of devices differ.",
+            hint="devices of one kind",
+        )
+    return kinds.pop() if kinds else device
 
 
-def _hardware(device: torch.device) -> str:
-    if device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        name = torch.cuda.get_device_name(device)
-        return f"{name} {major}.{minor}, CUDA {torch.version.cuda}, torch {torch.__version__}"
-    library = built_kernels(compiler(), cache_folder()).library
-    native = "" if library is None else library_key(library)
-    of_cpu = hashlib.sha256(f"{cpu_identity()}\0{native}".encode()).hexdigest()[:_SHOWN]
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"{device.type} {capability} {of_cpu}, torch {torch.__version__}"
+def _gpus(devices: Sequence[str]) -> list[int | None]:
+    found: list[int | None] = []
+    for name in devices:
+        match = _DEVICE.fullmatch(name)
+        if match is None and name not in ("cpu", "mps"):
+            known = ("cpu", "mps", "cuda:0", "cuda:1")
+            raise ConfigError(f"--devices: {name!r} is no device.", hint=did_you_mean(name, known))
+        gpu = int(match[1] or 0) if match else None
+        if gpu in found:
+            hint = "--replicas shares the cores out" if name == "cpu" else "each one once"
+            raise ConfigError(f"--devices names {name} twice.", hint=hint)
+        found.append(gpu)
+    return found
 
 
-def model_digest(model: Path) -> str:
-    """Return a digest of a folder or GGUF file: names, sizes and contents. Large weight files are
-    not read whole: blocks spread over the file are enough to distinguish models."""
-    checkpoint = open_checkpoint(model)
-    entries = () if checkpoint.is_gguf else model.iterdir()
-    small = (one for one in entries if one.suffix in _SMALL_FILES)
-    digest = hashlib.sha256()
-    for file in sorted({*checkpoint.files(), *filter(Path.is_file, small)}):
-        size = file.stat().st_size
-        digest.update(f"{file.name}\0{size}\0".encode())
-        with file.open("rb") as opened:
-            if size <= _NUM_BLOCKS * _BLOCK:
-                digest.update(opened.read())
-                continue
-            for number in range(_NUM_BLOCKS):
-                opened.seek((size - _BLOCK) * number // (_NUM_BLOCKS - 1))
-                digest.update(opened.read(_BLOCK))
-    return digest.hexdigest()[:_SHOWN]
+def shares_of(cores: Sequence[tuple[int, ...]], number: int) -> list[tuple[int, ...]]:
+    """Divide the cores into `number` parts, as equal as possible; few cores are shared."""
+    if len(cores) < number:
+        return [cores[i % len(cores)] for i in range(number)]
+    bounds = [len(cores) * i // number for i in range(number + 1)]
+    return [
+        tuple(sorted(thread for core in cores[start:end] for thread in core))
+        for start, end in pairwise(bounds)
+    ]

@@ -6,15 +6,15 @@ an answer is TextEvents and a GenerationResult.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from outrider.api.prompts import ChatIds
+from outrider.api.prompts import ChatIds, PromptReader
 from outrider.api.result import GenerationResult, TextEvent
-from outrider.api.stream import TokenDecoder
-from outrider.api.structure import StructureOptions
+from outrider.api.stream import TokenDecoder, pieces_of
 from outrider.core.config import SEED_TIED_SAMPLERS
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
@@ -46,14 +46,14 @@ class EngineLostError(OutriderError):
 
 
 class EngineRequest(Struct, frozen=True, kw_only=True):
-    """A request for one completion, number `sample` among the `n` of one seed. Requests share the
-    prefix cache only if their `cache_salt` is equal. Requests of several `key`s share the engine in
-    proportion to their `weight`. A text that another engine began continues after the tokens in
-    `written`; its events do not repeat them."""
+    """A request for one completion, number `sample` among the `n` of one seed. `structure` has
+    StructureOptions. Requests share the prefix cache only if their `cache_salt` is equal. Requests
+    of several `key`s share the engine in proportion to their `weight`. A text that another engine
+    began continues after the tokens in `written`; its events do not repeat them."""
 
     prompt_ids: Sequence[int]
     params: SamplingParams
-    structure: StructureOptions
+    structure: Mapping[str, Any]
     sample: int = 0
     cache_salt: str = ""
     key: str = ""
@@ -72,6 +72,12 @@ class ChatPrompt(Struct, frozen=True, kw_only=True):
     continues: bool = False
     """True to continue the last message, which is the assistant's."""
     notes: Sequence[str] = ()
+
+    def ids(self, reader: PromptReader) -> ChatIds:
+        """Return the token ids. Raises the errors of `PromptReader.ids_of_chat`."""
+        return reader.ids_of_chat(
+            self.messages, tools=self.tools, variables=self.variables, continues=self.continues
+        )
 
 
 class Promise(Struct, frozen=True, kw_only=True):
@@ -185,10 +191,6 @@ class EnginePort(Protocol):
 
     async def encode_chat(self, chat: ChatPrompt) -> ChatIds: ...
 
-    async def decode(self, ids: Sequence[int]) -> list[str]:
-        """Return the text that each id adds to the previous ones."""
-        ...
-
     def stream(self, request: EngineRequest) -> EngineStream:
         """Start a request. Raises QueueFullError if too many wait, and NotReadyError."""
         ...
@@ -196,3 +198,8 @@ class EnginePort(Protocol):
     async def aclose(self) -> None:
         """Stop the engine; requests that still run end with an error."""
         ...
+
+
+async def decoded(port: EnginePort, ids: Sequence[int]) -> str:
+    """Return the text of token ids. Decoding many takes a while, so a thread does it."""
+    return "".join(await asyncio.to_thread(pieces_of, port.decoder, ids))

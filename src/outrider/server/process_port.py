@@ -20,13 +20,13 @@ from time import monotonic
 import msgspec
 
 from outrider.api.prompts import ChatIds
-from outrider.api.result import GenerationResult
-from outrider.api.stream import TokenDecoder, pieces_of
+from outrider.api.stream import TokenDecoder
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError, OutriderError, QueueFullError
-from outrider.server.encode_queue import EncodeQueue
+from outrider.sched.routing import KnownBlocks
+from outrider.server.calls import Call, EncodeCall, KeptOutError, ProcessStream
 from outrider.server.engine_child import HANG_SECONDS, Blame, EngineChild, LoadHungError, Restarts
-from outrider.server.frames import Cancel, Command, Encode, Load, Update, error_of, submit_of
+from outrider.server.frames import Cancel, Encode, Load, Update
 from outrider.server.port import (
     ChatPrompt,
     EngineCard,
@@ -35,11 +35,14 @@ from outrider.server.port import (
     EngineState,
     EngineStatus,
     NotReadyError,
-    is_repeatable,
 )
-from outrider.server.process_stream import KeptOutError, ProcessStream
 
 _LOG = logging.getLogger(__name__)
+MOST_PROMPTS = 256
+"""Prompts that are being encoded or wait for it."""
+# Prompts that a process encodes at a time. One of them may be long, so that a flood of long prompts
+# leaves threads for short ones.
+_MOST_ENCODED = 8
 # Time limit for encoding a prompt, relative to that of a job.
 _ENCODE_RATIO = 2.0
 
@@ -57,21 +60,21 @@ class ProcessPort:
         self._child: EngineChild | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._numbers = count()
-        self._streams: dict[int, ProcessStream] = {}
-        # Requests that continue after a crash. The first may be running and is not proven yet.
-        self._suspects: deque[ProcessStream] = deque()
-        # Several ports may share it.
+        self._calls: dict[int, Call] = {}
+        # Calls that wait for a process, or for others that may have ended one and are tried alone.
+        # The first may be running and is not proven yet.
+        self._waiting: deque[Call] = deque()
+        # Prompts that are no calls yet.
+        self._prompts: deque[EncodeCall] = deque()
         self.blame = Blame()
-        self._prompts = EncodeQueue(
-            self._send,
-            self._abort,
-            waits=lambda: self._is_trying,
-            blame=lambda: self.blame,
-            seconds=_ENCODE_RATIO * hang_seconds,
-        )
+        """Several ports may share it."""
         self.on_loss: Callable[[ProcessStream], bool] = lambda _: False
         """Called after a crash with each request that did not cause it. Returns whether another
         port continues the request (`adopt`)."""
+        self.known = KnownBlocks()
+        """The prompts' beginnings that the engine has read, for routers of several ports."""
+        self.is_leaving = False
+        """True while a router gives it no requests."""
         self._restarts = Restarts(hang_seconds)
 
     async def start(self) -> None:
@@ -108,6 +111,10 @@ class ProcessPort:
         )
 
     @property
+    def is_ready(self) -> bool:
+        return self._state == "ready" and not self.is_leaving
+
+    @property
     def decoder(self) -> TokenDecoder:
         if self._tokenizer is None:
             raise NotReadyError(self._state)
@@ -123,32 +130,31 @@ class ProcessPort:
     async def encode_chat(self, chat: ChatPrompt) -> ChatIds:
         return await self._encoded("", False, chat)
 
-    async def decode(self, ids: Sequence[int]) -> list[str]:
-        return await asyncio.to_thread(pieces_of, self.decoder, ids)
-
     def stream(self, request: EngineRequest) -> ProcessStream:
         """Start a request. It waits while the engine restarts, and while earlier requests are tried
         one by one after a crash. Raises KeptOutError and the errors of all ports."""
         if self._state not in ("ready", "restarting"):
             raise NotReadyError(self._state)
         # Requests whose clients left end within a round, so they do not count.
-        held = sum(not stream.is_left for stream in self._streams.values())
+        held = sum(not stream.is_left for stream in self.streams)
         if held >= self._load.max_queued:
             raise QueueFullError(held, 1)
         stream = ProcessStream(next(self._numbers), request, self.leave)
-        if self.blame.kept_out and stream.kind in self.blame.kept_out:
+        if self.blame.refuses(stream):
             raise KeptOutError
         self._take_in(stream)
+        if stream.error is not None:
+            raise stream.error
         return stream
 
     def release(self, stream: ProcessStream) -> None:
         """Remove a request so that another port can `adopt` it."""
-        del self._streams[stream.number]
+        del self._calls[stream.number]
         if stream.is_sent:
             self._present.send(Cancel(stream.number))
-        if stream in self._suspects:
-            self._suspects.remove(stream)
-        stream.is_sent = stream.is_proven = False
+        if stream in self._waiting:
+            self._waiting.remove(stream)
+        stream.take_back()
 
     def adopt(self, stream: ProcessStream) -> None:
         """Continue a request that another port has lost or released."""
@@ -158,30 +164,19 @@ class ProcessPort:
     @property
     def streams(self) -> tuple[ProcessStream, ...]:
         """Requests in flight."""
-        return tuple(self._streams.values())
+        return tuple(call for call in self._calls.values() if isinstance(call, ProcessStream))
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._streams)
+        return len(self.streams)
 
-    def _take_in(self, stream: ProcessStream) -> None:
-        self._streams[stream.number] = stream
-        try:
-            if self._state == "restarting" or self._suspects or self._prompts.is_on_trial:
-                self._suspects.append(stream)
-            else:
-                self._submit(stream)
-        except BaseException:
-            del self._streams[stream.number]
-            raise
-
-    def leave(self, stream: ProcessStream) -> None:
-        """Cancel a request; its reader gets the end of it."""
-        stream.is_left = True
-        if stream.is_sent:
-            self._present.send(Cancel(stream.number))
-        else:
-            self._end(stream, error=ConfigError("the request was cancelled before it started."))
+    def leave(self, call: Call) -> None:
+        """Cancel a call; its reader gets the end of it."""
+        call.is_left = True
+        if not call.is_sent:
+            self._end(call, ConfigError("the request was cancelled before it started."))
+        elif self._child is not None:
+            self._child.send(Cancel(call.number))
 
     async def aclose(self) -> None:
         await self._shut("closed")
@@ -208,12 +203,6 @@ class ProcessPort:
             raise NotReadyError(self._state)
         return self._child
 
-    def _send(self, command: Command) -> None:
-        self._present.send(command)
-
-    def _abort(self) -> None:
-        self._present.abort()
-
     async def _spawn(self) -> EngineChild:
         began, limit = monotonic(), self._restarts.load_seconds
         load = msgspec.structs.replace(self._load, is_tried=self._state == "restarting")
@@ -238,15 +227,10 @@ class ProcessPort:
             raise
 
     async def _keep(self, child: EngineChild) -> None:
-        """Process the engine's reports; restart it when it ends."""
+        """Process the engine's updates; restart it when it ends."""
         while True:
-            async for report in child.reports():
-                if isinstance(report, Update):
-                    self._take(report)
-                else:
-                    error = None if report.error is None else error_of(report.error)
-                    self._prompts.answer(report.number, report.found, error)
-                    self._go_on()
+            async for update in child.updates():
+                self._read(update)
             if self._state in ("closed", "unloaded"):
                 return
             found = await self._start_again(await child.how_it_ended())
@@ -254,45 +238,37 @@ class ProcessPort:
                 return
             child = found
 
-    def _take(self, report: Update) -> None:
-        self._status = report.status
-        if report.status.state == "failed":
+    def _read(self, update: Update) -> None:
+        self._status = update.status
+        if update.status.state == "failed":
             # The process cannot continue after its engine failed. Its requests have not ended:
             # they may continue in the next process.
             self._present.kill()
             return
-        for wrote in report.events:
-            stream = self._streams.get(wrote.number)
-            if stream is not None:
-                self.blame.prove(stream)
-                stream.take(wrote.event, wrote.rounds)
-        for number, result, failure in report.ended:
-            if number in self._streams:
-                error = None if failure is None else error_of(failure)
-                self._end(self._streams[number], result=result, error=error)
-        if self._suspects:
+        for part in update.parts:
+            call = self._calls.get(part.number)
+            if call is None:
+                continue
+            if part.event is not None:
+                self.blame.prove(call)
+            else:
+                del self._calls[part.number]
+                if part.result is not None or part.ids is not None:
+                    self.blame.clear(call)
+            call.take(part)
+        if self._waiting or self._prompts:
             self._go_on()
 
-    def _end(
-        self,
-        stream: ProcessStream,
-        *,
-        result: GenerationResult | None = None,
-        error: Exception | None,
-    ) -> None:
-        self._streams.pop(stream.number, None)
-        stream.is_proven = True
-        if result is not None:
-            self.blame.clear(stream)
-        stream.end(result=result, error=error)
+    def _end(self, call: Call, error: Exception) -> None:
+        self._calls.pop(call.number, None)
+        call.end(error=error)
 
     async def _start_again(self, how: str) -> EngineChild | None:
         """Restart the engine; return None if it is given up."""
         self._state = "restarting"
-        sent = [one for one in self._streams.values() if one.is_sent]
-        num = len(sent) + self._prompts.lost()
-        self._restarts.lost(is_own=num == 0)
-        self.blame.add(sent, is_certain=num == 1 and all(map(self._is_over, sent)))
+        sent = [call for call in self._calls.values() if call.is_sent]
+        self._restarts.lost(is_own=not sent)
+        self.blame.add(sent, is_certain=len(sent) == 1 and not self._can_move(sent[0]))
         self._sort(sent, how)
         try:
             while True:
@@ -311,82 +287,138 @@ class ProcessPort:
         self._go_on()
         return child
 
-    def _sort(self, sent: Sequence[ProcessStream], how: str) -> None:
-        """Decide for each request that was in flight: refuse, end, move or continue it."""
-        waiting = [one for one in self._suspects if not one.is_sent]
-        going: list[ProcessStream] = []
-        for stream in sent:
-            was_proven = stream.is_proven
-            stream.is_blamed, stream.is_sent, stream.is_proven = True, False, False
-            if stream.kind in self.blame.kept_out:
-                self._end(stream, error=KeptOutError())
-            elif stream.is_left:
-                self._end(stream, error=ConfigError("the request was cancelled."))
-            elif self._is_over(stream):
-                self._end(stream, error=EngineLostError(f" ({how})"))
-            elif not (was_proven and self._gives_up(stream)):
-                going.append(stream)
-        self._suspects = deque([*going, *(one for one in waiting if not self._gives_up(one))])
+    def _sort(self, sent: Sequence[Call], how: str) -> None:
+        """Decide for each call that was in flight: refuse, end, move or continue it."""
+        waiting = [call for call in self._waiting if not (call.is_sent or call.ended)]
+        going: list[Call] = []
+        for call in sent:
+            was_proven = call.is_proven
+            call.is_blamed = True
+            call.take_back()
+            if self.blame.refuses(call):
+                self._end(call, KeptOutError())
+            elif call.ended or call.is_left:
+                self._end(call, ConfigError("the request was cancelled."))
+            elif not self._can_move(call):
+                self._end(call, EngineLostError(f" ({how})"))
+            elif not (was_proven and self._gives_up(call)):
+                going.append(call)
+        self._waiting.clear()
+        self._wait(*going, *(call for call in waiting if not self._gives_up(call)))
 
-    def _is_over(self, stream: ProcessStream) -> bool:
-        """Return whether no other process can continue the text."""
-        return bool(stream.written) and not is_repeatable(self.card, stream.request.params)
+    def _can_move(self, call: Call) -> bool:
+        """Return whether another process can continue the call."""
+        return isinstance(call, EncodeCall) or call.can_move(self.card)
 
-    def _gives_up(self, stream: ProcessStream) -> bool:
-        """Offer the request to other ports; return whether one of them continues it."""
-        number = stream.number
-        if not self.on_loss(stream):
+    def _gives_up(self, call: Call) -> bool:
+        """Offer a request to other ports; return whether one of them continues it."""
+        number = call.number
+        if isinstance(call, EncodeCall) or not self.on_loss(call):
             return False
-        del self._streams[number]
+        del self._calls[number]
         return True
 
+    def _take_in(self, call: Call) -> None:
+        """Submit a call, or let it wait while the engine restarts or others are tried."""
+        self._calls[call.number] = call
+        if self._state == "restarting" or self._waiting:
+            self._wait(call)
+        else:
+            self._submit(call)
+
+    def _wait(self, *calls: Call) -> None:
+        """Let calls wait: prompts, which take less time, before requests."""
+        self._waiting = deque(sorted(
+            (*self._waiting, *calls),
+            key=lambda call: (not call.is_sent, isinstance(call, ProcessStream)),
+        ))  # fmt: skip
+
     def _go_on(self) -> None:
-        """Submit prompts, then suspects in order, up to one that must prove itself first."""
-        if self._state == "ready":
-            self._prompts.go_on()
-        while self._suspects and self._state == "ready" and not self._prompts.is_on_trial:
-            first = self._suspects[0]
-            if first.ended:
-                self._suspects.popleft()
-            elif not first.is_blamed:
-                # It arrived while others were tried.
-                self._submit(self._suspects.popleft())
-            elif not first.is_sent:
-                self._submit(first)
-                if not first.ended:
+        """Submit waiting calls in order, up to one that must prove itself first."""
+        self._admit()
+        while self._waiting and self._state == "ready":
+            first = self._waiting[0]
+            if first.is_blamed and not first.ended:
+                if not first.is_sent:
+                    if isinstance(first, EncodeCall) and self._is_encoding:
+                        return
+                    self._submit(first)
+                if not (first.is_proven or first.ended):
                     return
-            elif first.is_proven:
-                self._suspects.popleft()
-            else:
+            self._waiting.popleft()
+            if not (first.is_sent or first.ended):
+                # It arrived while others were tried.
+                self._submit(first)
+
+    def _admit(self) -> None:
+        """Make calls of as many prompts as may be encoded now."""
+        present = [call for call in self._calls.values() if isinstance(call, EncodeCall)]
+        for call in tuple(self._prompts):
+            if len(present) >= _MOST_ENCODED:
                 return
-        if self._state == "ready":
-            # Prompts that arrived while a request was tried.
-            self._prompts.go_on()
+            if call.is_long and any(one.is_long for one in present):
+                continue
+            self._prompts.remove(call)
+            if self.blame.refuses(call):
+                call.end(error=KeptOutError())
+                continue
+            call.is_blamed = self.blame.knows(call)
+            self._calls[call.number] = call
+            self._wait(call)
+            present.append(call)
 
     @property
-    def _is_trying(self) -> bool:
-        """Return whether a request is tried alone, when no other work may crash the engine."""
-        first = self._suspects[0] if self._suspects else None
-        return first is not None and first.is_sent and not (first.is_proven or first.ended)
+    def _is_encoding(self) -> bool:
+        calls = self._calls.values()
+        return any(isinstance(call, EncodeCall) and call.is_sent for call in calls)
 
-    def _submit(self, stream: ProcessStream) -> None:
-        own = self.card.numerics
-        if stream.written and stream.numerics not in ("", own):
-            error = EngineLostError(", and the one that replaced it would write another text")
-            self._end(stream, error=error)
-            return
-        stream.numerics, stream.is_sent = own, True
-        progress = stream.progress
-        progress.hand_in()
-        submit = submit_of(stream.number, stream.request, stream.written, seconds=progress.seconds)
-        self._present.send(submit)
+    def _submit(self, call: Call) -> None:
+        """Send a call to the process. A call that cannot be sent ends with the error."""
+        if isinstance(call, ProcessStream):
+            own = self.card.numerics
+            if call.written and call.numerics not in ("", own):
+                why = ", and the one that replaced it would write another text"
+                self._end(call, EngineLostError(why))
+                return
+            call.numerics = own
+        else:
+            call.limit(_ENCODE_RATIO * self._hang_seconds, self._overdue)
+        call.is_sent = True
+        try:
+            self._present.send(call.command())
+        except Exception as error:  # noqa: BLE001 - an error of this call alone
+            self._end(call, error)
 
     async def _encoded(self, text: str, add_special: bool, chat: ChatPrompt | None) -> ChatIds:
+        """Encode a prompt. Raises NotReadyError, QueueFullError if too many wait, KeptOutError,
+        EngineLostError, and the errors that the process reports."""
         if self._state != "ready":
             raise NotReadyError(self._state)
-        return await self._prompts.ids(Encode(next(self._numbers), text, add_special, chat))
+        num = len(self._prompts) + len(self._calls) - self.num_in_flight
+        if num >= MOST_PROMPTS:
+            raise QueueFullError(num, 1)
+        call = EncodeCall(Encode(next(self._numbers), text, add_special, chat))
+        self._prompts.append(call)
+        self._go_on()
+        try:
+            return await call.answer
+        finally:
+            if call in self._prompts:
+                self._prompts.remove(call)
+            elif not call.ended:
+                self.leave(call)
+
+    def _overdue(self, call: EncodeCall) -> None:
+        """End a process that has not encoded a prompt in time; the prompt is blamed for its end."""
+        if self._state != "ready":
+            return
+        # Nothing more is sent to it.
+        self._state = "restarting"
+        late = EngineLostError(" (its prompt was not encoded in time)")
+        call.end(error=KeptOutError() if call.is_blamed else late)
+        self._present.abort()
 
     def _fail_all(self, error: OutriderError) -> None:
-        for stream in list(self._streams.values()):
-            self._end(stream, error=error)
-        self._prompts.fail(error)
+        for call in (*self._calls.values(), *self._prompts):
+            self._end(call, error)
+        self._prompts.clear()

@@ -20,7 +20,8 @@ import msgspec
 from outrider.api.prompts import ChatIds
 from outrider.api.stream import TokenDecoder
 from outrider.core.errors import ConfigError, with_hint
-from outrider.sched.routing import KnownBlocks, best_known, blocks_of, least_busy
+from outrider.sched.routing import best_known, blocks_of, least_busy
+from outrider.server.calls import ProcessStream
 from outrider.server.engine_child import Blame
 from outrider.server.port import (
     ChatPrompt,
@@ -29,10 +30,8 @@ from outrider.server.port import (
     EngineState,
     EngineStatus,
     NotReadyError,
-    is_repeatable,
 )
 from outrider.server.process_port import ProcessPort
-from outrider.server.process_stream import ProcessStream
 
 _LOG = logging.getLogger(__name__)
 # The common state is the first of these that any engine is in.
@@ -43,36 +42,19 @@ _STATES: Sequence[EngineState] = (
 _LOOK_SECONDS = 0.05
 
 
-class Replica:
-    """One engine, and the prompts' beginnings that it has read; unused while `is_leaving`."""
-
-    def __init__(self, port: ProcessPort) -> None:
-        self.port = port
-        self.known = KnownBlocks()
-        self.is_leaving = False
-
-    @property
-    def num_in_flight(self) -> int:
-        return self.port.num_in_flight
-
-    @property
-    def is_ready(self) -> bool:
-        return self.port.status.state == "ready" and not self.is_leaving
-
-
 class ReplicasPort:
     """Engines that load the same model; each has its own device or cores (`Load`)."""
 
     def __init__(self, ports: Sequence[ProcessPort]) -> None:
         if not ports:
             raise ConfigError("there is no replica.", hint="at least one")
-        self.replicas = tuple(map(Replica, ports))
+        self.replicas = tuple(ports)
         self._turns = count()
         self._is_starting = False
         blame = Blame()
         for replica in self.replicas:
-            replica.port.on_loss = partial(self._move, replica)
-            replica.port.blame = blame
+            replica.on_loss = partial(self._move, replica)
+            replica.blame = blame
 
     async def start(self) -> None:
         """Start the engines one after another, as each plans its memory by what is free then.
@@ -80,8 +62,8 @@ class ReplicasPort:
         self._is_starting = True
         try:
             for replica in self.replicas:
-                await replica.port.start()
-            _check_alike([replica.port.card for replica in self.replicas])
+                await replica.start()
+            _check_alike([replica.card for replica in self.replicas])
         except BaseException:
             await self.aclose()
             raise
@@ -91,7 +73,7 @@ class ReplicasPort:
     @property
     def card(self) -> EngineCard:
         """The card of all engines together; its window is the smallest one."""
-        cards = [replica.port.card for replica in self.replicas]
+        cards = [replica.card for replica in self.replicas]
         facts = dict(cards[0].facts, replicas=str(len(cards)))
         window = min(card.window for card in cards)
         notes = cards[0].notes
@@ -102,7 +84,7 @@ class ReplicasPort:
     @property
     def status(self) -> EngineStatus:
         """The status of all engines: ready if any is, once all have started; counts are sums."""
-        found = tuple(replica.port.status for replica in self.replicas)
+        found = tuple(replica.status for replica in self.replicas)
         any_is: EngineState = next(
             state for state in _STATES if any(one.state == state for one in found)
         )
@@ -125,31 +107,28 @@ class ReplicasPort:
 
     @property
     def decoder(self) -> TokenDecoder:
-        return self.replicas[0].port.decoder
+        return self.replicas[0].decoder
 
     async def encode(self, prompt: str, *, add_special: bool = True) -> list[int]:
-        return await self._next_ready().port.encode(prompt, add_special=add_special)
+        return await self._next_ready().encode(prompt, add_special=add_special)
 
     async def encode_chat(self, chat: ChatPrompt) -> ChatIds:
-        return await self._next_ready().port.encode_chat(chat)
-
-    async def decode(self, ids: Sequence[int]) -> list[str]:
-        return await self.replicas[0].port.decode(ids)
+        return await self._next_ready().encode_chat(chat)
 
     def stream(self, request: EngineRequest) -> ProcessStream:
         blocks = list(blocks_of(request.prompt_ids, request.cache_salt))
         chosen = self._chosen(blocks)
-        stream = chosen.port.stream(request)
+        stream = chosen.stream(request)
         stream.engine = self.replicas.index(chosen)
         chosen.known.note(blocks)
         return stream
 
     async def aclose(self) -> None:
-        await asyncio.gather(*(replica.port.aclose() for replica in self.replicas))
+        await asyncio.gather(*(replica.aclose() for replica in self.replicas))
 
     async def unload(self) -> None:
         """Stop all engines until `start` is called again."""
-        await asyncio.gather(*(replica.port.unload() for replica in self.replicas))
+        await asyncio.gather(*(replica.unload() for replica in self.replicas))
         for replica in self.replicas:
             replica.known.forget()
 
@@ -161,57 +140,55 @@ class ReplicasPort:
         leaving, loop = self.replicas[number], asyncio.get_running_loop()
         leaving.is_leaving, until = True, loop.time() + seconds
         try:
-            for stream in leaving.port.streams:
+            for stream in leaving.streams:
                 self._hand_over(leaving, stream)
             while leaving.num_in_flight and loop.time() < until:
                 await asyncio.sleep(_LOOK_SECONDS)
-            await leaving.port.unload()
+            await leaving.unload()
             leaving.known.forget()
-            await leaving.port.start()
+            await leaving.start()
         finally:
             leaving.is_leaving = False
 
-    def _ready(self) -> list[Replica]:
+    def _ready(self) -> list[ProcessPort]:
         return [one for one in self.replicas if one.is_ready]
 
-    def _next_ready(self) -> Replica:
+    def _next_ready(self) -> ProcessPort:
         """Return the next ready engine in turn, or the first, which raises NotReadyError."""
         ready = self._ready() or self.replicas[:1]
         return ready[next(self._turns) % len(ready)]
 
-    def _chosen(self, blocks: Sequence[int]) -> Replica:
+    def _chosen(self, blocks: Sequence[int]) -> ProcessPort:
         """Return a ready engine, or one that restarts. Raises NotReadyError."""
-        known = self._ready() or [
-            one for one in self.replicas if one.port.status.state == "restarting"
-        ]
+        known = self._ready() or [one for one in self.replicas if one.status.state == "restarting"]
         if not known:
             raise NotReadyError(self.status.state)
         return best_known(known, blocks)
 
-    def _hand_over(self, leaving: Replica, stream: ProcessStream) -> None:
-        can_move = not stream.written or is_repeatable(leaving.port.card, stream.request.params)
+    def _hand_over(self, leaving: ProcessPort, stream: ProcessStream) -> None:
+        can_move = stream.can_move(leaving.card)
         if can_move and not stream.is_left and self._others(leaving, stream):
-            leaving.port.release(stream)
+            leaving.release(stream)
             self._move(leaving, stream)
 
-    def _move(self, lost: Replica, stream: ProcessStream) -> bool:
+    def _move(self, lost: ProcessPort, stream: ProcessStream) -> bool:
         """Move a request of a lost engine to another one; return whether there is one for it."""
         lost.known.forget()
         others = self._others(lost, stream)
         if not others:
             return False
         to = least_busy(others)
-        to.port.adopt(stream)
+        to.adopt(stream)
         stream.engine = self.replicas.index(to)
         to.known.note(list(blocks_of(stream.request.prompt_ids, stream.request.cache_salt)))
         return True
 
-    def _others(self, than: Replica, stream: ProcessStream) -> list[Replica]:
+    def _others(self, than: ProcessPort, stream: ProcessStream) -> list[ProcessPort]:
         """Return the other engines that can continue the request with the same text."""
         found = [one for one in self._ready() if one is not than]
         if not stream.written:
             return found
-        return [one for one in found if one.port.card.numerics == stream.numerics]
+        return [one for one in found if one.card.numerics == stream.numerics]
 
 
 async def replace_on_hangup(ports: Sequence[ReplicasPort], seconds: float) -> None:

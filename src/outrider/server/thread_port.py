@@ -6,29 +6,40 @@ It is for tests, embedding and small deployments: a crash of the engine ends the
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
-from typing import Self, cast
+from pathlib import Path
+from typing import Self, TypeVar, cast
+
+import torch
 
 from outrider.api.async_llm import AsyncLLM, EngineThread
 from outrider.api.llm import LLM
 from outrider.api.memory import WEIGHTS
-from outrider.api.prompts import ChatIds
-from outrider.api.request import AsyncRequest
+from outrider.api.prompts import ChatIds, PromptReader
+from outrider.api.request import AsyncRequest, result_of
 from outrider.api.result import GenerationResult, TextEvent
-from outrider.api.stream import TokenDecoder, pieces_of
-from outrider.core.draft import RoundTrace
-from outrider.core.errors import ConfigError
+from outrider.api.stream import TokenDecoder
+from outrider.api.structure import StructureOptions
+from outrider.core.clock import HOST_CLOCK, Clock
+from outrider.core.draft import JobTrace, RoundTrace
+from outrider.core.env import cache_folder, compiler
+from outrider.core.errors import ConfigError, within_memory
 from outrider.core.fields import WHOLE, size
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import drafter_named
 from outrider.estimate.forecast import forecast, sheet_like
+from outrider.kernels.native.build import built_kernels
+from outrider.kernels.native.cpu import cpu_identity
+from outrider.kernels.native.tuning import library_key
+from outrider.kernels.operators import Choice
+from outrider.models.checkpoint import open_checkpoint
 from outrider.models.hf_config import read_sampling
-from outrider.server.lane_load import LaneLoad
-from outrider.server.pool import numerics_of
+from outrider.server.frames import Part, failure_of
 from outrider.server.port import (
     ChatPrompt,
     EngineCard,
@@ -37,8 +48,10 @@ from outrider.server.port import (
     EngineStatus,
     NotReadyError,
     Promise,
+    is_repeatable,
 )
 
+T = TypeVar("T")
 # Tokens of a typical question and answer in a chat.
 _CONTEXT, _NEW_TOKENS = 128, 128
 
@@ -69,44 +82,53 @@ def promise_of(llm: LLM) -> Promise | None:
 
 
 class ThreadStream(AsyncIterator[TextEvent]):
-    """The events of one request of this process."""
+    """The events of one request of this process. `is_repeatable` says that another engine could
+    continue its text."""
 
     engine: int | None = None
 
-    def __init__(self, engine: EngineThread, request: AsyncRequest) -> None:
+    def __init__(
+        self, engine: EngineThread, request: AsyncRequest, *, is_repeatable: bool = False
+    ) -> None:
         self._engine, self._request = engine, request
-        self._num_rounds = 0
+        self._is_repeatable, self._num_rounds = is_repeatable, 0
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> TextEvent:
-        request = self._request
-        while True:
-            # Read first: the last events may arrive together with the end.
-            ended = request.ended
-            event = self._engine.take(request)
-            if event is not None:
-                return event
-            if ended:
-                if request.error is None:
-                    raise StopAsyncIteration
-                if request.error is self._engine.broke:
-                    # The engine failed, so the error is not specific to this request.
-                    raise NotReadyError("closed") from request.error
-                raise request.error
-            try:
-                await request.news()
-            except BaseException:
-                self.cancel()
-                raise
+        try:
+            event = await self._engine.next_event(self._request)
+        except BaseException as error:
+            self.cancel()
+            if error is self._engine.broke:
+                # The engine failed, so the error is not specific to this request.
+                raise NotReadyError("closed") from error
+            raise
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    async def parts(self, number: int) -> AsyncGenerator[Part]:
+        """Yield the events as parts of answer `number`, and at last its result or its failure.
+        Leaving early cancels the request."""
+        try:
+            async for event in self:
+                rounds = self._rounds(len(event.token_ids)) if self._is_repeatable else []
+                yield Part(number, event, rounds)
+            last = Part(number, result=self.result)
+        except Exception as error:  # noqa: BLE001 - an error of a request ends that request alone
+            last = Part(number, failure=failure_of(error))
+        finally:
+            self.cancel()
+        yield last
 
     @property
     def has_ended(self) -> bool:
         """True if the request has ended and all its events were read."""
         return self._request.ended and not self._request.events
 
-    def rounds(self, num_tokens: int) -> list[RoundTrace]:
+    def _rounds(self, num_tokens: int) -> list[RoundTrace]:
         """Return the next rounds, up to those that wrote `num_tokens` more tokens; rounds that
         only read the prompt are included. Each round is returned once."""
         handle, found = self._request.handle, list[RoundTrace]()
@@ -119,15 +141,43 @@ class ThreadStream(AsyncIterator[TextEvent]):
 
     @property
     def result(self) -> GenerationResult:
-        if self._request.error is not None:
-            raise self._request.error
-        if self._request.handle is None:
-            raise ConfigError("the request has not started.", hint="read its events first")
-        return self._request.handle.result()
+        return result_of(self._request)
 
     def cancel(self) -> None:
         if not self._request.ended:
             self._engine.leave(self._request)
+
+
+# The load of lanes is of the last seconds, or of the last jobs if these are fewer.
+SECONDS = 4.0
+_MOST_JOBS = 4096
+
+
+class LaneLoad:
+    """Load of all lanes. The engine's thread calls `note` for each job; any may read `words`."""
+
+    def __init__(self, clock: Clock = HOST_CLOCK) -> None:
+        self._clock = clock
+        self._jobs: deque[JobTrace] = deque(maxlen=_MOST_JOBS)
+        self._lanes: dict[str, None] = {}
+
+    def note(self, job: JobTrace) -> None:
+        self._lanes.setdefault(job.lane)
+        self._jobs.append(job)
+
+    @property
+    def words(self) -> Mapping[str, str]:
+        """The busy share of each lane in the last seconds, in words."""
+        now, jobs = self._clock(), tuple(self._jobs)
+        # In a burst, the stored jobs may cover less time: then the share is of that time.
+        whole = len(jobs) == _MOST_JOBS and jobs[0].began > now - SECONDS
+        since = jobs[0].began if whole else now - SECONDS
+        busy = dict.fromkeys(tuple(self._lanes), 0.0)
+        for job in jobs:
+            busy[job.lane] += max(job.ended - max(job.began, since), 0.0)
+        return {
+            lane: f"{min(seconds / (now - since), 1):.0%} busy" for lane, seconds in busy.items()
+        }
 
 
 class ThreadPort:
@@ -191,27 +241,19 @@ class ThreadPort:
         return self._ready().llm.tokenizer
 
     async def encode(self, prompt: str, *, add_special: bool = True) -> list[int]:
-        owner = self._ready()
-        if add_special:
-            return await owner.encoded(lambda: owner.llm.encode(prompt))
-
-        def plain() -> list[int]:
-            owner.llm.requests.check_size(prompt)
-            return owner.llm.tokenizer.encode(prompt, add_special=False)
-
-        return await owner.encoded(plain)
+        return await self._read(lambda reader: reader.ids_of_text(prompt, add_special=add_special))
 
     async def encode_chat(self, chat: ChatPrompt) -> ChatIds:
-        owner = self._ready()
-        return await owner.encoded(
-            lambda: owner.llm.requests.ids_of_chat(
-                chat.messages, tools=chat.tools, variables=chat.variables, continues=chat.continues
-            )
-        )
+        return await self._read(chat.ids)
 
-    async def decode(self, ids: Sequence[int]) -> list[str]:
+    async def _read(self, read: Callable[[PromptReader], T]) -> T:
         owner = self._ready()
-        return await asyncio.to_thread(pieces_of, owner.llm.tokenizer, ids)
+
+        def run() -> T:
+            with within_memory("answering"):
+                return read(owner.llm.requests)
+
+        return await owner.encoded(run)
 
     def stream(self, request: EngineRequest) -> ThreadStream:
         engine = self._ready().engine
@@ -219,14 +261,15 @@ class ThreadPort:
             asyncio.get_running_loop(),
             request.prompt_ids,
             replace(request.params, cache_salt=request.cache_salt),
-            structure=request.structure,
+            structure=cast("StructureOptions", request.structure),
             sample=request.sample,
             written=request.written,
             key=request.key,
             weight=request.weight,
         )
         engine.add(submitted)
-        return ThreadStream(engine, submitted)
+        can_move = is_repeatable(self.card, request.params)
+        return ThreadStream(engine, submitted, is_repeatable=can_move)
 
     async def aclose(self) -> None:
         await self._shut("closed")
@@ -249,28 +292,18 @@ class ThreadPort:
 
 async def _in_thread(load: Callable[[], LLM]) -> LLM:
     """Run `load` in a daemon thread, which does not keep an ending server alive."""
-    loop = asyncio.get_running_loop()
-    loaded: asyncio.Future[LLM] = loop.create_future()
-
-    def notify(done: Callable[[], None]) -> None:
-        def if_waited_for() -> None:
-            if not loaded.done():
-                done()
-
-        # The loop may have ended.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(if_waited_for)
+    loaded: Future[LLM] = Future()
+    # It cannot be cancelled: a thread that loads goes on.
+    loaded.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
-            llm = load()
+            loaded.set_result(load())
         except BaseException as error:  # noqa: BLE001 - raised by awaiting the future
-            notify(partial(loaded.set_exception, error))
-        else:
-            notify(partial(loaded.set_result, llm))
+            loaded.set_exception(error)
 
     threading.Thread(target=run, name="outrider-load", daemon=True).start()
-    return await loaded
+    return await asyncio.wrap_future(loaded)
 
 
 def card_of(llm: LLM) -> EngineCard:
@@ -313,3 +346,65 @@ def _token(entry: object) -> str:
     if isinstance(entry, dict):
         entry = cast("dict[str, object]", entry).get("content")
     return entry if isinstance(entry, str) else ""
+
+
+# Identity of an engine's arithmetic: engines with equal identities write the same texts.
+#
+# A text that one engine began is continued at another one only if their identities are equal.
+_SHOWN = 16
+# Number and size in bytes of the blocks that are read of a large file.
+_NUM_BLOCKS, _BLOCK = 64, 1 << 16
+_SMALL_FILES = (".json", ".jinja", ".model", ".txt")
+
+
+def numerics_of(llm: LLM) -> str:
+    """Return the identity: hardware, model, number formats and every operator's kernel."""
+    config = llm.config
+    kernels = map(_kernel, llm.kernels.choices)
+    budget = [f"kv_budget {config.kv_budget} {config.kv_window}"] if config.kv_budget else []
+    return ", ".join([
+        _hardware(llm.device),
+        f"model {model_digest(llm.folder)}",
+        f"{config.dtype} {config.quantise}",
+        f"kv {config.kv_dtype}",
+        *budget,
+        *kernels,
+    ])  # fmt: skip
+
+
+def _kernel(choice: Choice) -> str:
+    # Kinds among which a timing chose compute the same bits, so the kind does not matter.
+    kind = "" if choice.timings else choice.kind
+    return f"{choice.op}={choice.name} {kind}".strip()
+
+
+def _hardware(device: torch.device) -> str:
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        name = torch.cuda.get_device_name(device)
+        return f"{name} {major}.{minor}, CUDA {torch.version.cuda}, torch {torch.__version__}"
+    library = built_kernels(compiler(), cache_folder()).library
+    native = "" if library is None else library_key(library)
+    of_cpu = hashlib.sha256(f"{cpu_identity()}\0{native}".encode()).hexdigest()[:_SHOWN]
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{device.type} {capability} {of_cpu}, torch {torch.__version__}"
+
+
+def model_digest(model: Path) -> str:
+    """Return a digest of a folder or GGUF file: names, sizes and contents. Large weight files are
+    not read whole: blocks spread over the file are enough to distinguish models."""
+    checkpoint = open_checkpoint(model)
+    entries = () if checkpoint.is_gguf else model.iterdir()
+    small = (one for one in entries if one.suffix in _SMALL_FILES)
+    digest = hashlib.sha256()
+    for file in sorted({*checkpoint.files(), *filter(Path.is_file, small)}):
+        size = file.stat().st_size
+        digest.update(f"{file.name}\0{size}\0".encode())
+        with file.open("rb") as opened:
+            if size <= _NUM_BLOCKS * _BLOCK:
+                digest.update(opened.read())
+                continue
+            for number in range(_NUM_BLOCKS):
+                opened.seek((size - _BLOCK) * number // (_NUM_BLOCKS - 1))
+                digest.update(opened.read(_BLOCK))
+    return digest.hexdigest()[:_SHOWN]

@@ -11,8 +11,14 @@ import yaml
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, MachineError
 from outrider.plugins.cluster import settings
-from outrider.plugins.cluster.serve_config import Scale, serve_config, serve_yaml
-from outrider.plugins.cluster.settings import DeploymentArgs, check_ray, read_args
+from outrider.plugins.cluster.settings import (
+    DeploymentArgs,
+    Scale,
+    check_ray,
+    read_args,
+    serve_config,
+    serve_yaml,
+)
 
 ENGINE = EngineConfig(threads=2, batch_size=6, sampler="coupled", k=3)
 ARGS = DeploymentArgs(

@@ -13,20 +13,19 @@ from doubles.scripted_port import ScriptedPort
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, MachineError, QueueFullError
 from outrider.core.params import SamplingParams
-from outrider.server import encode_queue
+from outrider.server import calls as resumed
 from outrider.server import engine_child as restarts
-from outrider.server import process_stream as resumed
+from outrider.server.calls import LONG_BYTES, KeptOutError, ProcessStream
 from outrider.server.engine_child import EngineChild
 from outrider.server.engine_process import try_out
 from outrider.server.errors import api_error
 from outrider.server.frames import Load
 from outrider.server.port import EngineLostError, EngineRequest
-from outrider.server.process_port import ProcessPort
-from outrider.server.process_stream import KeptOutError, ProcessStream
+from outrider.server.process_port import MOST_PROMPTS, ProcessPort
 
 Work = Callable[[ProcessPort, list[ScriptedChild]], Awaitable[None]]
 PARAMS = SamplingParams(max_tokens=64)
-LONG = "long " * encode_queue.LONG_BYTES
+LONG = "long " * LONG_BYTES
 
 
 @pytest.fixture
@@ -245,7 +244,7 @@ def test_a_prompt_that_hangs_twice_is_kept_out(run: Callable[..., None]) -> None
 
 def test_a_flood_of_long_prompts_keeps_no_short_one_waiting(run: Callable[..., None]) -> None:
     async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
-        asking = [asked(port, f"{number} {LONG}") for number in range(encode_queue.MOST_ASKED - 2)]
+        asking = [asked(port, f"{number} {LONG}") for number in range(MOST_PROMPTS - 2)]
         await settled()
         assert len(children[0].prompts) == 1
         short = [asked(port, text) for text in ("a", "b")]
@@ -271,6 +270,48 @@ def test_a_flood_of_long_prompts_keeps_no_short_one_waiting(run: Callable[..., N
     run(work)
 
 
+def test_prompts_of_clients_that_left_are_encoded_few_at_a_time(run: Callable[..., None]) -> None:
+    """A process goes on encoding them, so they still count."""
+
+    async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
+        for number in range(20):
+            asking = asked(port, f"number {number}")
+            await settled()
+            asking.cancel()
+            await settled()
+        assert len(children[0].prompts) == 8
+        children[0].encoded("number 0")
+        last = asked(port, "last")
+        await settled()
+        assert children[0].prompts[8:] == ["last"]
+        children[0].encoded("last")
+        assert len(await last) == 4
+
+    run(work)
+
+
+def test_a_request_that_cannot_be_sent_ends_alone(run: Callable[..., None]) -> None:
+    """It waits for the engine's restart, so its caller is not there when it is sent."""
+
+    async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
+        children[-1].kill()
+        while port.status.state == "ready":
+            await asyncio.sleep(0)
+        beyond = {"schema": {"type": "integer", "maximum": 2**70}}
+        huge = port.stream(EngineRequest(prompt_ids=[1], params=PARAMS, structure=beyond))
+        other = port.stream(request())
+        assert len(children) == 1
+        while len(children) == 1:
+            await asyncio.sleep(0)
+        await settled()
+        with pytest.raises(OverflowError):
+            await read(huge)
+        children[-1].wrote(children[-1].requests[-1], "end", ends=True)
+        assert await read(other) == "end"
+
+    run(work)
+
+
 def test_the_time_of_a_request_is_that_of_all_its_processes(
     run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,15 +320,15 @@ def test_the_time_of_a_request_is_that_of_all_its_processes(
 
     async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
         stream = port.stream(request(params=SamplingParams(max_tokens=64, max_time=10.0)))
-        assert children[0].requests[0].params.max_time == 10.0
+        assert children[0].requests[0].request.params.max_time == 10.0
         children[0].wrote(children[0].requests[0], "one")
         await settled()
         clock.advance(4)
         child = await ended(children)
-        assert child.requests[0].params.max_time == 6.0
+        assert child.requests[0].request.params.max_time == 6.0
         clock.advance(7)
         child = await ended(children)
-        assert 0 < child.requests[0].params.max_time < 1e-3
+        assert 0 < child.requests[0].request.params.max_time < 1e-3
         child.wrote(child.requests[0], "!", ends=True)
         assert await read(stream) == "one!"
         assert stream.result.stats.seconds["total"] == 11.5

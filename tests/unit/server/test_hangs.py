@@ -48,7 +48,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
             child = EngineChild(cast("Any", NoProcess()), CARD, ends, 30.0)
 
             async def read() -> None:
-                async for _ in child.reports():
+                async for _ in child.updates():
                     told.set()
 
             told = asyncio.Event()
@@ -58,7 +58,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
                 clock.advance(seconds)
                 if job_seconds is not None:
                     told.clear()
-                    theirs.sendall(frame(Update([], [], READY, job_seconds)))
+                    theirs.sendall(frame(Update([], READY, job_seconds)))
                     await told.wait()
                 for _ in range(5):
                     await asyncio.sleep(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.core.draft import JobTrace
-from outrider.server.lane_load import SECONDS, LaneLoad
+from outrider.server.thread_port import SECONDS, LaneLoad
 
 
 def job(lane: str, began: float, ended: float) -> JobTrace:

@@ -11,7 +11,8 @@ from outrider.core.config import EngineConfig
 from outrider.core.env import show_gpu
 from outrider.core.errors import ConfigError
 from outrider.kernels.native import cpu
-from outrider.server.placement import Placement, device_of, placements, shares_of, spans
+from outrider.server.frames import Placement, spans
+from outrider.server.pool import device_of, placements, shares_of
 
 CPU = EngineConfig(device="cpu")
 

@@ -16,11 +16,11 @@ from doubles.scripted_port import CARD
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
+from outrider.server.calls import KeptOutError, ProcessStream
 from outrider.server.engine_child import EngineChild
 from outrider.server.frames import Cancel, Load
 from outrider.server.port import EngineCard, EngineLostError, EngineRequest, NotReadyError
 from outrider.server.process_port import ProcessPort
-from outrider.server.process_stream import KeptOutError, ProcessStream
 from outrider.server.replicas import ReplicasPort, replace_on_hangup
 
 Work = Callable[[ReplicasPort, list[ScriptedChild]], Awaitable[None]]
@@ -86,7 +86,7 @@ def test_what_had_begun_goes_on_at_another_engine_at_once(run: Run) -> None:
         while begun.engine == 0:
             await asyncio.sleep(0)
         await settled()
-        assert second.requests[-1].written == [*map(ord, "Hel")]
+        assert second.requests[-1].request.written == [*map(ord, "Hel")]
         second.wrote(second.requests[-1], "lo", ends=True)
         assert await read(begun) == "Hello"
         assert begun.result.text == "Hello"
@@ -105,7 +105,7 @@ def test_engines_of_other_numerics_do_not_go_on_with_a_text(run: Run) -> None:
         # It waits for its own engine, which begins with the same card.
         assert begun.engine == 0
         again = children[-1]
-        assert again.requests[-1].written == [*map(ord, "Hel")]
+        assert again.requests[-1].request.written == [*map(ord, "Hel")]
         again.wrote(again.requests[-1], "lo", ends=True)
         assert await read(begun) == "Hello"
         # What has no text yet may go anywhere, but ended the engine perhaps: that waits as well.
@@ -161,7 +161,7 @@ def test_an_engine_is_replaced_and_no_text_is_cut(run: Run) -> None:
         assert [asked(port, "f").engine, asked(port, "g").engine] == [1, 1]
         # What the old one writes of them now is not told twice.
         old.wrote(old.requests[0], "never")
-        moved = {bytes(one.prompt_ids): one for one in children[1].requests}
+        moved = {bytes(one.request.prompt_ids): one for one in children[1].requests}
         children[1].wrote(moved[b"a"], "lo", ends=True)
         children[1].wrote(moved[b"e"], "whole", ends=True)
         assert await read(greedy) == "Hello"
@@ -271,6 +271,26 @@ def test_what_ends_one_engine_and_the_next_is_not_tried_for_ever(run: Run) -> No
         with pytest.raises(KeptOutError):
             asked(port, "a")
         assert max(one.num_restarts for one in port.status.engines) <= 3
+
+    run(work)
+
+
+def test_who_leaves_while_it_waits_for_a_restart_is_not_moved(run: Run) -> None:
+    async def work(port: ReplicasPort, children: list[ScriptedChild]) -> None:
+        bad, _, waiting = asked(port, "a"), asked(port, "b"), asked(port, "c")
+        assert [bad.engine, waiting.engine] == [0, 0]
+        children[0].kill()
+        await restarted(port, children, 0)
+        # The first one is tried alone, and the other waits.
+        assert [one.request.prompt_ids for one in children[-1].requests] == [[ord("a")]]
+        waiting.cancel()
+        children[-1].kill()
+        await restarted(port, children, 0)
+        with pytest.raises(KeptOutError):
+            await read(bad)
+        with pytest.raises(ConfigError, match="cancelled"):
+            await read(waiting)
+        assert [one.num_in_flight for one in port.replicas] == [0, 1]
 
     run(work)
 

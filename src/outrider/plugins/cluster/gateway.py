@@ -1,5 +1,8 @@
 # pyright: basic, reportMissingImports=false
-"""The gateway: the HTTP server of `outrider serve`, with replicas of Ray Serve as its engine."""
+"""The gateway: the HTTP server of `outrider serve`, with replicas of Ray Serve as its engine.
+
+`outrider.plugins.cluster.gateway:build` is the import path of the application of Ray Serve.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from ray import serve
+from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from outrider.core.env import api_key
+from outrider.plugins.cluster.engine import Engine
 from outrider.plugins.cluster.handle_port import HandlePort
-from outrider.plugins.cluster.settings import DeploymentArgs, read_args
+from outrider.plugins.cluster.settings import DeploymentArgs, check_ray, read_args
 from outrider.server.access import DoorRules, name_of, read_keys
 from outrider.server.app import all_routes, make_app
 from outrider.server.metrics import Metrics
@@ -58,3 +64,12 @@ def door_rules(options: DeploymentArgs) -> tuple[DoorRules, dict[str, float]]:
         origins=frozenset(options.allowed_origins),
     )
     return rules, {name_of(key): share for key, share in keys.items()}
+
+
+def build(args: dict[str, Any]) -> Application:
+    """Return the application: a gateway over replicas. The configuration file, which `outrider
+    cluster config` writes, has the number and the resources of each. Raises OutriderError."""
+    check_ray()
+    door_rules(read_args(args))
+    engines = serve.deployment(Engine, name="Engine").bind(args)
+    return serve.deployment(serve.ingress()(Gateway), name="Gateway").bind(args, engines)

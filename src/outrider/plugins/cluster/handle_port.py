@@ -11,24 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from time import monotonic
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from outrider.api.prompts import ChatIds, PromptReader
-from outrider.api.result import GenerationResult, TextEvent
-from outrider.api.stream import TokenDecoder, pieces_of
+from outrider.api.stream import TokenDecoder
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError, QueueFullError
 from outrider.models.loading import resolve
-from outrider.plugins.cluster.engine import OTHER_NUMERICS
-from outrider.plugins.cluster.pieces import CARDS, PIECES, Handed, Piece, packed
+from outrider.plugins.cluster.engine import CARDS, PARTS, WRITERS, packed
 from outrider.sched.routing import blocks_of
-from outrider.server.frames import error_of, submit_of
+from outrider.server.calls import ProcessStream
+from outrider.server.frames import Part
 from outrider.server.port import (
     ChatPrompt,
     EngineCard,
@@ -37,9 +35,7 @@ from outrider.server.port import (
     EngineState,
     EngineStatus,
     NotReadyError,
-    is_repeatable,
 )
-from outrider.server.process_stream import Progress
 
 _LOG = logging.getLogger(__name__)
 # After so many replicas have died during one request, the request is considered their cause.
@@ -95,27 +91,10 @@ class HandlePort:
         return self._read.tokenizer
 
     async def encode(self, prompt: str, *, add_special: bool = True) -> list[int]:
-        reader = self._read
-
-        def ids() -> list[int]:
-            if add_special:
-                return reader.ids(prompt)
-            reader.check_size(prompt)
-            return reader.tokenizer.encode(prompt, add_special=False)
-
-        return await asyncio.to_thread(ids)
+        return await asyncio.to_thread(self._read.ids_of_text, prompt, add_special=add_special)
 
     async def encode_chat(self, chat: ChatPrompt) -> ChatIds:
-        return await asyncio.to_thread(
-            self._read.ids_of_chat,
-            chat.messages,
-            tools=chat.tools,
-            variables=chat.variables,
-            continues=chat.continues,
-        )
-
-    async def decode(self, ids: Sequence[int]) -> list[str]:
-        return await asyncio.to_thread(pieces_of, self.decoder, ids)
+        return await asyncio.to_thread(chat.ids, self._read)
 
     def stream(self, request: EngineRequest) -> HandleStream:
         card = self.card
@@ -139,8 +118,8 @@ class HandlePort:
         self._lost |= stream.lost
 
 
-class HandleStream(AsyncIterator[TextEvent]):
-    """The events of one request; another replica may continue it."""
+class HandleStream(ProcessStream):
+    """The events of one request, read from a call of a replica; another replica may continue it."""
 
     def __init__(
         self,
@@ -149,96 +128,60 @@ class HandleStream(AsyncIterator[TextEvent]):
         card: EngineCard,
         forget: Callable[[HandleStream], None],
     ) -> None:
-        self.request, self.written = request, list(request.written)
-        self.engine: int | None = None
+        super().__init__(0, request, leave=lambda _: self._call_off())
         # Names of the replicas that were lost during this request.
         self.lost: set[str] = set()
-        self._replica, self._num_lost = "", 0
+        self._num_lost = 0
         self._handle, self._card, self._forget = handle, card, forget
         self._blocks = list(blocks_of(request.prompt_ids, request.cache_salt))
-        self._numerics, self._came = "", monotonic()
-        self._progress = Progress(len(request.prompt_ids))
-        self._result: GenerationResult | None = None
-        self._error: Exception | None = None
-        self._pieces: Any = self._submit()
+        self._submit()
 
-    def __aiter__(self) -> Self:
-        return self
+    async def _news(self) -> None:
+        try:
+            data = await anext(self._answer)
+        except BackPressureError as error:
+            self.end(error=QueueFullError(error.args[0], 1))
+        except RayTaskError as error:
+            self.end(error=EngineLostError(f" ({type(error.cause).__name__})"))
+        except (RayError, RayServeException, StopAsyncIteration) as error:
+            self._go_on(type(error).__name__)
+        else:
+            self._read(data)
 
-    async def __anext__(self) -> TextEvent:
-        while self._result is None and self._error is None:
-            try:
-                piece = PIECES.decode(await anext(self._pieces))
-            except asyncio.CancelledError:
-                self.cancel()
-                raise
-            except BackPressureError as error:
-                self._end(error=QueueFullError(error.args[0], 1))
-            except RayTaskError as error:
-                self._end(error=EngineLostError(f" ({type(error.cause).__name__})"))
-            except (RayError, RayServeException, StopAsyncIteration) as error:
-                self._go_on(type(error).__name__)
-            else:
-                if (event := self._take(piece)) is not None:
-                    return event
-        if self._error is not None:
-            raise self._error
-        raise StopAsyncIteration
-
-    @property
-    def result(self) -> GenerationResult:
-        if self._error is not None:
-            raise self._error
-        if self._result is None:
-            raise ConfigError("the request has not ended.", hint="read its events first")
-        return self._result
-
-    def cancel(self) -> None:
-        if self._result is None and self._error is None:
-            self._pieces.cancel()
-            self._end(error=ConfigError("the request was cancelled."))
-
-    def _submit(self) -> Any:
-        self._progress.hand_in()
-        seconds = monotonic() - self._came
-        submit = submit_of(0, self.request, self.written, seconds=seconds)
-        handed = packed(Handed(submit, self._numerics if self.written else ""))
+    def _submit(self) -> None:
+        # Empty until the replica has identified itself.
+        self._replica = ""
         stream = self._handle.options(stream=True).stream
-        return stream.remote(handed, blocks=self._blocks)
+        self._answer: Any = stream.remote(packed(self.command()), blocks=self._blocks)
 
-    def _take(self, piece: Piece) -> TextEvent | None:
-        if piece.numerics:
-            self._numerics = self._numerics or piece.numerics
-            self.engine, self._replica = piece.engine, piece.replica
-        elif piece.event is not None:
-            self.written += piece.event.token_ids
-            self._progress.take(len(piece.event.token_ids), piece.rounds)
-            return piece.event
-        elif piece.result is not None:
-            self._end(result=self._progress.whole(piece.result))
-        elif piece.failure is not None:
-            if piece.failure.kind == NotReadyError.__name__:
-                self._go_on("the engine failed")
-            elif piece.failure.kind == OTHER_NUMERICS:
-                self._end(error=EngineLostError(", and the next one would write another text"))
-            else:
-                self._end(error=error_of(piece.failure))
-        return None
+    def _read(self, data: bytes) -> None:
+        if not self._replica:
+            writer = WRITERS.decode(data)
+            self.numerics = self.numerics or writer.numerics
+            self.engine, self._replica = writer.engine, writer.replica
+            return
+        part: Part = PARTS.decode(data)
+        if part.failure is not None and part.failure.kind == NotReadyError.__name__:
+            self._go_on("the engine failed")
+        else:
+            self.take(part)
 
     def _go_on(self, how: str) -> None:
         """Continue at another replica, or at the restarted one, if the text can be continued."""
         self._num_lost += 1
         self.lost |= {self._replica} if self._replica else set()
         if self._num_lost >= MOST_LOSSES:
-            self._end(error=EngineLostError(f" ({how}), as {self._num_lost - 1} did before it"))
-        elif self.written and not is_repeatable(self._card, self.request.params):
-            self._end(error=EngineLostError(f" ({how})"))
+            self.end(error=EngineLostError(f" ({how}), as {self._num_lost - 1} did before it"))
+        elif not self.can_move(self._card):
+            self.end(error=EngineLostError(f" ({how})"))
         else:
             _LOG.warning("a request continues at another replica: %s", how)
-            self._pieces = self._submit()
+            self._submit()
 
-    def _end(
-        self, *, result: GenerationResult | None = None, error: Exception | None = None
-    ) -> None:
-        self._result, self._error = result, error
+    def _call_off(self) -> None:
+        self._answer.cancel()
+        self.end(error=ConfigError("the request was cancelled."))
+
+    def _end(self) -> None:
+        super()._end()
         self._forget(self)
