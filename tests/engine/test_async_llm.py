@@ -269,13 +269,12 @@ def test_a_stream_that_is_cancelled_while_its_prompt_is_encoded_writes_nothing(
     encode = llm.encode
 
     async def main() -> list[TextEvent]:
-        stream = owner.stream(PROMPTS[0], LONG)
-
         def cancelled(prompt: str) -> list[int]:
             stream.cancel()
             return encode(prompt)
 
         monkeypatch.setattr(llm, "encode", cancelled)
+        stream = owner.stream(PROMPTS[0], LONG)
         return [event async for event in stream]
 
     before = llm.counts.cancelled
