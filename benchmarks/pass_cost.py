@@ -39,11 +39,11 @@ from torch import Tensor
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.protocols import StepRow
 from outrider.core.spec import RecurrentCapacity
-from outrider.kernels.ceilings import BandwidthReader, arithmetic_ceilings
 from outrider.kernels.native.cpu import hardware_threads
+from outrider.kernels.native.tuning import BandwidthReader, arithmetic_ceilings
 from outrider.kernels.registry import choose
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.hf_config import read_config
+from outrider.models.families import read_config
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model, resolve
 from outrider.models.qwen_hybrid import QwenHybridModel

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from doubles.tiny_checkpoints import VARIANTS, Variant, checksum, random_tensors, write_checkpoint
 from outrider.models.loading import ALIASES, resolve
-from outrider.models.weight_files import EMBEDDINGS
+from outrider.models.weights import EMBEDDINGS
 from parity.oracle import Oracle
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "golden" / "models"

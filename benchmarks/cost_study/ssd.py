@@ -25,7 +25,7 @@ from outrider.cli.output import Meter, say
 from outrider.cli.page import verb_page
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.fields import numbers_of, setting, split
-from outrider.kernels.kinds import pick_device
+from outrider.kernels.operators import pick_device
 from outrider.measure import provenance
 from outrider_lab.bench.cost_record import SAMPLES
 from outrider_lab.bench.cost_record import sections as cost_sections

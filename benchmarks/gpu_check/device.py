@@ -11,7 +11,7 @@ import torch
 from gpu_check.models import kernels_of, small_config
 from gpu_check.setting import Setting, seconds_of
 
-from outrider.kernels.kinds import tried
+from outrider.kernels.operators import tried
 from outrider.measure import provenance
 
 

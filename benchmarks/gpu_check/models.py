@@ -16,18 +16,15 @@ from gpu_check.setting import Setting
 from safetensors.torch import load_file
 from torch import Tensor
 
-from outrider.kernels.kinds import tried
-from outrider.kernels.operators import Kernels
+from outrider.core.spec import StateShape
+from outrider.kernels.operators import Kernels, tried
 from outrider.kernels.plan import PackedLinear
-from outrider.kernels.reference.delta import StateShape
 from outrider.kernels.registry import choose
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.families import LlamaConfig
-from outrider.models.hf_config import read_native_config
+from outrider.models.families import LlamaConfig, QwenHybridConfig, read_native_config
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model, resolve
 from outrider.models.qwen_hybrid import QwenHybridModel
-from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.rope_config import Rope
 from outrider.models.weights import HEAD, Placement, Weights
 from outrider_lab.models.inflate import Inflation, ModelShape, inflated_config

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from outrider.api.profile import DeviceTimer, synced_seconds
-from outrider.kernels.kinds import DTYPES
+from outrider.kernels.operators import DTYPES
 from outrider.measure import Texts, rotated
 from outrider_lab.models.inflate import SHAPES, ModelShape
 

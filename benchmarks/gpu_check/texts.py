@@ -34,9 +34,16 @@ from outrider.api.llm import LLM
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
-from outrider.core.spec import RecurrentCapacity
+from outrider.core.spec import RecurrentCapacity, StateShape
 from outrider.kernels.operators import Delta
-from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun, torch_delta
+from outrider.kernels.reference.delta import (
+    Cells,
+    DeltaWeights,
+    InputCell,
+    StateCell,
+    TokenRun,
+    torch_delta,
+)
 from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
@@ -183,7 +190,7 @@ def _error(setting: Setting, ours: Delta, shape: StateShape, rows: int) -> float
     first_NP, weights = _layer(setting, shape, rows)
     found: list[tuple[torch.Tensor, torch.Tensor]] = []
     for rule in (ours, torch_delta):
-        cells = Cells([shape.state_cell(setting.device)], [])
+        cells = Cells([StateCell.zeros(shape, setting.device)], [])
         out_NO = torch.empty(rows, shape.num_heads * shape.value_dim, device=setting.device)
         runs = (TokenRun(0, (*_nothing(rows - 1), 0), _nothing(rows)),)
         rule(first_NP, weights, runs, cells, 0, out_NO)
@@ -194,8 +201,8 @@ def _error(setting: Setting, ours: Delta, shape: StateShape, rows: int) -> float
 
 def _times(setting: Setting, record: dict[str, Any], ours: Delta, shape: StateShape) -> None:
     cells = Cells(
-        [shape.state_cell(setting.device) for _ in range(32)],
-        [shape.input_cell(setting.device) for _ in range(32)],
+        [StateCell.zeros(shape, setting.device) for _ in range(32)],
+        [InputCell.zeros(shape, setting.device) for _ in range(32)],
     )
     runs = {
         ("decode", "replay"): TokenRun(0, (None,), (0,), 0, (9,), 1),

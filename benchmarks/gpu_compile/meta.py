@@ -20,8 +20,7 @@ from torch import Tensor
 
 from outrider.engine import drafting
 from outrider.kernels import registry
-from outrider.kernels.kinds import pick_device
-from outrider.kernels.operators import Kernels
+from outrider.kernels.operators import Kernels, pick_device
 from outrider.kernels.reference.linear import GROUP, Groups, quantise
 from outrider.kernels.registry import AS_STORED
 from outrider.models.weights import HEAD, Weights

@@ -27,10 +27,9 @@ from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.core.rng import RoundKeys
 from outrider.kernels import registry
-from outrider.kernels.kinds import DTYPES
+from outrider.kernels.operators import DTYPES
 from outrider.models.families import GPT2Config, LlamaConfig
-from outrider.models.gpt2 import GPT2Model
-from outrider.models.llama import LlamaModel
+from outrider.models.llama import GPT2Model, LlamaModel
 from outrider.models.weights import Placement
 from outrider.plugins.gpu.rounds.sampling import Filters, Rows
 from outrider.plugins.gpu.rounds.trees import DRAWN_WAYS, Way

@@ -33,9 +33,8 @@ from outrider.engine.round import LiveSequence
 from outrider.engine.stages import Stages
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Decoder, ModelCapacity
-from outrider.models.gpt2 import GPT2Model
 from outrider.models.heads import HeadsToLoad
-from outrider.models.llama import LlamaModel
+from outrider.models.llama import GPT2Model, LlamaModel
 from outrider.plugins.gpu.rounds.build import captured_round
 from outrider.plugins.gpu.rounds.host_round import HostRound
 from outrider.plugins.gpu.rounds.program import EagerLauncher, Launcher

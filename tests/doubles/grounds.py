@@ -22,9 +22,8 @@ from doubles.tiny_hybrids import hybrid_config, write_hybrid
 from doubles.tiny_mtp import block_like, mtp_tensors, write_mtp
 from outrider.core.spec import ModelSpec
 from outrider.drafters.nets.medusa import MedusaConfig
-from outrider.models.families import LlamaConfig
+from outrider.models.families import LlamaConfig, read_config
 from outrider.models.heads import find_heads
-from outrider.models.hf_config import read_config
 from outrider.models.weights import Weights
 from outrider_lab.bench.studies.drafters_lineup import available, known
 from outrider_lab.models.block_net import BlockConfig

@@ -18,7 +18,7 @@ import torch
 from safetensors import torch as safetensors_torch
 from torch import Tensor
 
-from outrider.kernels.kinds import DTYPES
+from outrider.kernels.operators import DTYPES
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model

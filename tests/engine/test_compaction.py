@@ -29,8 +29,7 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.compaction import Compaction, StepwiseLM, compaction_of
 from outrider.models.decoder import ModelCapacity
-from outrider.models.gpt2 import GPT2Model
-from outrider.models.llama import CheaperParts, LlamaModel
+from outrider.models.llama import CheaperParts, GPT2Model, LlamaModel
 from outrider.plugins.proof.scripted import Script, ScriptedLM
 from outrider.sched.jobs import LaneSizes
 from outrider.verify.exact import MatchRule

@@ -25,8 +25,7 @@ from outrider.engine.round import LiveSequence
 from outrider.engine.stages import Stages
 from outrider.kernels.registry import choose
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.gpt2 import GPT2Model
-from outrider.models.llama import LlamaModel
+from outrider.models.llama import GPT2Model, LlamaModel
 from outrider.models.loading import load_model
 from outrider.plugins.gpu.rounds.build import captured_round
 from outrider.plugins.gpu.rounds.program import EagerLauncher, GraphCache, bucket_of

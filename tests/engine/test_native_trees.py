@@ -13,7 +13,7 @@ from outrider.core.draft import Verdict
 from outrider.engine.native_round import NativeRound
 from outrider.engine.round import Batch
 from outrider.engine.stages import Stages
-from outrider.kernels.native.trees import Grown, NativeTreeDrafts, PlannedTree
+from outrider.kernels.native.sampling import Grown, NativeTreeDrafts, PlannedTree
 
 pytestmark = [pytest.mark.weights, pytest.mark.usefixtures("native_library")]
 

@@ -15,7 +15,7 @@ from outrider.core.plugins import KINDS
 from outrider.drafters.common.draft_model import SelfDraftSpec, own_copy, skipped_layers
 from outrider.engine.native_round import NativeRound
 from outrider.engine.stages import Stages
-from outrider.models.hf_config import read_config
+from outrider.models.families import read_config
 from outrider.models.llama import LlamaModel
 from outrider_lab.bench.workload import WORKLOADS, load_prompts
 

@@ -19,7 +19,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
 from outrider.drafters.nets.medusa import MedusaConfig
-from outrider.models.hf_config import read_native_config
+from outrider.models.families import read_native_config
 from outrider.models.loading import resolve
 from outrider_lab.bench.workload import load_prompts
 from outrider_lab.models.block_net import BlockConfig

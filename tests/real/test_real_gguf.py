@@ -17,7 +17,7 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.env import cache_folder
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.hf_config import read_native_config
+from outrider.models.families import read_native_config
 from outrider.models.loading import load_model
 from outrider.models.weights import Weights
 

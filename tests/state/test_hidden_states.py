@@ -10,7 +10,7 @@ from torch import Tensor
 
 from doubles.tiny_checkpoints import random_llama, variant
 from outrider.core.protocols import DraftNeeds, HiddenStore, StepRow
-from outrider.kernels.kinds import DTYPES
+from outrider.kernels.operators import DTYPES
 from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 

@@ -38,8 +38,7 @@ from outrider.core.protocols import Controller
 from outrider.core.spec import ModelSpec
 from outrider.engine.build import build_engine
 from outrider.engine.requests import Counts
-from outrider.kernels.kinds import pick_device
-from outrider.kernels.operators import Kernels
+from outrider.kernels.operators import Kernels, pick_device
 
 EMBEDDED = "outrider/embedded"
 

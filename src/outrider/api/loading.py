@@ -24,8 +24,7 @@ from outrider.core.resolve import ResolvedConfig
 from outrider.drafters.common.context import LaneTarget, LoadedModels, Machine
 from outrider.drafters.portfolio import alone_for
 from outrider.engine.compaction import history_note, keep_of
-from outrider.kernels.kinds import pick_device
-from outrider.kernels.operators import Kernels
+from outrider.kernels.operators import Kernels, pick_device
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity, SharedWeights
 from outrider.models.heads import HeadsToLoad
 from outrider.models.loading import load_model, prepare_torch

@@ -25,12 +25,11 @@ from outrider.core.spec import HEAD_BYTES, QUANTISED_BYTES, DecoderConfig, Model
 from outrider.drafters.common.draft_model import LEAST_SHARE
 from outrider.engine.build import draft_capacity, model_capacity, most_staged, whole_pages
 from outrider.engine.stages import SCORED_ROWS
-from outrider.kernels.kinds import DTYPES, pick_device
+from outrider.kernels.operators import DTYPES, pick_device
 from outrider.kernels.registry import is_native
 from outrider.models.decoder import ModelCapacity
-from outrider.models.families import LlamaConfig
+from outrider.models.families import FAMILIES, LlamaConfig, read_config
 from outrider.models.heads import HeadsToLoad
-from outrider.models.hf_config import FAMILIES, read_config
 from outrider.models.loading import spec_of_config
 from outrider.models.weights import StoredWeights, stored_in
 

@@ -36,9 +36,16 @@ from outrider.engine.build import (
     states_of,
     whole_pages,
 )
-from outrider.kernels.kinds import pick_device
+from outrider.kernels.operators import pick_device
 from outrider.models.checkpoint import CONFIG, Checkpoint, open_checkpoint
-from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
+from outrider.models.families import (
+    FAMILIES,
+    HYBRID_FAMILIES,
+    LLAMA_FAMILIES,
+    LlamaConfig,
+    model_type_of,
+    read_config,
+)
 from outrider.models.gguf.vocabulary import TURN_ENDS
 from outrider.models.heads import (
     HeadsToLoad,
@@ -51,11 +58,9 @@ from outrider.models.heads import (
     verifier_of,
     worth_of,
 )
-from outrider.models.hf_config import FAMILIES, model_type_of, read_config
 from outrider.models.loading import resolve as find_model
 from outrider.models.loading import spec_of_config
 from outrider.models.published.scheme import Scheme, scheme_in
-from outrider.models.qwen_hybrid_config import HYBRID_FAMILIES
 from outrider.models.stores import cached_models
 from outrider.models.weights import stored_in
 from outrider.pairs.catalog import draft_of

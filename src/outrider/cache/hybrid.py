@@ -26,9 +26,9 @@ from outrider.cache.pages import Columns, states_that_fit
 from outrider.cache.recurrent import CellPool, Checkpoints, Policy, RecurrentSequence, Wants
 from outrider.core.errors import CapacityError, given
 from outrider.core.protocols import StepRow
-from outrider.core.spec import RecurrentCapacity
+from outrider.core.spec import RecurrentCapacity, StateShape
 from outrider.kernels.plan import PackedPlan
-from outrider.kernels.reference.delta import Cells, InputCell, StateCell, StateShape, TokenRun
+from outrider.kernels.reference.delta import Cells, InputCell, StateCell, TokenRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +105,10 @@ class HybridState:
         on_device = device.type != "cpu"
         self.capacity = states_that_fit(capacity, shape, device) if on_device else capacity
         self._states: CellPool[StateCell] = CellPool(
-            lambda: shape.state_cell(device), self.capacity.num_states, at_once=on_device
+            lambda: StateCell.zeros(shape, device), self.capacity.num_states, at_once=on_device
         )
         self._inputs: CellPool[InputCell] = CellPool(
-            lambda: shape.input_cell(device), self.capacity.num_inputs, at_once=on_device
+            lambda: InputCell.zeros(shape, device), self.capacity.num_inputs, at_once=on_device
         )
         self.cells = Cells(self._states.cells, self._inputs.cells)
         self._checkpoints = Checkpoints(self._states, capacity.num_checkpoints)

@@ -30,12 +30,16 @@ from outrider.core.errors import MachineError, OutriderError
 from outrider.core.fields import size
 from outrider.core.files import NotPrivateError, private_folder
 from outrider.core.settings import Resolved
-from outrider.kernels.ceilings import ArithmeticCeiling, Ceiling, arithmetic_ceilings, ceilings
-from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.native.build import COMPILERS, built_kernels, trusted_folders
 from outrider.kernels.native.cpu import hardware_threads, memory_nodes, pinned_threads
-from outrider.kernels.native.tuning import forget
-from outrider.kernels.operators import Choice, Kernels
+from outrider.kernels.native.tuning import (
+    ArithmeticCeiling,
+    Ceiling,
+    arithmetic_ceilings,
+    ceilings,
+    forget,
+)
+from outrider.kernels.operators import DTYPES, Choice, Kernels, pick_device
 from outrider.kernels.registry import choose
 from outrider.models.loading import ALIASES, resolve
 

@@ -21,10 +21,10 @@ from outrider.cli.output import answer, screen_table
 from outrider.core.errors import CheckpointError
 from outrider.core.fields import size
 from outrider.core.spec import ModelSpec
-from outrider.kernels.kinds import DTYPES
+from outrider.kernels.operators import DTYPES
 from outrider.models.checkpoint import CONFIG, open_checkpoint
+from outrider.models.families import read_config
 from outrider.models.gguf.reader import gguf_in
-from outrider.models.hf_config import read_config
 from outrider.models.loading import ALIASES, HEAD_ALIASES, made_models, resolve
 from outrider.models.stores import cached_models, stored_models
 from outrider.models.weights import stored_in

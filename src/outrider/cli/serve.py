@@ -164,7 +164,7 @@ def together(
 ) -> dict[str, Any]:
     """Return what all engines of the largest `most_loaded` models hold, and what is free."""
     from outrider.cache.pages import free_bytes
-    from outrider.kernels.kinds import pick_device
+    from outrider.kernels.operators import pick_device
 
     device = pick_device(plans[0][0].settings.device)
     number = 1 if device.type == "cuda" else len(engines)

@@ -127,7 +127,7 @@ _MAGNITUDE = 0x7FFFFFFF
 # A node's worth is the product of the drafter's own probabilities along its path (Li et al. 2024,
 # arXiv 2406.16858). A level has only nodes whose children may still be among the worthiest. Of
 # equal nodes the earliest are kept: parents before children and, of equal tokens, lower ids first.
-# `ChosenNodes` is the definition; kernels/native/trees.py does the same in C++.
+# `ChosenNodes` is the definition; kernels/native/sampling.py does the same in C++.
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
     """Limits of a tree: its nodes, the nodes of a path, and the nodes of a level that are read,

@@ -154,6 +154,35 @@ class StateSizes(Protocol):
     def input_bytes(self) -> int: ...
 
 
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateShape:
+    """Sizes of a model's recurrent state, all layers together (kernels/reference/delta.py)."""
+
+    num_layers: int
+    num_taps: int
+    num_channels: int
+    num_key_heads: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states after one token."""
+        window = (self.num_taps - 1) * self.num_channels
+        state = self.num_heads * self.key_dim * self.value_dim
+        return _FLOAT_BYTES * self.num_layers * (window + state)
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of one token's change to the states."""
+        vectors = self.num_key_heads * self.key_dim + self.num_heads * (self.value_dim + 1)
+        return _FLOAT_BYTES * self.num_layers * (self.num_channels + vectors)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentCapacity:
     """Number of recurrent states for `num_sequences` at a time, each of which can return to

@@ -34,7 +34,7 @@ from outrider.engine.native_round import NativeRound, native_round
 from outrider.engine.requests import KneeOnceNeeded, RequestTable, observed
 from outrider.engine.round import FixedLengths, Round
 from outrider.engine.stages import Stages
-from outrider.kernels.kinds import pick_device
+from outrider.kernels.operators import pick_device
 from outrider.models.decoder import ModelCapacity
 from outrider.sched.batch_limit import BatchLimit, Limit, PromptPace
 from outrider.sched.jobs import Ledger, Limits, single_lane

@@ -39,7 +39,7 @@ from outrider.kernels.native.rounds import (
     RoundRow,
     RoundVerdict,
 )
-from outrider.kernels.native.trees import is_plain
+from outrider.kernels.native.sampling import is_plain
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ import torch
 from outrider.core import env
 from outrider.core.errors import given
 from outrider.core.sampling import PLAIN
-from outrider.kernels.kinds import changed, decoder_ops
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import RULE, VECTORS, refused_kinds
 from outrider.kernels.native.delta import NativeDelta
@@ -35,7 +34,7 @@ from outrider.kernels.native.ops import (
 )
 from outrider.kernels.native.sampling import native_sampling
 from outrider.kernels.native.tuning import kind_answer, thread_answer
-from outrider.kernels.operators import OPS, Choice, Kernels
+from outrider.kernels.operators import OPS, Choice, Kernels, changed, decoder_ops
 from outrider.kernels.reference import pointwise
 from outrider.kernels.reference.attention import TorchAttention
 from outrider.kernels.reference.delta import torch_delta

@@ -1,11 +1,12 @@
 """A model's source: a Hugging Face folder or a GGUF file, by its documents, weight files and notes.
 
 `open_checkpoint` tells the two formats apart, once, where a path is read; all readers of models
-take a `Checkpoint`. Opening one reads nothing yet. No tensors: `tensors` alone needs PyTorch.
+take a `Checkpoint`. Opening one reads nothing yet. No tensors: weights.py reads them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
@@ -14,7 +15,10 @@ from outrider.core.errors import CheckpointError
 from outrider.models.json_object import JsonObject
 
 if TYPE_CHECKING:
-    from outrider.models.weight_files import TensorFile
+    import torch
+    from torch import Tensor
+
+    from outrider.kernels.plan import BlockRows
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS = "model.safetensors"
@@ -22,6 +26,40 @@ INDEX = "model.safetensors.index.json"
 # Medusa heads are published under this name.
 MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+class TensorFile(Protocol):
+    """An open file of tensors. Methods raise CheckpointError if it is damaged.
+
+    `max_read` are bytes that may be read before pages, which count as this process's memory, are to
+    be released by `let_go`."""
+
+    @property
+    def max_read(self) -> int: ...
+    @property
+    def num_values(self) -> int:
+        """Most numbers that the file can hold, one in a byte if it does not list them."""
+        ...
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all tensors in memory where kernels run on their blocks; 0 without blocks."""
+        ...
+
+    def keys(self) -> list[str]: ...
+    def get_tensor(self, name: str) -> Tensor: ...
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype of the tensor that `get_tensor` returns."""
+        ...
+
+    def blocks(self, name: str) -> Sequence[BlockRows]:
+        """The stored rows of a matrix, or of each matrix of a stack. Empty for a tensor that is not
+        quantised or has another layout in checkpoints."""
+        ...
+
+    def let_go(self) -> None:
+        """Release the pages that were read; a later read takes them from the file again."""
+        ...
 
 
 class Checkpoint(Protocol):
@@ -65,8 +103,8 @@ class Checkpoint(Protocol):
         """The weight files. Raises CheckpointError for a missing or unsupported one."""
         ...
 
-    def tensors(self, file: Path) -> TensorFile:
-        """Open one of `files`. Raises CheckpointError if it is damaged."""
+    def tensors(self, file: Path) -> TensorFile | None:
+        """Open one of `files`; None if it holds safetensors (weights.py)."""
         ...
 
     def contradiction(self, num_weights: int, most_values: int) -> CheckpointError:
@@ -142,11 +180,8 @@ class FolderCheckpoint:
                 )
         return tuple(self.path / name for name in names)
 
-    def tensors(self, file: Path) -> TensorFile:
-        # Imported here: it needs PyTorch, and readers of documents do not.
-        from outrider.models.weight_files import SafetensorsFile
-
-        return SafetensorsFile(file)
+    def tensors(self, file: Path) -> None:
+        del file
 
     def contradiction(self, num_weights: int, most_values: int) -> CheckpointError:
         del most_values

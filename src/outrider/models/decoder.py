@@ -139,7 +139,13 @@ class Scratch:
 LayerKV: TypeAlias = tuple[Tensor, Tensor]
 
 
-class Stack(Protocol):
+class Head(Protocol):
+    def head(self, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor) -> None:
+        """Compute logits from the last residuals; `norm_MD` is a buffer for the last norm."""
+        ...
+
+
+class Stack(Head, Protocol):
     """A family's arithmetic. Every call reads and writes `scratch`."""
 
     def embed(self, plan: PackedPlan, scratch: Scratch) -> None:
@@ -150,17 +156,13 @@ class Stack(Protocol):
         """Add layer `depth` to `x_ND`; `kv` is its part of the arena, (k_GSD, v_GSD)."""
         ...
 
-    def head(self, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor) -> None:
-        """Compute logits from the last residuals; `norm_MD` is a buffer for the last norm."""
-        ...
-
     def forward(self) -> Forward | None:
         """One native call for all of the above; None if the kernels have no such call."""
         ...
 
 
 class Passes:
-    """Runs the passes of a model's stack over a PagedKV that it owns.
+    """Runs the passes of a model's stack over a PagedKV that it owns, or over the given `kv`.
 
     `logits_MV` is the buffer for the logits of one step, which returns its first rows. `announce`
     is called before a pass that is no native call, with the plan and the rows that want logits.
@@ -169,10 +171,16 @@ class Passes:
     announce: Callable[[PackedPlan, Tensor], None] | None = None
 
     def __init__(
-        self, spec: ModelSpec, *, up_size: int, placement: Placement, capacity: ModelCapacity
+        self,
+        spec: ModelSpec,
+        *,
+        up_size: int,
+        placement: Placement,
+        capacity: ModelCapacity,
+        kv: PagedKV | None = None,
     ) -> None:
         self._capacity = capacity
-        self.kv = PagedKV(
+        self.kv = kv or PagedKV(
             spec if capacity.frees_pages else replace(spec, reach=0),
             dtype=placement.dtype,
             device=placement.device,
@@ -214,7 +222,7 @@ class Passes:
         returned = () if needs.hidden_layers == kept else needs.hidden_layers
         with torch.inference_mode():
             plan, forward = self.kv.plan(rows), stack.forward()
-            wanted_M, logits_MV = self._wanted_rows(rows)
+            wanted_M, logits_MV = self.wanted_rows(rows)
             if forward is not None and not returned:
                 forward(plan, wanted_M, logits_MV)
                 return StepOutput(logits_MV, None)
@@ -224,7 +232,7 @@ class Passes:
             if kept and not returned and hidden_NKD is not None:
                 self.kv.keep_hidden(plan.slots_N, hidden_NKD)
                 hidden_NKD = None
-            self._logits(stack, plan, wanted_M, logits_MV)
+            self.logits(stack, plan, wanted_M, logits_MV)
             return StepOutput(logits_MV, hidden_NKD)
 
     def follow(self, stack: Stack, plan: PackedPlan, wanted_M: Tensor) -> None:
@@ -235,7 +243,7 @@ class Passes:
                 forward(plan, wanted_M, logits_MV)
                 return
             self._forward(stack, plan, ())
-            self._logits(stack, plan, wanted_M, logits_MV)
+            self.logits(stack, plan, wanted_M, logits_MV)
 
     def _forward(
         self, stack: Stack, plan: PackedPlan, hidden_layers: tuple[int, ...]
@@ -249,7 +257,7 @@ class Passes:
         )
         return residuals(layers, scratch.x_ND, hidden_layers)
 
-    def _logits(self, stack: Stack, plan: PackedPlan, wanted_M: Tensor, logits_MV: Tensor) -> None:
+    def logits(self, stack: Head, plan: PackedPlan, wanted_M: Tensor, logits_MV: Tensor) -> None:
         """Compute the logits of the rows that want them. Overwrites the residual unless all do."""
         scratch, num_wanted = self._view(plan.num_tokens), wanted_M.shape[0]
         if not num_wanted:
@@ -261,7 +269,7 @@ class Passes:
             x_MD, norm_MD = part.norm_ND, part.x_ND
         stack.head(x_MD, norm_MD, logits_MV)
 
-    def _wanted_rows(self, rows: Sequence[StepRow]) -> tuple[Tensor, Tensor]:
+    def wanted_rows(self, rows: Sequence[StepRow]) -> tuple[Tensor, Tensor]:
         """Packed indices of the rows that want logits, int32, and the buffer for these logits."""
         wanted = wanted_tokens(rows)
         if len(wanted) > self._capacity.max_logits:

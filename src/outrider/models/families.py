@@ -7,12 +7,16 @@ position on, the window ends there, and a note says so. No tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Self
+from pathlib import Path
+from typing import Any, Self
 
-from outrider.core.errors import CheckpointError
-from outrider.core.spec import DecoderConfig, ModelSpec
+from outrider.core.errors import CheckpointError, ConfigError, given, nearest
+from outrider.core.params import ADVISED, params_for_one
+from outrider.core.spec import DecoderConfig, ModelSpec, StateShape
+from outrider.models.checkpoint import GENERATION, Checkpoint, config_document, open_checkpoint
 from outrider.models.family_table import FAMILY_TABLE, WRAPPERS, Family, layer_kinds
 from outrider.models.json_object import (
     CONTRADICTION,
@@ -25,8 +29,11 @@ from outrider.models.json_object import (
     stored_dtype,
 )
 from outrider.models.layer_kinds import (
+    BIASED_LAYERS,
+    GATED_LAYERS,
     PLAIN_LAYERS,
     Experts,
+    Gate,
     LayerKind,
     LayerTraits,
     Norms,
@@ -36,85 +43,18 @@ from outrider.models.layer_kinds import (
 from outrider.models.published.scheme import scheme_of
 from outrider.models.rope_config import Rope, check_rotary
 
-_DEFAULTS: Mapping[str, object] = {"eos_token_id": 50256}
-# The only value of each switch that this decoder has, which is also the default.
-_SWITCHES: Mapping[str, bool] = {
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "reorder_and_upcast_attn": False,
-    "add_cross_attention": False,
-}
+_LONG_FACTORS = "the long factors of longrope"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GPT2Config(DecoderConfig):
-    """Sizes and options of GPT-2 and DistilGPT2. `max_tokens` positions have an embedding."""
-
-    family: str = "gpt2"
-    layer_norm_eps: float = 1e-5
-    tie_word_embeddings: bool = True
-
-    @property
-    def num_parameters(self) -> int:
-        hidden, ffn = self.hidden_size, self.ffn_size
-        attention = 4 * hidden * hidden + 4 * hidden
-        layer = attention + 2 * hidden * ffn + ffn + hidden + 4 * hidden
-        tables = 1 if self.tie_word_embeddings else 2
-        embeddings = (tables * self.vocab_size + self.max_tokens) * hidden
-        return self.num_layers * layer + embeddings + 2 * hidden
-
-
-def parse_gpt2(raw: JsonObject, generation: JsonObject | None = None) -> GPT2Config:
-    """Parse a config. Raises CheckpointError, naming file and key, for a bad or unknown value."""
-    raw = JsonObject(raw.where, {**_DEFAULTS, **raw.values})
-    refuse_activation(raw, "activation_function", ("gelu_new",))
-    scheme_of(raw)
-    for key, only in _SWITCHES.items():
-        if raw.flag(key, default=only) is not only:
-            raise CheckpointError(
-                f"{raw.where}: {key} {str(not only).lower()} is not supported; this decoder has "
-                f"{str(only).lower()}.",
-                hint=OTHER_CHECKPOINT,
-            )
-    vocab_size, hidden_size = raw.integer("vocab_size"), raw.integer("n_embd")
-    num_heads = raw.integer("n_head")
-    config = GPT2Config(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        ffn_size=raw.integer("n_inner", 4 * hidden_size),
-        num_layers=raw.integer("n_layer", most=MAX_LAYERS),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=hidden_size // num_heads,
-        max_tokens=raw.integer("n_positions"),
-        layer_norm_eps=raw.number("layer_norm_epsilon", 1e-5),
-        tie_word_embeddings=raw.flag("tie_word_embeddings", default=True),
-        stop_ids=stop_ids(vocab_size, raw, generation),
-        dtype=stored_dtype(raw),
-    )
-    _check_heads(raw.where, config)
-    return config
-
-
-def _check_heads(where: str, config: GPT2Config) -> None:
-    if config.hidden_size % (2 * config.num_heads):
-        raise CheckpointError(
-            f"{where}: n_embd {config.hidden_size} does not divide into {config.num_heads} heads "
-            "(n_head) of an even size.",
-            hint=CONTRADICTION,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaConfig(DecoderConfig):
-    """Sizes and options of a decoder of the Llama family.
+class LayeredConfig(DecoderConfig):
+    """Sizes and options of a decoder whose family is a row of family_table.py.
 
     `qk_norm` normalises every query and key head before its rotation. With `fused_tensors` the
     files hold q, k and v as one matrix, and gate and up as one. `layers` has an entry for each
     layer; it is empty if all layers see the whole text and rotate by `rope`. The FFNs of
-    `sparse_layers` are mixtures of `experts`. With `also_sees`, files and settings belong to a
-    model that also has a part for pictures. With its long rotary factors (`for_context`) the model
-    has a window of `longest_tokens`; 0 if it has no such factors.
+    `sparse_layers` are mixtures of `experts`. With its long rotary factors (`for_context`) the
+    model has a window of `longest_tokens`; 0 if it has no such factors.
     """
 
     rms_norm_eps: float = 1e-6
@@ -128,11 +68,15 @@ class LlamaConfig(DecoderConfig):
     traits: LayerTraits = PLAIN_LAYERS
     experts: Experts | None = None
     sparse_layers: tuple[int, ...] = ()
-    also_sees: bool = False
     longest_tokens: int = 0
 
     def layer_kind(self, index: int) -> LayerKind:
         return self.layers[index] if self.layers else LayerKind(rope=self.rope)
+
+    @property
+    def scale(self) -> float:
+        """The factor of attention scores."""
+        return self.traits.attention_scale or self.head_dim**-0.5
 
     def for_context(self, num_tokens: int) -> Self:
         if num_tokens <= self.max_tokens or not self.longest_tokens:
@@ -155,10 +99,46 @@ class LlamaConfig(DecoderConfig):
             notes=(*notes, note),
         )
 
-    @property
-    def scale(self) -> float:
-        """The factor of attention scores."""
-        return self.traits.attention_scale or self.head_dim**-0.5
+    def parameters(self, num_attending: int) -> int:
+        """Number of parameters if `num_attending` layers attend, without other kinds of layers'."""
+        traits, hidden, heads = self.traits, self.hidden_size, self.num_heads * self.head_dim
+        attention = hidden * (self.qkv_size + heads * (2 if traits.gated else 1))
+        attention += self.qkv_bias * self.qkv_size + self.out_bias * hidden
+        kv = self.num_kv_heads * self.head_dim
+        attention += self.qk_norm * (heads + kv if traits.whole_heads else 2 * self.head_dim)
+        attention += traits.sinks * self.num_heads
+        num_up = 1 if traits.gate is Gate.NONE else 2
+        ffn = (num_up + 1) * hidden * self.ffn_size
+        ffn += self.mlp_bias * (num_up * self.ffn_size + hidden)
+        num_sparse = len(self.sparse_layers)
+        ffns = (self.num_layers - num_sparse) * ffn
+        if self.experts is not None:
+            ffns += num_sparse * self.experts.num_parameters(hidden)
+        num_norms = {Norms.AROUND: 4, Norms.PARALLEL: 1}.get(traits.norms, 2)
+        tables = (1 if self.tie_word_embeddings else 2) * self.vocab_size * hidden
+        norms = (self.num_layers * num_norms + 1) * hidden * (2 if traits.norm_bias else 1)
+        return num_attending * attention + ffns + norms + tables
+
+    def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
+        sizes = {"bytes_per_weight": bytes_per_weight, "bytes_per_kv": bytes_per_kv}
+        plain = DecoderConfig.spec(self, name, **sizes)
+        if self.experts is None:
+            return plain
+        of_layer = self.experts.expert_parameters(self.hidden_size)
+        return replace(
+            plain,
+            num_experts=self.experts.num_experts,
+            num_active_experts=self.experts.num_chosen,
+            expert_parameters=len(self.sparse_layers) * of_layer,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig(LayeredConfig):
+    """Sizes and options of a decoder of the Llama line, in which all layers attend. With
+    `also_sees`, files and settings belong to a model that also has a part for pictures."""
+
+    also_sees: bool = False
 
     @property
     def whole_tokens(self) -> int:
@@ -200,50 +180,155 @@ class LlamaConfig(DecoderConfig):
 
     @property
     def num_parameters(self) -> int:
-        traits, heads = self.traits, self.num_heads * self.head_dim
-        attention = self.hidden_size * (self.qkv_size + heads)
-        attention += self.qkv_bias * self.qkv_size + self.out_bias * self.hidden_size
-        kv = self.num_kv_heads * self.head_dim
-        attention += self.qk_norm * (heads + kv if traits.whole_heads else 2 * self.head_dim)
-        attention += traits.sinks * self.num_heads
-        ffn = 3 * self.hidden_size * self.ffn_size
-        ffn += self.mlp_bias * (2 * self.ffn_size + self.hidden_size)
-        num_sparse = len(self.sparse_layers)
-        ffns = (self.num_layers - num_sparse) * ffn
-        if self.experts is not None:
-            ffns += num_sparse * self.experts.num_parameters(self.hidden_size)
-        num_norms = {Norms.AROUND: 4, Norms.PARALLEL: 1}.get(traits.norms, 2)
-        layers = self.num_layers * (attention + num_norms * self.hidden_size) + ffns
-        tables = 1 if self.tie_word_embeddings else 2
-        embeddings = tables * self.vocab_size * self.hidden_size
-        return layers + embeddings + self.hidden_size
+        return self.parameters(self.num_layers)
 
     def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
         sizes = {"bytes_per_weight": bytes_per_weight, "bytes_per_kv": bytes_per_kv}
-        plain = DecoderConfig.spec(self, name, **sizes)
-        if self.whole_tokens < self.max_tokens:
-            seen = {"window": self.whole_tokens, "reach": self.reach}
-            plain = replace(plain, **seen, local_layers=self.local_layers)
-        if self.experts is None:
+        plain = LayeredConfig.spec(self, name, **sizes)
+        if self.whole_tokens == self.max_tokens:
             return plain
-        of_layer = self.experts.expert_parameters(self.hidden_size)
+        seen = {"window": self.whole_tokens, "reach": self.reach}
+        return replace(plain, **seen, local_layers=self.local_layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenHybridConfig(LayeredConfig):
+    """Sizes and options of Qwen3-Next and Qwen3.5: `attention_layers` attend, the others are
+    recurrences of shape `delta`."""
+
+    attention_layers: tuple[int, ...]
+    delta: StateShape
+    qk_norm: bool = True
+    traits: LayerTraits = GATED_LAYERS
+
+    @property
+    def value_size(self) -> int:
+        """Size of all value heads of a recurrent layer together."""
+        return self.delta.num_heads * self.delta.value_dim
+
+    @property
+    def num_parameters(self) -> int:
+        delta = self.delta
+        recurrent = delta.num_channels + 2 * self.value_size + 2 * delta.num_heads
+        recurrent *= self.hidden_size
+        recurrent += delta.num_channels * delta.num_taps + 2 * delta.num_heads + delta.value_dim
+        return self.parameters(len(self.attention_layers)) + delta.num_layers * recurrent
+
+    def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
+        sizes = {"bytes_per_weight": bytes_per_weight, "bytes_per_kv": bytes_per_kv}
         return replace(
-            plain,
-            num_experts=self.experts.num_experts,
-            num_active_experts=self.experts.num_chosen,
-            expert_parameters=len(self.sparse_layers) * of_layer,
+            LayeredConfig.spec(self, name, **sizes),
+            num_kv_layers=len(self.attention_layers),
+            state_bytes=self.delta.state_bytes,
+            input_bytes=self.delta.input_bytes,
+        )
+
+
+_DEFAULTS: Mapping[str, object] = {"eos_token_id": 50256}
+# The only value of each switch that this decoder has, which is also the default.
+_SWITCHES: Mapping[str, bool] = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "reorder_and_upcast_attn": False,
+    "add_cross_attention": False,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPT2Config(LayeredConfig):
+    """Sizes and options of GPT-2 and DistilGPT2. `max_tokens` positions have an embedding."""
+
+    family: str = "gpt2"
+    rms_norm_eps: float = 1e-5
+    qkv_bias: bool = True
+    out_bias: bool = True
+    mlp_bias: bool = True
+    fused_tensors: bool = True
+    traits: LayerTraits = BIASED_LAYERS
+    tie_word_embeddings: bool = True
+
+    @property
+    def num_parameters(self) -> int:
+        return self.parameters(self.num_layers) + self.max_tokens * self.hidden_size
+
+
+def parse_gpt2(raw: JsonObject, generation: JsonObject | None = None) -> GPT2Config:
+    """Parse a config. Raises CheckpointError, naming file and key, for a bad or unknown value."""
+    raw = JsonObject(raw.where, {**_DEFAULTS, **raw.values})
+    refuse_activation(raw, "activation_function", ("gelu_new",))
+    scheme_of(raw)
+    for key, only in _SWITCHES.items():
+        if raw.flag(key, default=only) is not only:
+            raise CheckpointError(
+                f"{raw.where}: {key} {str(not only).lower()} is not supported; this decoder has "
+                f"{str(only).lower()}.",
+                hint=OTHER_CHECKPOINT,
+            )
+    vocab_size, hidden_size = raw.integer("vocab_size"), raw.integer("n_embd")
+    num_heads = raw.integer("n_head")
+    config = GPT2Config(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        ffn_size=raw.integer("n_inner", 4 * hidden_size),
+        num_layers=raw.integer("n_layer", most=MAX_LAYERS),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden_size // num_heads,
+        max_tokens=raw.integer("n_positions"),
+        rms_norm_eps=raw.number("layer_norm_epsilon", 1e-5),
+        tie_word_embeddings=raw.flag("tie_word_embeddings", default=True),
+        stop_ids=stop_ids(vocab_size, raw, generation),
+        dtype=stored_dtype(raw),
+    )
+    _check_heads(raw.where, config)
+    return config
+
+
+def _check_heads(where: str, config: GPT2Config) -> None:
+    if config.hidden_size % (2 * config.num_heads):
+        raise CheckpointError(
+            f"{where}: n_embd {config.hidden_size} does not divide into {config.num_heads} heads "
+            "(n_head) of an even size.",
+            hint=CONTRADICTION,
         )
 
 
 # Families whose layers differ from a Llama's only in biases, norms of heads and windows.
 LLAMA_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
-DECODER_FAMILIES = (*FAMILY_TABLE, *WRAPPERS)
+
+
+def _is_hybrid(name: str) -> bool:
+    return FAMILY_TABLE[WRAPPERS.get(name, name)].recurrences is not None
+
+
+_NAMES = (*FAMILY_TABLE, *WRAPPERS)
+DECODER_FAMILIES = tuple(name for name in _NAMES if not _is_hybrid(name))
+HYBRID_FAMILIES = tuple(sorted(name for name in _NAMES if _is_hybrid(name)))
 
 
 def parse_llama(raw: JsonObject, generation: JsonObject | None = None) -> LlamaConfig:
     """Parse a config. Raises CheckpointError, naming file and key, for a bad or unknown value."""
-    name = raw.text("model_type")
-    outer, (raw, family) = raw, _text_model(raw)
+    text, family = _text_model(raw)
+    shared = _layered(raw, text, family, generation)
+    config = LlamaConfig(**shared, also_sees=raw.has("text_config"))
+    _check_layered(text.where, config)
+    return config
+
+
+def parse_qwen_hybrid(raw: JsonObject, generation: JsonObject | None = None) -> QwenHybridConfig:
+    """Parse a config. Raises CheckpointError, naming file and key, for a bad or unknown value."""
+    text, family = _text_model(raw)
+    shared = _layered(raw, text, family, generation)
+    attention_layers, delta = given(family.recurrences, "recurrences")(text, shared["num_layers"])
+    config = QwenHybridConfig(**shared, attention_layers=attention_layers, delta=delta)
+    _check_layered(text.where, config)
+    return config
+
+
+def _layered(
+    outer: JsonObject, raw: JsonObject, family: Family, generation: JsonObject | None
+) -> dict[str, Any]:
+    """Fields of LayeredConfig. `raw` has the settings of the text model within `outer`."""
     refuse_activation(raw, family.activation_key, family.activations)
     scheme_of(outer)
     num_heads = raw.integer("num_attention_heads")
@@ -261,36 +346,35 @@ def parse_llama(raw: JsonObject, generation: JsonObject | None = None) -> LlamaC
     )
     attention_bias = raw.flag("attention_bias", default=False)
     experts = family.experts(raw)
-    config = LlamaConfig(
-        family=name,
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        ffn_size=raw.integer("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=raw.integer("num_key_value_heads", num_heads),
-        head_dim=raw.integer("head_dim", max(1, hidden_size // num_heads)),
-        max_tokens=max_tokens,
-        rms_norm_eps=raw.number(family.norm_key, 1e-6),
-        rope=rope,
-        tie_word_embeddings=_tied(outer, raw),
-        qkv_bias=family.qkv_bias or attention_bias,
-        out_bias=attention_bias,
-        mlp_bias=raw.flag("mlp_bias", default=False),
-        qk_norm=family.qk_norm,
-        fused_tensors=family.fused_tensors,
-        layers=() if set(layers) == {LayerKind(rope=rope)} else layers,
-        traits=family.traits(raw),
-        experts=experts,
-        sparse_layers=sparse_layers(raw, num_layers) if experts else (),
-        longest_tokens=longest if longest > max_tokens else 0,
-        also_sees=outer is not raw and outer.has("text_config"),
-        stop_ids=stop_ids(vocab_size, outer, raw, generation),
-        dtype=stored_dtype(outer) or stored_dtype(raw),
-        notes=(*_seeing(outer), *notes),
-    )
-    _check_llama(raw.where, config)
-    return config
+    # Files of a hybrid mixture have no other FFN than the experts.
+    usual_ffn = experts.shared_ffn_size if family.recurrences and experts else None
+    return {
+        "family": outer.text("model_type"),
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "ffn_size": raw.integer("intermediate_size", usual_ffn),
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": raw.integer("num_key_value_heads", num_heads),
+        "head_dim": raw.integer("head_dim", max(1, hidden_size // num_heads)),
+        "max_tokens": max_tokens,
+        "rms_norm_eps": raw.number(family.norm_key, 1e-6),
+        "rope": rope,
+        "tie_word_embeddings": _tied(outer, raw),
+        "qkv_bias": family.qkv_bias or attention_bias,
+        "out_bias": attention_bias,
+        "mlp_bias": raw.flag("mlp_bias", default=False),
+        "qk_norm": family.qk_norm,
+        "fused_tensors": family.fused_tensors,
+        "layers": () if set(layers) == {LayerKind(rope=rope)} else layers,
+        "traits": family.traits(raw),
+        "experts": experts,
+        "sparse_layers": sparse_layers(raw, num_layers) if experts else (),
+        "longest_tokens": longest if longest > max_tokens else 0,
+        "stop_ids": stop_ids(vocab_size, outer, raw, generation),
+        "dtype": stored_dtype(outer) or stored_dtype(raw),
+        "notes": (*_seeing(outer), *notes),
+    }
 
 
 def _text_model(raw: JsonObject) -> tuple[JsonObject, Family]:
@@ -299,16 +383,18 @@ def _text_model(raw: JsonObject) -> tuple[JsonObject, Family]:
     if name in WRAPPERS:
         raw = raw.child("text_config") or JsonObject(raw.where, {**raw.values, "model_type": None})
         name = raw.text("model_type", WRAPPERS[name])
+        name = WRAPPERS.get(name, name)
         if name not in FAMILY_TABLE:
             raise CheckpointError(
                 f"{raw.where}: a text model of model_type {name!r} is not supported.",
                 hint=OTHER_CHECKPOINT,
             )
     family = FAMILY_TABLE[name]
-    return JsonObject(raw.where, {**family.defaults, **raw.values, **family.fixed}), family
-
-
-_LONG_FACTORS = "the long factors of longrope"
+    values = {key: value for key, value in raw.values.items() if value is not None}
+    # In other families null switches a feature off that is on by default.
+    values = values if family.recurrences else raw.values
+    named = {**family.defaults, **values, **family.fixed, "model_type": name}
+    return JsonObject(raw.where, named), family
 
 
 def _tied(outer: JsonObject, raw: JsonObject) -> bool:
@@ -324,7 +410,7 @@ def _seeing(raw: JsonObject) -> tuple[str, ...]:
     return ("the model also takes pictures; Outrider runs its text part",)
 
 
-def _check_llama(where: str, config: LlamaConfig) -> None:
+def _check_layered(where: str, config: LayeredConfig) -> None:
     if config.num_heads % config.num_kv_heads:
         raise CheckpointError(
             f"{where}: num_attention_heads {config.num_heads} is not a multiple of "
@@ -351,3 +437,99 @@ def _window(
     if window >= max_tokens:
         return bounded_window(max_tokens)
     return window, (f"{reason}: the window is {window} tokens, not {max_tokens}",)
+
+
+NativeConfig = LlamaConfig | GPT2Config | QwenHybridConfig
+
+_PARSERS: Mapping[str, Callable[[JsonObject, JsonObject | None], NativeConfig]] = {
+    **dict.fromkeys(DECODER_FAMILIES, parse_llama),
+    "gpt2": parse_gpt2,
+    **dict.fromkeys(HYBRID_FAMILIES, parse_qwen_hybrid),
+}
+FAMILIES = tuple(sorted(_PARSERS))
+_ENCODERS = frozenset((
+    "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert",
+    "mpnet", "roberta", "xlm-roberta",
+))  # fmt: skip
+
+
+def read_config(path: Path) -> DecoderConfig:
+    """Read `config.json` and, if there is one, `generation_config.json` of a folder or GGUF file.
+
+    A family without a decoder of ours is read by transformers, if it is installed. Raises
+    CheckpointError, naming file and key, for a bad or unknown value.
+    """
+    checkpoint = open_checkpoint(path)
+    family = model_type_of(checkpoint)
+    if family in FAMILIES:
+        return native_config_of(checkpoint)
+    if family in _ENCODERS and not _config(checkpoint).flag("is_decoder", default=False):
+        raise CheckpointError(
+            f"{path}: a model of type {family} is an encoder: it reads a text and writes none.",
+            hint="choose a model that writes, such as `outrider pull HuggingFaceTB/"
+            "SmolLM2-135M-Instruct`",
+        )
+    # Imported here: only such a family needs torch, and transformers, to be read.
+    from outrider.plugins.transformers.config import read_adapter_config
+
+    return read_adapter_config(checkpoint)
+
+
+def read_native_config(path: Path) -> NativeConfig:
+    """Read the config of a family that a decoder of ours runs, as `read_config` does."""
+    return native_config_of(open_checkpoint(path))
+
+
+def read_sampling(path: Path) -> dict[str, float]:
+    """The sampling that a checkpoint recommends, as fields of SamplingParams. Empty if it names
+    none, or greedy decoding. Values that SamplingParams would refuse are left out."""
+    generation = _generation(open_checkpoint(path))
+    values: Mapping[str, object] = {} if generation is None else generation.values
+    if values.get("do_sample") is False:
+        return {}
+    found = dict[str, float]()
+    for name in ADVISED:
+        value = values.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            number = max(int(value), 0) if name == "top_k" else float(value)
+            with suppress(ConfigError):
+                params_for_one(None, {name: number})
+                found[name] = number
+    if values.get("do_sample") is True or found.keys() & {"top_k", "top_p", "min_p"}:
+        found.setdefault("temperature", 1.0)
+    return found
+
+
+def native_config_of(checkpoint: Checkpoint) -> NativeConfig:
+    """The config of a checkpoint that a decoder of ours runs. Raises CheckpointError."""
+    config = parse_config(_config(checkpoint), _generation(checkpoint))
+    return replace(config, notes=(*config.notes, *checkpoint.notes))
+
+
+def model_type_of(checkpoint: Checkpoint) -> str:
+    """The `model_type` of a checkpoint. Raises CheckpointError if its config has none."""
+    return _config(checkpoint).text("model_type")
+
+
+def parse_config(raw: JsonObject, generation: JsonObject | None = None) -> NativeConfig:
+    """Parse a config. Raises CheckpointError, naming file and key, for a bad or unknown value."""
+    family = raw.text("model_type")
+    if family not in _PARSERS:
+        known = ", ".join(FAMILIES)
+        raise CheckpointError(
+            f"{raw.where}: Outrider has no decoder for model_type {family!r}.",
+            hint=nearest(
+                family,
+                FAMILIES,
+                f"It has {known}; others run through transformers: pip install 'outrider[hf]'",
+            ),
+        )
+    return _PARSERS[family](raw, generation)
+
+
+def _config(checkpoint: Checkpoint) -> JsonObject:
+    return config_document(checkpoint, "is it a Hugging Face model folder?")
+
+
+def _generation(checkpoint: Checkpoint) -> JsonObject | None:
+    return checkpoint.document(GENERATION) if checkpoint.has(GENERATION) else None

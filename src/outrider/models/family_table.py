@@ -1,4 +1,4 @@
-"""The families that llama.py computes, with a row for each: the meaning of its config.json.
+"""The families of our decoders, with a row for each: the meaning of its config.json.
 
 A row has the defaults of absent keys, the keys that are never read, and how the layers differ
 (layer_kinds.py). Defaults are those of transformers. No tensors.
@@ -9,43 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from outrider.models import layer_kinds as kinds
 from outrider.models.json_object import JsonObject
-from outrider.models.layer_kinds import (
-    LayerKind,
-    LayerTraits,
-    Mixture,
-    Norms,
-    Ropes,
-    Traits,
-    Windows,
-    all_but_every,
-    always,
-    by_kind,
-    by_kinds,
-    by_switch,
-    cohere_traits,
-    dense,
-    exaone_ropes,
-    gemma1_traits,
-    gemma_traits,
-    gpt_oss_experts,
-    gpt_oss_rope,
-    granite_traits,
-    in_all_layers,
-    ministral3_reach,
-    mixtral_experts,
-    named_or_one,
-    one_rope,
-    plain_traits,
-    qwen2_moe_windows,
-    qwen_experts,
-    qwen_windows,
-    smollm3_windows,
-    where_listed,
-    where_sliding,
-    whole,
-)
-from outrider.models.rope_config import COMMON_ROPE, MROPE, PHI3_ROPE, RopeRules
+from outrider.models.rope_config import COMMON_ROPE, MROPE, PARTIAL_ROPE, PHI3_ROPE, RopeRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +19,18 @@ class Family:
     """Properties of a family: `defaults` of absent keys, `fixed` values of keys that it never
     reads, and its kinds of layers. `activations` are the names of its gate under `activation_key`;
     the first is the default. `norm_key` names the epsilon of its norms. `reach` returns the number
-    of tokens up to which llama.py computes the family's own logits, and the reason."""
+    of tokens up to which llama.py computes the family's own logits, and the reason. Families with
+    `recurrences` are hybrids, which qwen_hybrid.py computes; null counts as absent in their files.
+    """
 
     defaults: Mapping[str, object] = field(default_factory=dict[str, object])
     fixed: Mapping[str, object] = field(default_factory=dict[str, object])
-    windows: Windows = whole
+    windows: kinds.Windows = kinds.whole
     rope: RopeRules = COMMON_ROPE
-    ropes: Ropes = one_rope
-    traits: Traits = plain_traits
-    experts: Mixture = dense
+    ropes: kinds.Ropes = kinds.one_rope
+    traits: kinds.Traits = lambda _: kinds.PLAIN_LAYERS
+    experts: kinds.Mixture = lambda _: None
+    recurrences: kinds.Recurrences | None = None
     qkv_bias: bool = False
     qk_norm: bool = False
     fused_tensors: bool = False
@@ -77,11 +46,11 @@ _TIED = {"tie_word_embeddings": True}
 _QWEN = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 _QWEN3 = {**_QWEN, "head_dim": 128}
 _GELU = ("gelu_pytorch_tanh", "gelu_new")
-_AFTER = always(LayerTraits(norms=Norms.AFTER))
+_AFTER = kinds.always(kinds.LayerTraits(norms=kinds.Norms.AFTER))
 _OLMO = Family(
     {"rms_norm_eps": 1e-5, "eos_token_id": 50279},
     _NO_MLP_BIAS,
-    traits=always(LayerTraits(norms=Norms.AFTER, whole_heads=True)),
+    traits=kinds.always(kinds.LayerTraits(norms=kinds.Norms.AFTER, whole_heads=True)),
     qk_norm=True,
 )
 _GEMMA2 = Family(
@@ -95,9 +64,9 @@ _GEMMA2 = Family(
         "final_logit_softcapping": 30.0,
     },
     _NO_MLP_BIAS,
-    all_but_every(2),
-    ropes=named_or_one,
-    traits=gemma_traits,
+    kinds.all_but_every(2),
+    ropes=kinds.named_or_one,
+    traits=kinds.gemma_traits,
     activation_key="hidden_activation",
     activations=_GELU,
 )
@@ -110,30 +79,63 @@ _QWEN3_MOE = Family(
         "num_experts": 128,
     },
     _NO_MLP_BIAS,
-    by_switch,
-    experts=qwen_experts,
+    kinds.by_switch,
+    experts=kinds.qwen_experts,
     qk_norm=True,
 )
+_QWEN_HYBRID = Family(
+    {
+        "partial_rotary_factor": 0.25,
+        "head_dim": 256,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "moe_intermediate_size": 512,
+        "norm_topk_prob": True,
+        "num_experts": 0,
+        "shared_expert_intermediate_size": 512,
+    },
+    _NO_MLP_BIAS,
+    rope=PARTIAL_ROPE,
+    traits=kinds.gated_traits,
+    experts=kinds.qwen_experts,
+    recurrences=kinds.delta_rules,
+    qk_norm=True,
+)
+
+
+def _hybrid(**defaults: object) -> Family:
+    return replace(_QWEN_HYBRID, defaults={**_QWEN_HYBRID.defaults, **defaults})
+
+
 FAMILY_TABLE: Mapping[str, Family] = {
     "llama": Family(),
-    "mistral": Family({"num_key_value_heads": 8, "sliding_window": 4096}, _NO_BIAS, in_all_layers),
+    "mistral": Family(
+        {"num_key_value_heads": 8, "sliding_window": 4096}, _NO_BIAS, kinds.in_all_layers
+    ),
     "ministral": Family(
         {"num_key_value_heads": 8, "sliding_window": 4096},
         _NO_BIAS,
-        lambda raw, num_layers: by_kinds(raw, num_layers, lambda _: raw.has("sliding_window")),
+        lambda raw, num_layers: kinds.by_kinds(
+            raw, num_layers, lambda _: raw.has("sliding_window")
+        ),
     ),
     "ministral3": Family(
         {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
         _NO_BIAS,
-        in_all_layers,
-        reach=ministral3_reach,
+        kinds.in_all_layers,
+        reach=kinds.ministral3_reach,
     ),
-    "qwen2": Family(_QWEN, _NO_BIAS, qwen_windows, qkv_bias=True),
-    "qwen3": Family(_QWEN3, _NO_MLP_BIAS, qwen_windows, qk_norm=True),
+    "qwen2": Family(_QWEN, _NO_BIAS, kinds.qwen_windows, qkv_bias=True),
+    "qwen3": Family(_QWEN3, _NO_MLP_BIAS, kinds.qwen_windows, qk_norm=True),
     "phi3": Family(
         {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096, "eos_token_id": 32000},
         _NO_BIAS,
-        in_all_layers,
+        kinds.in_all_layers,
         PHI3_ROPE,
         fused_tensors=True,
     ),
@@ -148,8 +150,8 @@ FAMILY_TABLE: Mapping[str, Family] = {
             "num_experts": 60,
         },
         _NO_BIAS,
-        qwen2_moe_windows,
-        experts=qwen_experts,
+        kinds.qwen2_moe_windows,
+        experts=kinds.qwen_experts,
         qkv_bias=True,
     ),
     "qwen3_moe": _QWEN3_MOE,
@@ -162,8 +164,8 @@ FAMILY_TABLE: Mapping[str, Family] = {
             "rope_theta": 1e6,
         },
         _NO_BIAS,
-        in_all_layers,
-        experts=mixtral_experts,
+        kinds.in_all_layers,
+        experts=kinds.mixtral_experts,
     ),
     "gpt_oss": Family(
         {
@@ -177,15 +179,15 @@ FAMILY_TABLE: Mapping[str, Family] = {
             "rope_theta": 150000.0,
         },
         _NO_MLP_BIAS,
-        all_but_every(2),
-        ropes=gpt_oss_rope,
-        traits=always(LayerTraits(sinks=True)),
-        experts=gpt_oss_experts,
+        kinds.all_but_every(2),
+        ropes=kinds.gpt_oss_rope,
+        traits=kinds.always(kinds.LayerTraits(sinks=True)),
+        experts=kinds.gpt_oss_experts,
     ),
     "gemma": Family(
         {**_TIED, "num_key_value_heads": 16, "head_dim": 256, "eos_token_id": 1},
         _NO_MLP_BIAS,
-        traits=gemma1_traits,
+        traits=kinds.gemma1_traits,
         # The first files say gelu and mean the approximation.
         activations=(*_GELU, "gelu"),
     ),
@@ -205,43 +207,43 @@ FAMILY_TABLE: Mapping[str, Family] = {
         },
         # Only Gemma 2 caps the scores of attention.
         fixed={**_NO_MLP_BIAS, "attn_logit_softcapping": None},
-        windows=all_but_every(6),
-        ropes=by_kind("rope_local_base_freq", 10000.0),
+        windows=kinds.all_but_every(6),
+        ropes=kinds.by_kind("rope_local_base_freq", 10000.0),
         qk_norm=True,
     ),
     "smollm3": Family(
         {**_TIED, "num_key_value_heads": 4, "rope_theta": 2e6, "eos_token_id": 128001},
-        windows=smollm3_windows,
-        ropes=where_listed,
+        windows=kinds.smollm3_windows,
+        ropes=kinds.where_listed,
     ),
     "olmo2": replace(_OLMO, defaults={**_OLMO.defaults, "rope_theta": 10000.0}),
     "olmo3": replace(
         _OLMO,
         defaults={**_OLMO.defaults, "rope_theta": 500000.0, "sliding_window": 4096},
-        windows=all_but_every(4),
-        ropes=by_kind("rope_theta", 500000.0),
+        windows=kinds.all_but_every(4),
+        ropes=kinds.by_kind("rope_theta", 500000.0),
     ),
     "cohere2": Family(
         {**_TIED, "sliding_window": 4096, "layer_norm_eps": 1e-5, "eos_token_id": 255001},
         _NO_MLP_BIAS,
-        all_but_every(4),
-        ropes=where_sliding,
-        traits=cohere_traits,
+        kinds.all_but_every(4),
+        ropes=kinds.where_sliding,
+        traits=kinds.cohere_traits,
         norm_key="layer_norm_eps",
     ),
     "exaone4": Family(
         {"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "eos_token_id": 2},
         _NO_BIAS,
-        all_but_every(4),
-        ropes=exaone_ropes,
+        kinds.all_but_every(4),
+        ropes=kinds.exaone_ropes,
         traits=_AFTER,
         qk_norm=True,
     ),
-    "granite": Family(traits=granite_traits),
+    "granite": Family(traits=kinds.granite_traits),
     "qwen2_5_vl_text": Family(
         {**_QWEN, "max_window_layers": 80, "num_key_value_heads": 8, "rope_theta": 1e6},
         _NO_BIAS,
-        qwen_windows,
+        kinds.qwen_windows,
         MROPE,
         qkv_bias=True,
     ),
@@ -251,7 +253,12 @@ FAMILY_TABLE: Mapping[str, Family] = {
         rope=MROPE,
         qk_norm=True,
     ),
-    "qwen3_vl_moe_text": replace(_QWEN3_MOE, rope=MROPE, windows=whole),
+    "qwen3_vl_moe_text": replace(_QWEN3_MOE, rope=MROPE, windows=kinds.whole),
+    "qwen3_next": _hybrid(
+        intermediate_size=5632, num_experts=512, num_experts_per_tok=10, decoder_sparse_step=1
+    ),
+    "qwen3_5_text": _hybrid(num_key_value_heads=4),
+    "qwen3_5_moe_text": _hybrid(num_experts=256, num_experts_per_tok=8),
 }
 # Models that also see, by the family of the text model within; their keys are in `text_config`.
 WRAPPERS: Mapping[str, str] = {
@@ -260,11 +267,13 @@ WRAPPERS: Mapping[str, str] = {
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }
 
 
-def layer_kinds(raw: JsonObject, family: Family, num_layers: int) -> tuple[LayerKind, ...]:
+def layer_kinds(raw: JsonObject, family: Family, num_layers: int) -> tuple[kinds.LayerKind, ...]:
     """The kind of every layer. Raises CheckpointError, naming the key, for an unsupported value."""
     windows = family.windows(raw, num_layers)
     ropes = family.ropes(raw, family.rope, windows)
-    return tuple(LayerKind(*pair) for pair in zip(windows, ropes, strict=True))
+    return tuple(kinds.LayerKind(*pair) for pair in zip(windows, ropes, strict=True))

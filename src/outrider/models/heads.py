@@ -1,4 +1,4 @@
-"""Folders of draft heads: finds them, their kind, their hidden layers, and remarks on their fit.
+"""Folders of draft heads: finds them, their kind, their hidden layers, and whether they fit.
 
 Heads are small nets that read the target's hidden states (drafters/nets/), in folders with a
 `config.json` and safetensors, in the formats that their projects publish:
@@ -10,14 +10,16 @@ Heads are small nets that read the target's hidden states (drafters/nets/), in f
     mtp      `model_type` outrider_mtp; or the MTP block within a target's own checkpoint
     block    `model_type` outrider_block
 
-Hidden layer i is the residual after i layers of the target, 0 to L.
+At position p a net reads the token there and the hidden state of the token before it, and predicts
+the token at p + 1. For text that the target has read the state is the target's; below it the state
+is the net's own. Hidden layer i is the residual after i layers of the target, 0 to L.
 
 Shapes:  V = vocabulary, D = hidden size (of a head in memory), G = KV heads, S = slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,7 +30,6 @@ from torch import Tensor
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.plugins import KINDS, MODEL, HeadFormat
 from outrider.core.protocols import CacheStore, CausalLM, StepRow
-from outrider.core.spec import ModelSpec
 from outrider.estimate.forecast import KEY, StatedWorth
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedPlan
@@ -42,11 +43,10 @@ from outrider.models.checkpoint import (
     open_checkpoint,
 )
 from outrider.models.decoder import ModelCapacity
-from outrider.models.hf_config import read_config
+from outrider.models.families import read_config
 from outrider.models.json_object import MAX_LAYERS, JsonObject
 from outrider.models.llama_weights import Tables
 from outrider.models.loading import HEAD_ALIASES, resolve
-from outrider.models.rope_config import Rope, parse_rope
 from outrider.models.weights import Placement, Weights
 
 # The name of the drafter that reads the heads; a folder of no heads holds MODEL.
@@ -157,15 +157,6 @@ def head_target(target: CausalLM) -> HeadTarget:
     return target
 
 
-# Draft heads that read the target's hidden states: the common parts of EAGLE and MTP.
-#
-# At position p the net reads the token there and the hidden state of the token before it, and
-# predicts the token at p + 1. For text that the target has read the state is the target's; below it
-# the state is the net's own. The net has a KV cache of its own, and takes tables, operators and
-# precision from its target (`NormedTarget`).
-#
-# Shapes:  P = tokens, N = packed tokens, M = packed logits rows, K = captured layers, D = hidden
-#          size, V = vocabulary of the drafts or vocabulary, R = rows.
 class NormConfig(Protocol):
     @property
     def rms_norm_eps(self) -> float: ...
@@ -411,30 +402,16 @@ def _conversion(pickle: str) -> str:
     )
 
 
-# Draft heads of a target: finds their folders, and remarks on heads that may not fit.
-#
-# Heads are trained for one target, so their folders lie in the target's own folder or next to it. A
-# folder fits if its sizes and layers are the target's; a difference that can only lower acceptance
-# is a caution. Only `weight_remarks` reads the values of weights; the rest reads at most their
-# names.
-@dataclass(frozen=True, slots=True)
-class Remark:
-    """A sentence on heads: `wrong` if they cannot draft for the target, else a caution."""
-
-    wrong: bool
-    text: str
-
-
 def find_heads(target: Path) -> dict[HeadKind, Path]:
     """Folders of heads that fit the model in `target`, one for each kind. Heads are trained for one
     target, so their folders lie in its own folder or next to it: folders within `target` come
     before its siblings, and each group is searched in the order of names. Heads fit if their sizes
-    and layers are the target's; a difference that can only lower acceptance is a caution."""
+    and layers are the target's."""
     found: dict[HeadKind, Path] = {}
     for folder in _neighbours(target):
         try:
             kind = kind_of(folder)
-            if kind != "model" and not any(r.wrong for r in size_remarks(target, folder)):
+            if kind != MODEL and not misfits(target, folder):
                 found.setdefault(kind, folder)
         except CheckpointError:
             continue
@@ -452,35 +429,27 @@ def name_of(folder: Path) -> str:
     return str(folder)
 
 
-def size_remarks(target: Path, folder: Path) -> list[Remark]:
-    """Remarks on the heads in `folder` as heads of the model in `target`, from their configs.
+def misfits(target: Path, folder: Path) -> list[str]:
+    """Reasons why the heads in `folder` cannot draft for the model in `target`, by their configs.
 
     Raises CheckpointError for a folder that has no heads, or a config that cannot be read.
     """
     kind = kind_of(folder)
-    if kind == "model":
+    if kind == MODEL:
         raise CheckpointError(f"{folder} holds a model, not heads.")
     spec = read_config(target).spec("target", bytes_per_weight=2, bytes_per_kv=2)
     config = open_checkpoint(folder).document(CONFIG)
-    return [
-        *_sizes(config, spec),
-        *_layers(folder, kind, spec),
-        *_windows(config, spec),
-        *_ropes(config, open_checkpoint(target).document(CONFIG)),
+    # Loading finds sizes that the config lacks in the tensors.
+    found = [
+        f"{key} is {config.integer(key)} and the target's {own}"
+        for key, own in (("hidden_size", spec.hidden_size), ("vocab_size", spec.vocab_size))
+        if config.has(key) and config.integer(key) != own
     ]
-
-
-def weight_remarks(folder: Path) -> list[Remark]:
-    """A remark on tensors that hold NaN or infinities; it names the first three. Reads all weights.
-    Raises CheckpointError for a folder without safetensors."""
-    with Weights.at(folder) as weights:
-        bad = [name for name, tensor in weights.each() if not _all_numbers(tensor)]
-    if not bad:
-        return []
-    more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-    return [
-        Remark(True, f"weights that are not numbers (NaN or infinite): {', '.join(bad[:3])}{more}")
-    ]
+    try:
+        hidden_layers_of(folder, kind, spec.num_layers)
+    except CheckpointError as error:
+        found.append(str(error).rstrip("."))
+    return found
 
 
 def has_own_mtp(target: Path) -> bool:
@@ -512,55 +481,3 @@ def _neighbours(target: Path) -> list[Path]:
             return []
 
     return [path for path in (*folders(target), *folders(target.parent)) if path != target]
-
-
-def _sizes(config: JsonObject, spec: ModelSpec) -> Iterator[Remark]:
-    """Remarks on sizes in the heads' config. Loading finds missing sizes in the tensors."""
-    for key, own in (("hidden_size", spec.hidden_size), ("vocab_size", spec.vocab_size)):
-        value = config.integer(key) if config.has(key) else own
-        if value != own:
-            yield Remark(True, f"{key} is {value} and the target's {own}")
-
-
-def _layers(folder: Path, kind: HeadKind, spec: ModelSpec) -> Iterator[Remark]:
-    try:
-        hidden_layers_of(folder, kind, spec.num_layers)
-    except CheckpointError as error:
-        yield Remark(True, str(error).rstrip("."))
-
-
-def _windows(config: JsonObject, spec: ModelSpec) -> Iterator[Remark]:
-    key = "max_position_embeddings"
-    value = config.integer(key) if config.has(key) else spec.max_tokens
-    if value < spec.max_tokens:
-        yield Remark(
-            False,
-            f"the window is {value} tokens and the target's {spec.max_tokens}: no text of this "
-            "pair is longer than the shorter one",
-        )
-
-
-def _ropes(config: JsonObject, target: JsonObject) -> Iterator[Remark]:
-    """A remark if the heads have rotary positions other than the target's."""
-    if not (config.has("rope_theta") or config.has("rope_parameters")):
-        return
-    try:
-        ours, theirs = parse_rope(config), parse_rope(target)
-    except CheckpointError as error:
-        yield Remark(False, f"positions cannot be compared: {error}".rstrip("."))
-        return
-    if ours != theirs:
-        yield Remark(
-            False,
-            f"positions turn with {rope_in_words(ours)} and the target's with "
-            f"{rope_in_words(theirs)}: drafts far into a text may be refused",
-        )
-
-
-def rope_in_words(rope: Rope) -> str:
-    stretched = "" if rope.kind == "default" else f" ({rope.kind}, factor {rope.factor:g})"
-    return f"theta {rope.theta:g}{stretched}"
-
-
-def _all_numbers(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(tensor.isfinite().all())

@@ -49,6 +49,7 @@ from huggingface_hub.utils import tqdm as hub_bar
 
 from outrider.core.errors import CheckpointError, MachineError, OutriderError, words_of
 from outrider.core.files import FileKind, open_regular, read_text
+from outrider.models.checkpoint import INDEX, PICKLES
 from outrider.models.hub_names import (
     GGUF,
     HUB_FILES,
@@ -196,8 +197,6 @@ def _too_much(name: HubName, most: int) -> CheckpointError:
     return nonsense(name, f"more than the {most:,} bytes that it announced")
 
 
-_INDEX = "model.safetensors.index.json"
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Seconds to wait for the first response.
 _PATIENCE = 10.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -319,7 +318,7 @@ def local_copy(name: HubName) -> Path | None:
                 local_files_only=True,
             )
         )
-        index = folder / _INDEX
+        index = folder / INDEX
         shards = JsonObject.read(index).child("weight_map") if index.exists() else None
         wanted = {str(file) for file in shards.values.values()} if shards else set[str]()
         whole = all((folder / file).exists() for file in ("config.json", *wanted))
@@ -354,7 +353,7 @@ def _check_readable(name: HubName, everything: Iterable[str], files: Iterable[st
     if "config.json" in kept and any(file.endswith(".safetensors") for file in kept):
         return
     every = list(everything)
-    pickles = [file for file in every if file.endswith(_PICKLES)]
+    pickles = [file for file in every if file.endswith(PICKLES)]
     if pickles:
         there = f"pickle files, such as {pickles[0]}, which can run code when they are read"
         hint = (

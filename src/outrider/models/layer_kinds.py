@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from outrider.core.errors import CheckpointError
+from outrider.core.spec import StateShape
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
 from outrider.models.rope_config import Rope, RopeRules, parse_rope
 
@@ -28,11 +29,12 @@ class Norms(Enum):
 
 class Gate(Enum):
     """The formula of an FFN's gate g and `up` u: silu(g) * u; gelu(g) * u, with tanh; or gpt-oss's
-    g * sigmoid(alpha * g) * (u + 1), with g and u clamped to a limit."""
+    g * sigmoid(alpha * g) * (u + 1), with g and u clamped to a limit. Without a gate: gelu(u)."""
 
     SILU = "silu"
     GELU = "gelu"
     CLAMPED = "clamped"
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +50,21 @@ class LayerKind:
 class LayerTraits:
     """Traits of all layers of a family, and of its embedding and head; the defaults are a Llama's.
 
-    `centred` norms are layer norms without bias. With `from_one`, files hold a norm's weight minus
-    1. With `whole_heads`, norms of queries and keys normalise all heads as one vector. Attention
-    scores are multiplied by `attention_scale` (0: 1 / sqrt(head_dim)) and softly capped, as logits
-    are; a cap of 0 means no cap. The outputs of attention and FFN are multiplied by
-    `residual_scale` before they are added to the residual. With `interleaved`, rotary pairs are
-    neighbours in a head. `sinks` are learnt scores without a value.
+    `centred` norms are layer norms, without bias unless `norm_bias`. With `from_one`, files hold a
+    norm's weight minus 1. With `whole_heads`, norms of queries and keys normalise all heads as one
+    vector. If `gated`, each query head has a gate next to it in the files, whose sigmoid scales the
+    head's output. Attention scores are multiplied by `attention_scale` (0: 1 / sqrt(head_dim)) and
+    softly capped, as logits are; a cap of 0 means no cap. The outputs of attention and FFN are
+    multiplied by `residual_scale` before they are added to the residual. With `interleaved`, rotary
+    pairs are neighbours in a head. `sinks` are learnt scores without a value.
     """
 
     norms: Norms = Norms.BEFORE
     centred: bool = False
+    norm_bias: bool = False
     from_one: bool = False
     whole_heads: bool = False
+    gated: bool = False
     gate: Gate = Gate.SILU
     attention_scale: float = 0.0
     attention_cap: float = 0.0
@@ -72,6 +77,8 @@ class LayerTraits:
 
 
 PLAIN_LAYERS = LayerTraits()
+GATED_LAYERS = LayerTraits(from_one=True, gated=True)
+BIASED_LAYERS = LayerTraits(centred=True, norm_bias=True, gate=Gate.NONE)
 
 
 class ExpertNames(Enum):
@@ -130,10 +137,8 @@ def check_experts(where: str, experts: Experts) -> None:
         )
 
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
-# Readers of a `config.json`'s layers, by family: windows, ropes, traits and experts.
-#
-# Defaults of absent keys are those of transformers. No tensors.
+_SLIDING, _FULL, _RECURRENT = "sliding_attention", "full_attention", "linear_attention"
+# Readers of a `config.json`'s layers, by family: windows, ropes, traits, experts and recurrences.
 Windows = Callable[[JsonObject, int], Sequence[int]]
 
 
@@ -155,10 +160,13 @@ def by_switch(raw: JsonObject, num_layers: int) -> Sequence[int]:
     return in_all_layers(raw, num_layers) if slides else whole(raw, num_layers)
 
 
-def by_kinds(raw: JsonObject, num_layers: int, slides: Callable[[int], bool]) -> Sequence[int]:
-    """Windows of layers: those that slide by `layer_types` or, if it is absent, by `slides`."""
+def of_kinds(
+    raw: JsonObject, num_layers: int, other: str, kind: str, usual: Callable[[int], bool]
+) -> list[bool]:
+    """True for each layer of `kind`, and not of the `other` kind, by `layer_types` or, if it is
+    absent, by `usual`."""
     kinds = raw.texts("layer_types")
-    if unknown := sorted(set(kinds) - {_FULL, _SLIDING}):
+    if unknown := sorted(set(kinds) - {kind, other}):
         raise CheckpointError(
             f"{raw.where}: layer_types has {unknown[0]!r}, which is not supported.",
             hint=OTHER_CHECKPOINT,
@@ -168,10 +176,15 @@ def by_kinds(raw: JsonObject, num_layers: int, slides: Callable[[int], bool]) ->
             f"{raw.where}: layer_types has {len(kinds)} entries for {num_layers} layers.",
             hint=CONTRADICTION,
         )
-    sliding = [kind == _SLIDING for kind in kinds] or [slides(i) for i in range(num_layers)]
+    return [one == kind for one in kinds] or [usual(index) for index in range(num_layers)]
+
+
+def by_kinds(raw: JsonObject, num_layers: int, slides: Callable[[int], bool]) -> Sequence[int]:
+    """Windows of layers: those that slide by `layer_types` or, if it is absent, by `slides`."""
+    sliding = of_kinds(raw, num_layers, _FULL, _SLIDING, slides)
     if not any(sliding):
         return whole(raw, num_layers)
-    window = raw.integer("sliding_window") if kinds else _window(raw)
+    window = raw.integer("sliding_window") if raw.texts("layer_types") else _window(raw)
     return [window if slide else 0 for slide in sliding]
 
 
@@ -311,11 +324,6 @@ def _of_kind(raw: JsonObject, parts: JsonObject, kind: str, rules: RopeRules) ->
 Traits = Callable[[JsonObject], LayerTraits]
 
 
-def plain_traits(raw: JsonObject) -> LayerTraits:
-    del raw
-    return PLAIN_LAYERS
-
-
 def always(traits: LayerTraits) -> Traits:
     return lambda _: traits
 
@@ -366,12 +374,17 @@ def granite_traits(raw: JsonObject) -> LayerTraits:
     )
 
 
+def gated_traits(raw: JsonObject) -> LayerTraits:
+    if raw.flag("attention_bias", default=False):
+        raise CheckpointError(
+            f"{raw.where}: attention_bias is not supported for model_type "
+            f"{raw.text('model_type')!r}.",
+            hint=OTHER_CHECKPOINT,
+        )
+    return GATED_LAYERS
+
+
 Mixture = Callable[[JsonObject], Experts | None]
-
-
-def dense(raw: JsonObject) -> Experts | None:
-    del raw
-    return None
 
 
 def qwen_experts(raw: JsonObject) -> Experts | None:
@@ -420,3 +433,35 @@ def ministral3_reach(raw: JsonObject) -> tuple[int, str] | None:
         return None
     original = rope.integer("original_max_position_embeddings")
     return original, "queries that grow with the position are not supported"
+
+
+# The layers that attend, and the shape of the recurrence of all others.
+Recurrences = Callable[[JsonObject, int], tuple[tuple[int, ...], StateShape]]
+
+
+def delta_rules(raw: JsonObject, num_layers: int) -> tuple[tuple[int, ...], StateShape]:
+    """Gated delta rules by `layer_types`, or in all but each `full_attention_interval`-th layer."""
+    every = raw.integer("full_attention_interval", 4)
+    attend = of_kinds(raw, num_layers, _RECURRENT, _FULL, lambda i: (i + 1) % every == 0)
+    attending = tuple(index for index, attends in enumerate(attend) if attends)
+    if not attending:
+        raise CheckpointError(
+            f"{raw.where}: no layer attends, which is not supported.", hint=OTHER_CHECKPOINT
+        )
+    key_heads, heads = raw.integer("linear_num_key_heads"), raw.integer("linear_num_value_heads")
+    if heads % key_heads:
+        raise CheckpointError(
+            f"{raw.where}: linear_num_value_heads {heads} is not a multiple of "
+            f"linear_num_key_heads {key_heads}.",
+            hint=CONTRADICTION,
+        )
+    key_dim, value_dim = raw.integer("linear_key_head_dim"), raw.integer("linear_value_head_dim")
+    return attending, StateShape(
+        num_layers=num_layers - len(attending),
+        num_taps=raw.integer("linear_conv_kernel_dim", least=2),
+        num_channels=2 * key_heads * key_dim + heads * value_dim,
+        num_key_heads=key_heads,
+        num_heads=heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+    )

@@ -4,7 +4,9 @@
     x += down(silu(gate(y)) * up(y))            y = norm(x)
 
 where norm scales by the root mean square. Families differ by their config: in biases, in the
-positions of norms, in attention, and in mixtures (layer_kinds.py). Ranks sum the residual after
+positions of norms, in attention, and in mixtures (layer_kinds.py). GPT-2 (Radford et al., "Language
+Models are Unsupervised Multitask Learners", 2019) adds learned positions to the tokens, has layer
+norms and biases everywhere, and no gate. Ranks sum the residual after
 attention and after the FFN: rank 0 contributes the residual plus its summand, the others only their
 summands. llama_weights.py reads tensors, decoder.py runs passes.
 
@@ -21,6 +23,7 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from outrider.core.errors import given
 from outrider.core.protocols import DraftNeeds
@@ -35,28 +38,25 @@ from outrider.kernels.native.rounds import RoundModel
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.models.decoder import LayerKV, ModelCapacity, PassDecoder, Passes, Scratch
-from outrider.models.families import LlamaConfig
+from outrider.models.families import GPT2Config, LayeredConfig, LlamaConfig
 from outrider.models.layer_kinds import Gate, Norms
-from outrider.models.llama_weights import Tables, mtp_prefixes, read_layer, read_tables
+from outrider.models.llama_weights import (
+    EMBEDDING,
+    Alone,
+    Comm,
+    LogitParts,
+    Share,
+    Tables,
+    mtp_prefixes,
+    read_layer,
+    read_norm,
+    read_tables,
+)
 from outrider.models.mixture import gated, mix
 from outrider.models.rope import Turns, still_turns, turns_of
 from outrider.models.rope_config import Rope
-from outrider.models.share import Alone, Comm, LogitParts, Share
-from outrider.models.weight_files import VISION_PREFIXES, TextNames
-from outrider.models.weights import Placement, WeightReader, Weights
+from outrider.models.weights import VISION_PREFIXES, Placement, TextNames, WeightReader, Weights
 
-# A layer of the Llama line, operator by operator.
-#
-#     x becomes x + out(attention(rope(qkv(norm(x)))))
-#     x becomes x + down(silu(gate(y)) * up(y)), with y = norm(x)
-#
-# where norm scales by the root mean square. Families differ by their config: in biases, in the
-# positions of norms, in attention, and in mixtures (layer_kinds.py). Ranks sum the residual after
-# attention and after the FFN: rank 0 contributes the residual plus its summand, the others only
-# their summands.
-#
-# Shapes:  N = packed tokens, D = hidden size, E = fused q, k and v, F = FFN size, I = inputs, H = a
-#          head or all of a kind, A = heads x head size.
 ALONE = Alone()
 
 
@@ -65,7 +65,7 @@ class LayerOperators:
     """A layer operator by operator, in sizes of a rank's share. The native call for all layers
     (kernels/native/forward.py) has the same bits. Other positions need other operators."""
 
-    config: LlamaConfig
+    config: LayeredConfig
     turns: Turns
     comm: Comm = ALONE
 
@@ -80,20 +80,21 @@ class LayerOperators:
     ) -> None:
         """Add the layer to `scratch.x_ND`. Attention reads `reads`; None is the normed residual."""
         if reads is None:
-            reads = self._normed(kernels, layer, layer.attention_norm_D, scratch)
+            reads = self.normed(kernels, layer, layer.attention_norm_D, scratch)
         self._attend(kernels, layer, reads, plan, scratch, kv)
-        if self.config.traits.norms is not Norms.PARALLEL:
-            reads = self._normed(kernels, layer, layer.ffn_norm_D, scratch)
-        self._feed(kernels, layer, reads, scratch)
+        self.feed(kernels, layer, reads, scratch)
 
     def norm(self, kernels: Kernels, x_ND: Tensor, weight_D: Tensor, out_ND: Tensor) -> None:
+        """Norm rows by `weight_D`, or by the weight and the bias that are its rows."""
         eps = self.config.rms_norm_eps
-        if self.config.traits.centred:
+        if self.config.traits.norm_bias:
+            kernels.layer_norm(x_ND, weight_D[0], weight_D[1], eps, out_ND)
+        elif self.config.traits.centred:
             kernels.layer_norm(x_ND, weight_D, torch.zeros_like(weight_D), eps, out_ND)
         else:
             kernels.rms_norm(x_ND, weight_D, eps, out_ND)
 
-    def _normed(
+    def normed(
         self, kernels: Kernels, layer: LayerWeights, weight_D: Tensor | None, scratch: Scratch
     ) -> Tensor:
         """The normed residual, which a product reads. The router of a mixture reads float32."""
@@ -112,15 +113,18 @@ class LayerOperators:
         scratch: Scratch,
         kv: LayerKV,
     ) -> None:
-        config, qkv_NE = self.config, scratch.qkv_NE
+        config, qkv_NE, attended_NA = self.config, scratch.qkv_NE, scratch.attended_NA
         kernels.linear(reads, layer.qkv, qkv_NE)
         if layer.qkv_bias_E is not None:
             qkv_NE.add_(layer.qkv_bias_E)
         if layer.q_norm_H is not None and layer.k_norm_H is not None:
             self._norm_heads(kernels, layer.q_norm_H, layer.k_norm_H, qkv_NE)
         kernels.rope_append(qkv_NE, *self.turns, plan, *kv)
-        attended_NA = scratch.attended_NA
         kernels.attention(qkv_NE, *kv, plan, layer.attention or config.scale, attended_NA)
+        if layer.gate is not None:
+            gate_NA = torch.empty_like(attended_NA)
+            kernels.linear(reads, layer.gate, gate_NA)
+            kernels.sigmoid_mul(gate_NA, attended_NA)
         product = (attended_NA, layer.out, layer.out_bias_D)
         self._add(kernels, scratch, product, layer.attended_norm_D)
 
@@ -139,7 +143,10 @@ class LayerOperators:
             part_NH.copy_(whole_NH)
             first += len(weight_H)
 
-    def _feed(self, kernels: Kernels, layer: LayerWeights, reads: Tensor, scratch: Scratch) -> None:
+    def feed(self, kernels: Kernels, layer: LayerWeights, reads: Tensor, scratch: Scratch) -> None:
+        """Add the FFN to `scratch.x_ND`. It reads `reads` if attention does so at the same time."""
+        if self.config.traits.norms is not Norms.PARALLEL:
+            reads = self.normed(kernels, layer, layer.ffn_norm_D, scratch)
         if layer.mixture is not None:
             mixed_ND = mix(kernels, given(self.config.experts, "sizes"), layer.mixture, reads)
             self._add_to_residual(kernels, scratch, mixed_ND, layer.fed_norm_D)
@@ -406,3 +413,86 @@ def _turns(config: LlamaConfig, capacity: ModelCapacity, device: torch.device) -
             else turns_of(replace(config, rope=rope), num_positions, device)
         )
     return [tables[rope] for rope in ropes]
+
+
+# Tensors of GPT-2 on the hub have this prefix or none. Old files also store the causal mask, which
+# is no weight.
+PREFIX = "transformer."
+MASKS = (".attn.bias", ".attn.masked_bias")
+# Names of modules in other families, and those of GPT-2.
+_NAMES = {
+    "model.embed_tokens.": "wte.",
+    "model.wpe.": "wpe.",
+    "model.norm.": "ln_f.",
+    "model.layers.": "h.",
+    "input_layernorm.": "ln_1.",
+    "post_attention_layernorm.": "ln_2.",
+    "self_attn.qkv_proj.": "attn.c_attn.",
+    "self_attn.o_proj.": "attn.c_proj.",
+    "mlp.up_proj.": "mlp.c_fc.",
+    "mlp.down_proj.": "mlp.c_proj.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Names(TextNames):
+    """GPT-2's names, with the prefix `model`."""
+
+    def stored(self, name: str) -> str:
+        if not name.startswith("model."):
+            return name
+        for plain, own in _NAMES.items():
+            name = name.replace(plain, own)
+        return self.model + name
+
+
+class GPT2Model(PassDecoder):
+    """CausalLM over a PagedKV that it owns. Reads every weight when built."""
+
+    def __init__(
+        self,
+        config: GPT2Config,
+        weights: Weights,
+        *,
+        kernels: Kernels,
+        placement: Placement,
+        capacity: ModelCapacity,
+    ) -> None:
+        self.config, self.kernels = config, kernels
+        self._spec = placement.spec(config)
+        names = _Names(PREFIX if f"{PREFIX}wte.weight" in weights else "")
+        reader = WeightReader(weights, kernels, placement, text=names, transposed=True)
+        hidden, length = config.hidden_size, capacity.num_positions(config.max_tokens)
+        embedding_VD = reader.table(EMBEDDING, config.vocab_size, hidden)
+        positions_TD = reader.vector("model.wpe.weight", config.max_tokens, hidden)
+        # Only siblings of a tree that are never accepted have a position past the window.
+        missing = max(0, length - config.max_tokens)
+        self._positions_TD = functional.pad(positions_TD, (0, 0, 0, missing))
+        self._tables = Tables(
+            embedding=embedding_VD,
+            norm_D=read_norm(reader, config, "model.norm", hidden),
+            head=reader.head(embedding_VD, tied=config.tie_word_embeddings),
+        )
+        self._layers = [read_layer(reader, config, index) for index in range(config.num_layers)]
+        weights.check_all_taken(ignored=MASKS)
+        # Heads do not rotate.
+        turns_TH = torch.empty(length, config.head_dim // 2, device=placement.device)
+        self._operators = LayerOperators(config, still_turns((turns_TH, turns_TH)))
+        self._passes = Passes(
+            self._spec, up_size=config.ffn_size, placement=placement, capacity=capacity
+        )
+
+    def embed(self, plan: PackedPlan, scratch: Scratch) -> None:
+        torch.index_select(self._tables.embeddings, 0, plan.tokens_N, out=scratch.rows_ND)
+        torch.index_select(self._positions_TD, 0, plan.positions_N, out=scratch.x_ND)
+        scratch.x_ND.add_(scratch.rows_ND)
+
+    def layer(self, depth: int, plan: PackedPlan, scratch: Scratch, kv: LayerKV) -> None:
+        self._operators.run(self.kernels, self._layers[depth], plan, scratch, kv)
+
+    def head(self, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor) -> None:
+        self._operators.norm(self.kernels, x_MD, self._tables.norm_D, norm_MD)
+        self.kernels.linear(norm_MD, self._tables.head, logits_MV)
+
+    def forward(self) -> None:
+        """Return None: no native kernel has this family's order of operators."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,19 +28,31 @@ from outrider.core.errors import (
 )
 from outrider.core.protocols import DraftNeeds
 from outrider.core.spec import KV_GROUP, DecoderConfig, ModelSpec
-from outrider.kernels.kinds import DTYPES, compile_ahead, for_kinds, pick_device, pick_dtype, tried
+from outrider.kernels.operators import (
+    DTYPES,
+    compile_ahead,
+    for_kinds,
+    pick_device,
+    pick_dtype,
+    tried,
+)
 from outrider.kernels.registry import AS_STORED, choose
 from outrider.models.checkpoint import open_checkpoint
 from outrider.models.decoder import Decoder, LoadOptions
-from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig
+from outrider.models.families import (
+    FAMILIES,
+    LLAMA_FAMILIES,
+    GPT2Config,
+    LlamaConfig,
+    QwenHybridConfig,
+    model_type_of,
+    native_config_of,
+)
 from outrider.models.gguf.reader import gguf_in, header_of, is_gguf, parts_of
-from outrider.models.gpt2 import GPT2Model
-from outrider.models.hf_config import FAMILIES, model_type_of, native_config_of
 from outrider.models.hub_names import HUB_FILES, HUB_NOISE, HubName
-from outrider.models.llama import ALONE, LlamaModel
+from outrider.models.llama import ALONE, GPT2Model, LlamaModel
+from outrider.models.llama_weights import Comm, check_split
 from outrider.models.qwen_hybrid import QwenHybridModel
-from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.models.share import Comm, check_split
 from outrider.models.stores import cached_models
 from outrider.models.weights import Placement, Weights
 from outrider.pairs.catalog import FIRST_MODEL, is_called, models_called
@@ -138,37 +151,21 @@ def load_model(
         held = 0 if kernels.pack_blocks is None else stored.held_bytes
         check_kv_dtype(options.kv_dtype, config, device)
         placement = Placement(
-            name or folder.name,
-            dtype,
-            device,
-            options.quantise,
-            held,
-            options.kv_dtype,
+            name or folder.name, dtype, device, options.quantise, held, options.kv_dtype
         )
-        capacity, delta = options.capacity, None
+        if not comm.ordered:
+            kernels = replace(kernels, exact=False, trial=None)
+        if isinstance(config, LlamaConfig) and config.attends_otherwise:
+            kernels = for_kinds(kernels)
+        made: Any = {"kernels": kernels, "placement": placement, "capacity": options.capacity}
+        delta = None
         match config:
             case GPT2Config():
-                model = GPT2Model(
-                    config, weights, kernels=kernels, placement=placement, capacity=capacity
-                )
+                model = GPT2Model(config, weights, **made)
             case QwenHybridConfig():
-                model = QwenHybridModel(
-                    config, weights, kernels=kernels, placement=placement, capacity=capacity
-                )
-                delta = config.delta
+                model, delta = QwenHybridModel(config, weights, **made), config.delta
             case _:
-                if not comm.ordered:
-                    kernels = replace(kernels, exact=False, trial=None)
-                if config.attends_otherwise:
-                    kernels = for_kinds(kernels)
-                model = LlamaModel(
-                    config,
-                    weights,
-                    kernels=kernels,
-                    placement=placement,
-                    capacity=capacity,
-                    comm=comm,
-                )
+                model = LlamaModel(config, weights, comm=comm, **made)
         if comm is ALONE:
             step = partial(model.step, needs=DraftNeeds())
             compile_ahead(kernels, config.vocab_size, model.state, lambda row: step([row]))

@@ -27,7 +27,8 @@ from outrider.models.weights import WeightReader
 
 def gated(kernels: Kernels, gate: Gate, up_N2F: Tensor, out_NF: Tensor) -> None:
     """Compute the input of a dense FFN's second product from the output of its first."""
-    (kernels.gelu_mul if gate is Gate.GELU else kernels.silu_mul)(up_N2F, out_NF)
+    ops = {Gate.GELU: kernels.gelu_mul, Gate.NONE: kernels.gelu}
+    ops.get(gate, kernels.silu_mul)(up_N2F, out_NF)
 
 
 def feed(kernels: Kernels, sizes: Experts, net: DenseWeights, x_ND: Tensor) -> Tensor:

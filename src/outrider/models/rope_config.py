@@ -40,6 +40,10 @@ class Rope:
     long_factors: tuple[float, ...] = ()
     is_long: bool = False
 
+    def __str__(self) -> str:
+        stretched = "" if self.kind == "default" else f" ({self.kind}, factor {self.factor:g})"
+        return f"theta {self.theta:g}{stretched}"
+
     def rotary_dim(self, head_dim: int) -> int:
         """Number of dimensions of a head that rotate."""
         return int(head_dim * self.partial_rotary_factor)
@@ -54,6 +58,7 @@ class RopeRules:
 
 
 COMMON_ROPE = RopeRules({kind: kind for kind in ROPE_KINDS})
+PARTIAL_ROPE = RopeRules(COMMON_ROPE.kinds, partial=True)
 # Pictures have positions in three directions, which are one and the same for text.
 MROPE = RopeRules({**COMMON_ROPE.kinds, "mrope": "default"})
 # Phi-3's first files say "su" or "yarn" and mean longrope.

@@ -21,10 +21,6 @@ from outrider.core.errors import CheckpointError
 from outrider.core.files import FileKind, read_json, read_text
 from outrider.models.gguf.reader import parts_of
 
-# Models in the local cache of the Hugging Face hub, read from its documented folders.
-#
-# `models--ORG--NAME/` has a model: `refs/main` names the commit of the branch `main`, and
-# `snapshots/COMMIT/` has its files.
 _PREFIX = "models--"
 
 
@@ -57,10 +53,6 @@ def _newest(store: Path) -> Path | None:
         return next(iter(sorted(snapshots.glob("*/"))), None)
 
 
-# GGUF models that other programs store on this machine: Ollama's store and LM Studio's folders.
-#
-# Ollama has a manifest for each name and tag, `manifests/HOST/OWNER/NAME/TAG`, whose layer of type
-# `model` names a file of `blobs/` by its hash. LM Studio has `PUBLISHER/REPOSITORY/FILE.gguf`.
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _OLLAMA = (".ollama/models", "/usr/share/ollama/.ollama/models")

@@ -12,27 +12,152 @@ Shapes:  D = hidden size, V = vocabulary, T = positions, O = outputs, I = inputs
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+import errno
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from outrider.core.clock import give_back
-from outrider.core.errors import CheckpointError
+from outrider.core.errors import CheckpointError, OutriderError, out_of_memory
+from outrider.core.files import FileKind, open_regular
 from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import BlockRows, PackedLinear, PackedTable
 from outrider.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.published.scheme import scheme_in
 from outrider.models.published.tensors import Codes, Quantised
-from outrider.models.weight_files import EMBEDDINGS, TextNames
 
 HEAD = "lm_head.weight"
 # Old files store the rotary frequencies.
 DERIVED = ("rotary_emb.inv_freq",)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+# Bytes of a safetensors file that say how long its header is.
+_HEADER_LENGTH = 8
+
+
+class _Opened(Protocol):
+    def keys(self) -> list[str]: ...
+    def get_tensor(self, name: str, /) -> Tensor: ...
+
+
+class SafetensorsFile:
+    """A mapped file of safetensors. Raises CheckpointError if it is damaged."""
+
+    max_read = 1 << 25
+    held_bytes = 0
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = self._open()
+
+    def _open(self) -> _Opened:
+        try:
+            check_header(self._path)
+            return cast("_Opened", safe_open(self._path, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise _damaged(self._path, error) from error
+
+    @property
+    def num_values(self) -> int:
+        return self._path.stat().st_size
+
+    def keys(self) -> list[str]:
+        return list(self._file.keys())
+
+    def get_tensor(self, name: str) -> Tensor:
+        try:
+            return self._file.get_tensor(name)
+        except SafetensorError as error:
+            raise _damaged(self._path, error) from error
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        return self.get_tensor(name).dtype
+
+    def blocks(self, name: str) -> Sequence[BlockRows]:
+        del name
+        return ()
+
+    def let_go(self) -> None:
+        """Map the file anew; the old mapping ends with the last tensor of it."""
+        self._file = self._open()
+
+
+def check_header(path: Path) -> None:
+    """Check the length of a header, since it takes several times its size in memory. Raises OSError
+    if the header is longer than those of real models, or the path is no regular file."""
+    with open_regular(path) as stream:
+        size = int.from_bytes(stream.read(_HEADER_LENGTH), "little")
+    if size > FileKind.HEADER.max_bytes:
+        most = f"the {FileKind.HEADER.max_bytes} that {FileKind.HEADER.what} may have"
+        raise OSError(errno.EFBIG, f"it would have a header of {size} bytes, more than {most}")
+
+
+def _damaged(path: Path, error: Exception) -> OutriderError:
+    """The error for a file that cannot be read."""
+    reason = (error.strerror if isinstance(error, OSError) else None) or error
+    return out_of_memory(error, f"mapping {path}") or CheckpointError(
+        f"{path} ({path.stat().st_size} bytes) is damaged or incomplete: {reason}.",
+        hint="compare its size with the original and download it again",
+    )
+
+
+# Beginnings of the names of a text model and of its output head.
+_PREFIXES = (
+    ("model.", "lm_head."),
+    ("model.language_model.", "lm_head."),
+    ("language_model.model.", "language_model.lm_head."),
+)
+_EMBEDDING = "embed_tokens.weight"
+# Names of the table of tokens in all families' files.
+EMBEDDINGS = (
+    *(f"{prefix}{_EMBEDDING}" for prefix, _ in _PREFIXES),
+    "transformer.wte.weight",
+    "wte.weight",
+)
+# Prefixes of the other tensors of a model for text and pictures.
+VISION_PREFIXES = tuple(
+    f"{outer}{part}"
+    for outer in ("model.", "")
+    for part in ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextNames:
+    """The prefixes that the files have instead of `model.` and `lm_head.`."""
+
+    model: str = "model."
+    head: str = "lm_head."
+
+    @classmethod
+    def of(cls, weights: Container[str]) -> TextNames:
+        """The names of the files; plain names if the files have no table of tokens."""
+        found = (pair for pair in _PREFIXES if f"{pair[0]}{_EMBEDDING}" in weights)
+        return cls(*next(found, _PREFIXES[0]))
+
+    def stored(self, name: str) -> str:
+        for plain, own in (("model.", self.model), ("lm_head.", self.head)):
+            if name.startswith(plain):
+                return own + name.removeprefix(plain)
+        return name
+
+
+def without_mtp(names: Iterable[str], config: Any) -> list[str]:
+    """`names` without those of MTP blocks, which are numbered on after the last layer. `config`,
+    the settings of transformers, has the number of blocks."""
+    text = config.get_text_config(decoder=True)
+    num_layers = text.num_hidden_layers
+    num_blocks = getattr(text, "num_nextn_predict_layers", None) or 0
+    behind = range(num_layers, num_layers + num_blocks)
+    blocks = tuple(f"{prefix}layers.{index}." for prefix, _ in _PREFIXES for index in behind)
+    return [name for name in names if not name.startswith(blocks)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +190,9 @@ class Weights:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self._readers = {path: checkpoint.tensors(path) for path in checkpoint.files()}
+        self._readers = {
+            path: checkpoint.tensors(path) or SafetensorsFile(path) for path in checkpoint.files()
+        }
         self._stored_in = {
             name: path for path, file in self._readers.items() for name in list(file.keys())
         }
@@ -262,7 +389,8 @@ class Placement:
 
 class WeightReader:
     """Reads, converts and packs one matrix at a time, so the peak memory is the model plus one
-    matrix. `text` has the files' names of a text model; None means plain names.
+    matrix. `text` has the files' names of a text model; None means plain names. The matrices of
+    linears are stored as inputs by outputs if they are `transposed` (GPT-2's Conv1D).
 
     Every method raises CheckpointError for a tensor that is missing or has another shape.
     """
@@ -274,8 +402,10 @@ class WeightReader:
         placement: Placement,
         *,
         text: TextNames | None = None,
+        transposed: bool = False,
     ) -> None:
         self._weights, self.kernels, self._placement = weights, kernels, placement
+        self._transposed = transposed
         self._text = text or TextNames()
 
     def __contains__(self, name: str) -> bool:
@@ -328,11 +458,12 @@ class WeightReader:
         columns: slice = EVERYTHING,
     ) -> PackedLinear:
         """One matrix from the weights of `outputs`; its rows in `order_O`, its inputs `columns`."""
-        if order_O is None and range(num_in)[columns] == range(num_in):
+        is_whole = order_O is None and range(num_in)[columns] == range(num_in)
+        if is_whole and not self._transposed:
             names = {f"{name}.weight": num_out for name, num_out in outputs.items()}
             if (stored := self._as_stored(names, num_in)) is not None:
                 return stored
-        parts = [self._take(f"{name}.weight", num_out, num_in) for name, num_out in outputs.items()]
+        parts = [self._part(f"{name}.weight", num_out, num_in) for name, num_out in outputs.items()]
         return self._packed(_ordered(torch.cat(parts), order_O)[:, columns].contiguous())
 
     def stacked(self, outputs: Mapping[str, int], count: int, num_in: int) -> list[PackedLinear]:
@@ -351,10 +482,6 @@ class WeightReader:
         stack = self._take(name, count, num_in, num_out)
         return [self._packed(_ordered(weight_IO.T, order_O).contiguous()) for weight_IO in stack]
 
-    def conv(self, name: str, num_in: int, num_out: int) -> PackedLinear:
-        """A Conv1D of GPT-2, which is a linear stored as inputs by outputs."""
-        return self._packed(self._take(f"{name}.weight", num_in, num_out).T)
-
     def bias(
         self, outputs: Mapping[str, int], *, present: bool, order_O: Tensor | None = None
     ) -> Tensor | None:
@@ -365,6 +492,11 @@ class WeightReader:
             for name, num_out in outputs.items()
         ]
         return self._copy(_ordered(torch.cat(parts), order_O), torch.float32)
+
+    def _part(self, name: str, num_out: int, num_in: int) -> Tensor:
+        if self._transposed:
+            return self._take(name, num_in, num_out).T
+        return self._take(name, num_out, num_in)
 
     def _take(self, name: str, *shape: int) -> Tensor:
         return self._weights.take(self._named(name), *shape, dtype=self._placement.dtype)

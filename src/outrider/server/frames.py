@@ -57,7 +57,7 @@ class Placement(Struct, frozen=True, kw_only=True):
         """Return `config` with this engine's share of the memory. An engine with its own GPU may
         use all of that GPU's memory. Raises MachineError for a missing device."""
         # Imported here: the server's front end needs no PyTorch.
-        from outrider.kernels.kinds import pick_device
+        from outrider.kernels.operators import pick_device
 
         self.check_device(config.device, is_alone=True)
         if pick_device(config.device).type == "cuda":

@@ -16,7 +16,7 @@ from outrider.core.fields import size, words_of
 from outrider.core.params import SamplingParams
 from outrider.core.spec import ModelSpec
 from outrider.estimate.forecast import sheet_like
-from outrider.kernels.kinds import pick_device
+from outrider.kernels.operators import pick_device
 from outrider.models.loading import resolve
 from outrider_lab.bench.calibrate.extent import BESIDE_WEIGHTS, Bounds, extent_of
 from outrider_lab.bench.calibrate.found import Asked, Found, Watch

@@ -23,7 +23,7 @@ from outrider.core.env import cache_folder
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import drafter_named
-from outrider.kernels.kinds import pick_device
+from outrider.kernels.operators import pick_device
 from outrider_lab.bench.calibrate.answer import COUNTED_TOKENS, answer
 from outrider_lab.bench.calibrate.found import Answer, Found
 from outrider_lab.bench.studies.drafters_lineup import PLAIN, Drafts, available, contestants_named

@@ -24,25 +24,32 @@ from outrider.api.llm import LLM
 from outrider.api.tokenizer import Difference, Tokenizer, first_differences
 from outrider.cli.models import small_files
 from outrider.core.config import EngineConfig
-from outrider.core.errors import OutriderError
+from outrider.core.errors import CheckpointError, OutriderError
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import position_counts
 from outrider.models.checkpoint import CONFIG, open_checkpoint
-from outrider.models.families import LlamaConfig
+from outrider.models.families import LlamaConfig, read_config
 from outrider.models.heads import (
     DraftKind,
-    Remark,
     draft_notes,
     kind_of,
-    rope_in_words,
-    size_remarks,
-    weight_remarks,
+    misfits,
 )
-from outrider.models.hf_config import read_config
+from outrider.models.json_object import JsonObject
+from outrider.models.rope_config import parse_rope
+from outrider.models.weights import Weights
 from outrider_lab.bench.workload import builtin_texts
 
 # Enough to compare vocabularies; weights stay where they are.
 SMALL_FILES = ("generation_config.json", "tokenizer_config.json", "tokenizer.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """A sentence on heads: `wrong` if they cannot draft for the target, else a caution."""
+
+    wrong: bool
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +126,7 @@ def _models(target: str, first: Path, draft: str, second: Path) -> Fit:
         draft=Side(draft, len(theirs.vocabulary), _vocab_size(second)),
         differences=tuple(first_differences(ours, theirs)),
         shared=len(tokens & known) / max(len(tokens), 1),
-        remarks=(*_model_remarks(first, second), *_weights(second)),
+        remarks=(*_model_remarks(first, second), *weight_remarks(second)),
     )
 
 
@@ -133,7 +140,7 @@ def _heads(target: str, first: Path, draft: str, second: Path) -> Fit:
         draft=Side(draft, num_tokens, drafted),
         differences=(),
         shared=min(drafted / num_ids, 1.0),
-        remarks=(*size_remarks(first, second), *_weights(second)),
+        remarks=(*size_remarks(first, second), *weight_remarks(second)),
     )
 
 
@@ -145,27 +152,62 @@ def _model_remarks(first: Path, second: Path) -> Iterator[Remark]:
     except OutriderError as error:
         yield Remark(False, f"windows cannot be compared: {error}".rstrip("."))
         return
-    if theirs.max_tokens < ours.max_tokens:
-        yield Remark(
-            False,
-            f"the draft's window is {theirs.max_tokens} tokens and the target's "
-            f"{ours.max_tokens}: no text of this pair is longer than the shorter one",
-        )
+    yield from _window("the draft's", theirs.max_tokens, ours.max_tokens)
     if not (isinstance(ours, LlamaConfig) and isinstance(theirs, LlamaConfig)):
         return
     if (ours.rope.kind, ours.rope.theta) != (theirs.rope.kind, theirs.rope.theta):
         yield Remark(
             False,
-            f"the draft turns positions with {rope_in_words(theirs.rope)} and the target with "
-            f"{rope_in_words(ours.rope)}: each reads its own, but they were trained for texts of "
-            "other lengths, and acceptance may fall far into a text",
+            f"the draft turns positions with {theirs.rope} and the target with {ours.rope}: each "
+            "reads its own, but they were trained for texts of other lengths, and acceptance may "
+            "fall far into a text",
         )
 
 
-def _weights(folder: Path) -> list[Remark]:
-    if open_checkpoint(folder).num_bytes:
-        return weight_remarks(folder)
-    return [Remark(False, "its weights are not here: only what describes them was compared")]
+def size_remarks(target: Path, folder: Path) -> list[Remark]:
+    """Remarks on heads of the model in `target`, from their configs. Raises CheckpointError for a
+    folder that has no heads, or a config that cannot be read."""
+    wrong = [Remark(True, reason) for reason in misfits(target, folder)]
+    config, theirs = (open_checkpoint(one).document(CONFIG) for one in (folder, target))
+    most = read_config(target).max_tokens
+    own = config.integer("max_position_embeddings", most)
+    return [*wrong, *_window("the", own, most), *_ropes(config, theirs)]
+
+
+def _window(whose: str, own: int, theirs: int) -> Iterator[Remark]:
+    if own < theirs:
+        both = f"{whose} window is {own} tokens and the target's {theirs}"
+        yield Remark(False, f"{both}: no text of this pair is longer than the shorter one")
+
+
+def _ropes(config: JsonObject, target: JsonObject) -> Iterator[Remark]:
+    """A remark if the heads have rotary positions other than the target's."""
+    if not (config.has("rope_theta") or config.has("rope_parameters")):
+        return
+    try:
+        ours, theirs = parse_rope(config), parse_rope(target)
+    except CheckpointError as error:
+        yield Remark(False, f"positions cannot be compared: {error}".rstrip("."))
+        return
+    if ours != theirs:
+        yield Remark(
+            False,
+            f"positions turn with {ours} and the target's with {theirs}: drafts far into a text "
+            "may be refused",
+        )
+
+
+def weight_remarks(folder: Path) -> list[Remark]:
+    """A remark on tensors that hold NaN or infinities; it names the first three. Reads all weights,
+    or says that there are none."""
+    if not open_checkpoint(folder).num_bytes:
+        return [Remark(False, "its weights are not here: only what describes them was compared")]
+    with Weights.at(folder) as weights:
+        floats = ((name, found) for name, found in weights.each() if found.is_floating_point())
+        bad = [name for name, found in floats if not bool(found.isfinite().all())]
+    more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+    named = f"weights that are not numbers (NaN or infinite): {', '.join(bad[:3])}{more}"
+    return [Remark(True, named)] if bad else []
 
 
 def _vocab_size(folder: Path) -> int:

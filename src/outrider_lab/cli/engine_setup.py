@@ -20,7 +20,7 @@ from outrider.core.errors import ConfigError, MachineError, did_you_mean
 from outrider.core.fields import split, words_of
 from outrider.core.params import SamplingParams
 from outrider.core.settings import DEFAULT, Resolved
-from outrider.kernels.kinds import pick_device
+from outrider.kernels.operators import pick_device
 from outrider.measure import provenance
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import EMBEDDED_TARGET, ModelPair, draft_of, get_pair

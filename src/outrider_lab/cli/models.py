@@ -13,7 +13,7 @@ from outrider.cli.output import Meter, answer, screen_table
 from outrider.core.errors import ContractError
 from outrider.core.fields import size
 from outrider.core.files import new_folder
-from outrider.kernels.kinds import DTYPES
+from outrider.kernels.operators import DTYPES
 from outrider.models.loading import resolve
 from outrider_lab.cli.verb_options import (
     ExportOptions,

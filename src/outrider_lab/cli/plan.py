@@ -16,7 +16,7 @@ from outrider.core.env import cache_folder
 from outrider.core.errors import ConfigError
 from outrider.core.settings import ProgramConfig
 from outrider.estimate.cost import Curve
-from outrider.kernels.kinds import pick_device
+from outrider.kernels.operators import pick_device
 from outrider_lab.bench.calibrate.answer import COUNTED_TOKENS, answer
 from outrider_lab.bench.calibrate.found import Found
 from outrider_lab.bench.studies.drafters_lineup import Drafts

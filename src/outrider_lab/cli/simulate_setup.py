@@ -80,7 +80,7 @@ def _read(path: Path) -> ModelSpec:
     if raw.text("model_type") in DECODER_FAMILIES:
         return parse_llama(raw).spec(name, bytes_per_weight=_BYTES, bytes_per_kv=_BYTES)
     # Imported here: configs of hybrids, and of what transformers runs, come with tensors.
-    from outrider.models.hf_config import read_config
+    from outrider.models.families import read_config
 
     if path.name != "config.json":
         raise CheckpointError(

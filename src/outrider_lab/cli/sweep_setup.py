@@ -16,7 +16,7 @@ from outrider.cli.call import Call
 from outrider.core.errors import ConfigError
 from outrider.core.fields import numbers_of
 from outrider.core.settings import DEFAULT, SETTINGS, Chosen, Given, Resolved, typed
-from outrider.kernels.kinds import pick_device
+from outrider.kernels.operators import pick_device
 from outrider_lab.bench.studies.sweep_grid import PromptSource, Terms
 from outrider_lab.bench.studies.sweep_plan import (
     CONCURRENCY,

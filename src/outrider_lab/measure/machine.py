@@ -74,7 +74,7 @@ def machine(device: str) -> dict[str, Plain]:
     """The properties that seconds depend on; `device` is a setting, resolved in the answer."""
     import torch
 
-    from outrider.kernels.kinds import pick_device
+    from outrider.kernels.operators import pick_device
 
     kind = pick_device(device).type
     return {

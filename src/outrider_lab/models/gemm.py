@@ -23,9 +23,8 @@ from torch import Tensor
 
 from outrider.core.errors import ConfigError, ContractError, did_you_mean
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
-from outrider.kernels.kinds import DTYPES, pick_device, tried
 from outrider.kernels.native.forward import Forward
-from outrider.kernels.operators import Kernels
+from outrider.kernels.operators import DTYPES, Kernels, pick_device, tried
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import choose
 from outrider.models.decoder import (

@@ -22,6 +22,8 @@ from torch import Tensor
 
 from outrider.core.errors import CheckpointError, ContractError
 from outrider.models.families import LlamaConfig
+from outrider.models.gguf.architectures import ARCHITECTURES
+from outrider.models.gguf.tensors import PAIRED
 from outrider.models.llama_weights import EMBEDDING
 from outrider.models.rope import frequencies
 from outrider.models.weights import HEAD, Weights
@@ -173,8 +175,6 @@ def _array(values: Sequence[str] | Sequence[int]) -> bytes:
 
 
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-_PAIRS_NEIGHBOURS = ("llama",)
-_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,49 +257,37 @@ def tensors_of(config: LlamaConfig, weights: Weights) -> list[Exportable]:
 
 
 def _layer(config: LlamaConfig, weights: Weights, index: int) -> Iterator[Exportable]:
-    ours, theirs = f"model.layers.{index}.", f"blk.{index}."
-    for name, source in _NORMS.items():
-        shape = (config.hidden_size,)
-        yield _plain(weights, f"{theirs}{name}.weight", f"{ours}{source}.weight", shape)
+    row, hidden, head = ARCHITECTURES[architecture_of(config)], config.hidden_size, config.head_dim
+    attended, kv, ffn = config.num_heads * head, config.num_kv_heads * head, config.ffn_size
+
+    def part(name: str, ending: str, *shape: int) -> Exportable:
+        ours = f"{row.stem}{index}.{row.names[name]}.{ending}"
+        found = _plain(weights, f"blk.{index}.{name}.{ending}", ours, shape)
+        if not row.paired or name not in PAIRED:
+            return found
+        return replace(found, read=lambda: interleave(found.read(), head))
+
+    yield part("attn_norm", "weight", hidden)
+    yield part("ffn_norm", "weight", hidden)
     if config.qk_norm:
-        for side in ("q", "k"):
-            source = f"{ours}self_attn.{side}_norm.weight"
-            yield _plain(weights, f"{theirs}attn_{side}_norm.weight", source, (config.head_dim,))
-    for name, source, sizes, bias in _products(config):
-        weight = _plain(weights, f"{theirs}{name}.weight", f"{ours}{source}.weight", sizes)
-        parts = [weight]
-        if bias:
-            parts.append(_plain(weights, f"{theirs}{name}.bias", f"{ours}{source}.bias", sizes[:1]))
-        turns = name in ("attn_q", "attn_k")
-        neighbours = architecture_of(config) in _PAIRS_NEIGHBOURS
-        yield from (
-            (_interleaved(part, config.head_dim) for part in parts)
-            if (turns and neighbours)
-            else parts
-        )
-
-
-def _products(config: LlamaConfig) -> list[tuple[str, str, tuple[int, int], bool]]:
-    """Names, (outputs, inputs) and whether there is a bias, of the matrices of a layer."""
-    hidden, ffn = config.hidden_size, config.ffn_size
-    attended, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    return [
-        ("attn_q", "self_attn.q_proj", (attended, hidden), config.qkv_bias),
-        ("attn_k", "self_attn.k_proj", (kv, hidden), config.qkv_bias),
-        ("attn_v", "self_attn.v_proj", (kv, hidden), config.qkv_bias),
-        ("attn_output", "self_attn.o_proj", (hidden, attended), config.out_bias),
-        ("ffn_gate", "mlp.gate_proj", (ffn, hidden), config.mlp_bias),
-        ("ffn_up", "mlp.up_proj", (ffn, hidden), config.mlp_bias),
-        ("ffn_down", "mlp.down_proj", (hidden, ffn), config.mlp_bias),
-    ]
+        yield part("attn_q_norm", "weight", head)
+        yield part("attn_k_norm", "weight", head)
+    for name, num_out, num_in, has_bias in (
+        ("attn_q", attended, hidden, config.qkv_bias),
+        ("attn_k", kv, hidden, config.qkv_bias),
+        ("attn_v", kv, hidden, config.qkv_bias),
+        ("attn_output", hidden, attended, config.out_bias),
+        ("ffn_gate", ffn, hidden, config.mlp_bias),
+        ("ffn_up", ffn, hidden, config.mlp_bias),
+        ("ffn_down", hidden, ffn, config.mlp_bias),
+    ):
+        yield part(name, "weight", num_out, num_in)
+        if has_bias:
+            yield part(name, "bias", num_out)
 
 
 def _plain(weights: Weights, name: str, source: str, shape: tuple[int, ...]) -> Exportable:
     return Exportable(name, shape, lambda: weights.take(source, *shape))
-
-
-def _interleaved(tensor: Exportable, head_dim: int) -> Exportable:
-    return replace(tensor, read=lambda: interleave(tensor.read(), head_dim))
 
 
 def interleave(rows_O: Tensor, head_dim: int) -> Tensor:

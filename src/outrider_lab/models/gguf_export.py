@@ -20,8 +20,7 @@ from outrider.core.errors import (
     did_you_mean,
 )
 from outrider.core.files import replacing
-from outrider.models.families import LlamaConfig
-from outrider.models.hf_config import read_native_config
+from outrider.models.families import LlamaConfig, read_native_config
 from outrider.models.weights import Weights
 from outrider_lab.models.gguf import (
     FORMATS,

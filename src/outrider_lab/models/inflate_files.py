@@ -19,11 +19,9 @@ from torch import Tensor
 from outrider.core.errors import CheckpointError, MachineError
 from outrider.core.files import new_folder, writing
 from outrider.models.checkpoint import CONFIG, INDEX, WEIGHTS, open_checkpoint
-from outrider.models.families import LlamaConfig, parse_llama
+from outrider.models.families import LlamaConfig, QwenHybridConfig, parse_llama, read_native_config
 from outrider.models.heads import HeadKind, hidden_layers_of, is_eagle3, kind_of
-from outrider.models.hf_config import read_native_config
 from outrider.models.json_object import JsonObject
-from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.weights import Weights
 from outrider_lab.models.inflate import Channels, Inflation, ModelShape, inflated_config
 

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outrider.core.errors import ConfigError
-from outrider.models.families import LlamaConfig
-from outrider.models.qwen_hybrid_config import QwenHybridConfig
+from outrider.models.families import LlamaConfig, QwenHybridConfig
 from outrider_lab.models.block_net import BlockConfig, config_values
 from outrider_lab.train.llama_module import TrainedLlamaLayer, initialise
 from outrider_lab.train.loop import Batch

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.files import open_regular, replacing, writing
-from outrider.models.weight_files import check_header
+from outrider.models.weights import check_header
 
 _RECORD = "outrider_training"
 

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.models.families import LlamaConfig
-from outrider.models.qwen_hybrid_config import QwenHybridConfig
+from outrider.models.families import LlamaConfig, QwenHybridConfig
 from outrider_lab.train.draft_model import Pretraining, begin_like, sizes_of
 from outrider_lab.train.hybrid_module import (
     GatedAttention,

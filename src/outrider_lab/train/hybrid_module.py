@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from outrider.core.errors import CheckpointError
 from outrider.kernels.reference.delta import NORM_EPS
+from outrider.models.families import QwenHybridConfig
 from outrider.models.qwen_hybrid import UNREAD_PREFIXES
-from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.weights import Weights
 from outrider_lab.train.llama_module import (
     FFN,

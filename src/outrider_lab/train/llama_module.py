@@ -21,11 +21,9 @@ from torch.nn import functional
 
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import DecoderConfig
-from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
-from outrider.models.hf_config import read_native_config
+from outrider.models.families import LLAMA_FAMILIES, LlamaConfig, read_native_config
 from outrider.models.rope import rope_tables
-from outrider.models.weight_files import TextNames
-from outrider.models.weights import HEAD, Weights
+from outrider.models.weights import HEAD, TextNames, Weights
 from outrider_lab.train.losses import distillation, faded_mean, top_distributions
 
 # As Llama's own checkpoints began.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.spec import ModelSpec
-from outrider.kernels.kinds import DTYPES
+from outrider.kernels.operators import DTYPES
 from outrider_lab.train.llama_module import as_dtype
 from outrider_lab.train.loop import Batch, Export
 from outrider_lab.train.session import Session

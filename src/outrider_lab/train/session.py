@@ -27,7 +27,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.files import FileKind, read_text, writing
 from outrider.core.params import SamplingParams
-from outrider.kernels.kinds import pick_device
+from outrider.kernels.operators import pick_device
 from outrider.models.loading import prepare_torch, resolve
 from outrider_lab.train.data import Heard, find_files, unheard
 from outrider_lab.train.folder import (

@@ -16,7 +16,7 @@ from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.core.clock import host_rows
 from outrider.core.errors import ConfigError, VocabularyError
 from outrider.core.params import SamplingParams
-from outrider.kernels.kinds import DTYPES
+from outrider.kernels.operators import DTYPES
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.families import LlamaConfig
 from outrider.models.loading import resolve

@@ -1,9 +1,8 @@
-"""Sizes of a small Llama from few numbers: what a user says, or what fits a target.
+"""Sizes of a small Llama or hybrid from few numbers: what a user says, or what fits a target.
 
-Sizes of a small hybrid from few numbers, and its `config.json`, which names the family Qwen3.5.
-
-Of every four layers the third attends and the others are recurrences: as many as in what is
-published, where it is the fourth. Of fewer than three the last one attends.
+A hybrid's `config.json` names the family Qwen3.5. Of every four layers the third attends and the
+others are recurrences: as many as in what is published, where it is the fourth. Of fewer than three
+the last one attends.
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ from dataclasses import replace
 import torch
 
 from outrider.core.errors import ConfigError
-from outrider.core.spec import DecoderConfig
-from outrider.kernels.reference.delta import StateShape
-from outrider.models.families import LlamaConfig
-from outrider.models.qwen_hybrid_config import QwenHybridConfig
+from outrider.core.spec import DecoderConfig, StateShape
+from outrider.models.families import LlamaConfig, QwenHybridConfig
 from outrider.models.rope_config import Rope
 from outrider_lab.models.inflate_files import llama_json, sizes_json
 
@@ -24,23 +21,17 @@ HEAD_DIM = 64
 _DRAFT_LAYERS = 2
 _MOST_HIDDEN = 1024
 _LEAST_HIDDEN = 64
+_SAME = (
+    "vocab_size", "hidden_size", "ffn_size", "num_heads", "num_kv_heads", "head_dim", "max_tokens",
+    "rms_norm_eps",
+)  # fmt: skip
 
 
 def plain_layers(sizes: LlamaConfig | QwenHybridConfig, num_layers: int) -> LlamaConfig:
     """Layers of a Llama with these sizes, without biases, at positions that are not stretched."""
-    return LlamaConfig(
-        family="llama",
-        vocab_size=sizes.vocab_size,
-        hidden_size=sizes.hidden_size,
-        ffn_size=sizes.ffn_size,
-        num_layers=num_layers,
-        num_heads=sizes.num_heads,
-        num_kv_heads=sizes.num_kv_heads,
-        head_dim=sizes.head_dim,
-        max_tokens=sizes.max_tokens,
-        rms_norm_eps=sizes.rms_norm_eps,
-        rope=Rope(theta=sizes.rope.theta),
-    )
+    same = {name: getattr(sizes, name) for name in _SAME}
+    rope = Rope(theta=sizes.rope.theta)
+    return LlamaConfig(family="llama", num_layers=num_layers, rope=rope, **same)
 
 
 def small_llama(
@@ -72,7 +63,6 @@ def small_llama(
         head_dim=HEAD_DIM,
         max_tokens=max_tokens,
         rms_norm_eps=1e-5,
-        rope=Rope(),
         tie_word_embeddings=True,
         stop_ids=stop_ids,
     )
@@ -115,14 +105,7 @@ def small_hybrid(
     attending = tuple(range(_FIRST, num_layers, _EVERY)) or (num_layers - 1,)
     return QwenHybridConfig(
         family=_FAMILY,
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        ffn_size=sizes.ffn_size,
         num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_key_heads,
-        head_dim=HEAD_DIM,
-        max_tokens=max_tokens,
         attention_layers=attending,
         delta=StateShape(
             num_layers=num_layers - len(attending),
@@ -133,9 +116,9 @@ def small_hybrid(
             key_dim=HEAD_DIM,
             value_dim=HEAD_DIM,
         ),
-        rope=Rope(),
         tie_word_embeddings=True,
         stop_ids=stop_ids,
+        **{name: getattr(sizes, name) for name in _SAME if name != "rms_norm_eps"},
     )
 
 

@@ -21,9 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.core.clock import host_ints
-from outrider.models.families import LlamaConfig
-from outrider.models.hf_config import read_native_config
-from outrider.models.qwen_hybrid_config import QwenHybridConfig
+from outrider.models.families import LlamaConfig, QwenHybridConfig, read_native_config
 from outrider_lab.train.hybrid_module import HybridDecoder, check_dense, read_hybrid
 from outrider_lab.train.llama_module import Llama, read_llama, read_llama_config
 from outrider_lab.train.losses import TopProbs, top_distributions

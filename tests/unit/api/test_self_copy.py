@@ -23,7 +23,7 @@ from outrider.core.spec import ModelSpec
 from outrider.drafters.common import draft_model
 from outrider.drafters.common.draft_model import copy_pays, why_no_copy
 from outrider.drafters.portfolio import PortfolioDrafter
-from outrider.models.hf_config import read_config
+from outrider.models.families import read_config
 from outrider.models.loading import resolve
 
 pytestmark = pytest.mark.weights

@@ -16,9 +16,9 @@ from outrider.cache.pages import ARENA_SHARE, ArenaSize, arena_slots, total_byte
 from outrider.cache.recurrent import CellPool, Checkpoints
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.core.spec import RecurrentCapacity
+from outrider.core.spec import RecurrentCapacity, StateShape
 from outrider.core.tree import ROOT
-from outrider.kernels.reference.delta import StateCell, StateShape
+from outrider.kernels.reference.delta import StateCell
 from outrider.models.decoder import ModelCapacity
 from outrider.models.qwen_hybrid import QwenHybridModel
 
@@ -46,7 +46,7 @@ LARGE = StateShape(
 
 
 def _pool(capacity: int) -> CellPool[StateCell]:
-    return CellPool(lambda: SHAPE.state_cell(HOST), capacity)
+    return CellPool(lambda: StateCell.zeros(SHAPE, HOST), capacity)
 
 
 def _model(rollback: str, history: int = 8, num_sequences: int = 2) -> QwenHybridModel:
@@ -72,7 +72,7 @@ def test_cells_are_made_when_they_are_first_needed_and_used_again() -> None:
 
 
 def test_on_a_device_all_cells_are_there_at_once() -> None:
-    pool = CellPool(lambda: SHAPE.state_cell(HOST), 3, at_once=True)
+    pool = CellPool(lambda: StateCell.zeros(SHAPE, HOST), 3, at_once=True)
     assert (len(pool.cells), pool.num_free) == (3, 3)
 
 

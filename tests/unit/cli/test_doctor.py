@@ -13,8 +13,7 @@ from doubles.command_line import Command
 from outrider.cli import doctor as examine
 from outrider.core.config import QUANTISE_COSTS
 from outrider.core.errors import MachineError
-from outrider.kernels.ceilings import ArithmeticCeiling, Ceiling
-from outrider.kernels.native.tuning import KernelTiming, TunedKernel
+from outrider.kernels.native.tuning import ArithmeticCeiling, Ceiling, KernelTiming, TunedKernel
 from outrider.kernels.operators import Choice, Kernels
 from outrider.kernels.registry import choose
 

@@ -19,7 +19,7 @@ from outrider.cli.generate import Comparison, verdict
 from outrider.cli.output import LABELS, Painter, fitted, prose, screen_table
 from outrider.cli.verbs import VERBS
 from outrider.cli.verdict import headline, is_cut
-from outrider.kernels.ceilings import Ceiling
+from outrider.kernels.native.tuning import Ceiling
 from outrider.kernels.operators import Choice
 from outrider.measure import Score
 from outrider.metrics.summary import summarise

@@ -29,7 +29,7 @@ from outrider.core.files import (
     read_private,
     read_text,
 )
-from outrider.models.hf_config import read_config
+from outrider.models.families import read_config
 from outrider.models.weights import Weights
 from outrider_lab.bench.published import questions_of
 from outrider_lab.bench.requests import replay

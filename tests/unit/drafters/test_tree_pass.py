@@ -28,7 +28,7 @@ from outrider.drafters.common.growth import FusedDraft, FusedDrafts, TextPart, s
 from outrider.drafters.common.native import FusedTrees, fused_head_drafts, fused_model_drafts
 from outrider.drafters.nets.hidden import HeadLimits, HiddenDrafter
 from outrider.kernels.native.rounds import CacheSpan, Draws
-from outrider.kernels.native.trees import PlannedTree
+from outrider.kernels.native.sampling import PlannedTree
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.core.spec import StateShape
 from outrider.kernels.operators import Delta
-from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun
+from outrider.kernels.reference.delta import Cells, DeltaWeights, InputCell, StateCell, TokenRun
 
 SHAPE = StateShape(
     num_layers=2,
@@ -81,8 +82,8 @@ def some_text(num_tokens: int = NUM_TOKENS, shape: StateShape = SHAPE, seed: int
 
 def some_cells(shape: StateShape = SHAPE, count: int = 12) -> Cells:
     return Cells(
-        [shape.state_cell(HOST) for _ in range(count)],
-        [shape.input_cell(HOST) for _ in range(count)],
+        [StateCell.zeros(shape, HOST) for _ in range(count)],
+        [InputCell.zeros(shape, HOST) for _ in range(count)],
     )
 
 

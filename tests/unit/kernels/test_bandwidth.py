@@ -7,8 +7,8 @@ from itertools import count
 import pytest
 
 from outrider.core.errors import MachineError
-from outrider.kernels import ceilings as bandwidth
-from outrider.kernels.ceilings import MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, ceilings, level_sizes
+from outrider.kernels.native import tuning as bandwidth
+from outrider.kernels.native.tuning import MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, ceilings, level_sizes
 
 KB, MB = 1 << 10, 1 << 20
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from outrider.core.errors import MachineError
-from outrider.kernels.ceilings import BandwidthReader
 from outrider.kernels.native import build
 from outrider.kernels.native.build import Built
+from outrider.kernels.native.tuning import BandwidthReader
 
 
 def reader(threads: int) -> BandwidthReader:

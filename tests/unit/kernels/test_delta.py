@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider.kernels.operators import Delta
-from outrider.kernels.reference.delta import TokenRun, torch_delta
+from outrider.kernels.reference.delta import InputCell, StateCell, TokenRun, torch_delta
 from outrider.kernels.registry import choose
 from unit.kernels.delta_cases import (
     HOST,
@@ -118,7 +118,7 @@ def test_states_too_large_for_caches_are_the_same(delta: Delta) -> None:
 
 
 def test_sizes_are_those_of_the_cells() -> None:
-    state, inputs = SHAPE.state_cell(HOST), SHAPE.input_cell(HOST)
+    state, inputs = StateCell.zeros(SHAPE, HOST), InputCell.zeros(SHAPE, HOST)
     assert state.conv_LWC.nbytes + state.state_LHKV.nbytes == SHAPE.state_bytes
     parts = (inputs.conv_LC, inputs.key_LGK, inputs.change_LHV, inputs.decay_LH)
     assert sum(part.nbytes for part in parts) == SHAPE.input_bytes

@@ -6,9 +6,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from outrider.kernels.kinds import for_kinds
 from outrider.kernels.native.cpu import cpu_identity
-from outrider.kernels.operators import OPS, Choice
+from outrider.kernels.operators import OPS, Choice, for_kinds
 from outrider.kernels.registry import choose
 from outrider.plugins.gpu.kernels import build
 from unit.kernels.implementations import CPU, DTYPES, kernels_named, randn

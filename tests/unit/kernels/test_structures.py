@@ -17,7 +17,7 @@ from outrider.kernels.native import forward as mixture
 from outrider.kernels.native.lookups import LookupRoom, NgramSettings, SuffixSettings
 from outrider.kernels.native.ops import LinearStruct, PassStruct
 from outrider.kernels.native.rounds import MemoryStruct, RoundStruct, Row
-from outrider.kernels.native.trees import Drawing, TreeDrafts, TreeRow, TreeStruct
+from outrider.kernels.native.sampling import Drawing, TreeDrafts, TreeRow, TreeStruct
 
 _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] = {
     "round.cpp": (

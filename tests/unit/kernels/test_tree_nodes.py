@@ -17,7 +17,7 @@ from outrider.core.sampling import SHARPNESS, ChosenNodes, NodeChoice, TreeLimit
 from outrider.core.tree import ROOT
 from outrider.kernels.native.ops import team
 from outrider.kernels.native.rounds import MOST_NODES
-from outrider.kernels.native.trees import MOST_WIDTH, NativeTrees
+from outrider.kernels.native.sampling import MOST_WIDTH, NativeTrees
 
 NAN, INF = float("nan"), float("inf")
 

@@ -17,6 +17,7 @@ from outrider.models.checkpoint import FolderCheckpoint, open_checkpoint
 from outrider.models.gguf import reader
 from outrider.models.gguf.checkpoint import GgufCheckpoint
 from outrider.models.gguf.reader import Header, read_header
+from outrider.models.weights import SafetensorsFile
 
 DOCUMENTS = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
@@ -59,7 +60,7 @@ def test_both_open_their_weights_alike(tmp_path: Path) -> None:
     file = small_llama().write(tmp_path / "a.gguf")
     for source in map(open_checkpoint, (folder, file)):
         (path,) = source.files()
-        opened = source.tensors(path)
+        opened = source.tensors(path) or SafetensorsFile(path)
         name = "model.embed_tokens.weight"
         assert name in opened.keys()  # noqa: SIM118 - a file is no mapping
         assert opened.dtype_of(name) == opened.get_tensor(name).dtype

@@ -16,9 +16,8 @@ from outrider.models.heads import (
     find_heads,
     has_own_mtp,
     own_mtp_depth,
-    size_remarks,
-    weight_remarks,
 )
+from outrider_lab.cli.draft_fit import size_remarks, weight_remarks
 
 # Of tests/doubles/tiny_checkpoints.py; three layers deep enough for the layers that EAGLE 3 fuses.
 HIDDEN, VOCAB = 64, 96

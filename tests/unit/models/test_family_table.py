@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.core.errors import CheckpointError
-from outrider.models.families import DECODER_FAMILIES, LlamaConfig, parse_llama
-from outrider.models.hf_config import FAMILIES
+from outrider.models.families import DECODER_FAMILIES, FAMILIES, LlamaConfig, parse_llama
 from outrider.models.json_object import JsonObject
 from outrider.models.layer_kinds import Gate, Norms
 from outrider.models.rope_config import Rope

@@ -11,9 +11,9 @@ from doubles.gguf_writer import TOKENS, Gguf, small_llama
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.prompts import PromptReader
 from outrider.api.tokenizer import Tokenizer
+from outrider.models.families import read_native_config
 from outrider.models.gguf.reader import header_of
 from outrider.models.gguf.vocabulary import special_ids
-from outrider.models.hf_config import read_native_config
 
 CONTROL, USER_DEFINED, NORMAL = 3, 4, 1
 

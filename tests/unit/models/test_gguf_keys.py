@@ -15,8 +15,7 @@ import torch
 
 from doubles.gguf_writer import LLAMA, Gguf, small_llama
 from outrider.core.errors import CheckpointError
-from outrider.models.families import LlamaConfig
-from outrider.models.hf_config import read_native_config
+from outrider.models.families import LlamaConfig, read_native_config
 from outrider.models.rope import frequencies
 from outrider.models.rope_config import Rope
 

@@ -18,10 +18,9 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CheckpointError
 from outrider.models.checkpoint import open_checkpoint
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.families import LlamaConfig
+from outrider.models.families import LlamaConfig, read_native_config
 from outrider.models.gguf.blocks import TYPES, decode
 from outrider.models.gguf.splits import RULES
-from outrider.models.hf_config import read_native_config
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model
 from outrider.models.rope import frequencies

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from doubles.gguf_writer import TOKENS, Gguf, Stored, small_llama, text, typed
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CapacityError, CheckpointError, OutriderError
+from outrider.models.families import read_config
 from outrider.models.gguf.reader import Texts, header_of, is_gguf, read_header
-from outrider.models.hf_config import read_config
 from outrider.models.loading import resolve
 from outrider.models.weights import Weights, stored_in
 

@@ -9,8 +9,7 @@ import pytest
 
 from doubles.gguf_writer import LLAMA, small_llama
 from outrider.core.errors import CheckpointError
-from outrider.models.families import LlamaConfig
-from outrider.models.hf_config import read_native_config
+from outrider.models.families import LlamaConfig, read_native_config
 from outrider.models.weights import Weights, stored_in
 
 BIASED: list[tuple[str, tuple[str, ...], tuple[bool, bool, bool]]] = [

@@ -12,7 +12,7 @@ def test_sizes_are_read_under_gpt2_s_own_names() -> None:
     config = parse_gpt()
     assert (config.vocab_size, config.hidden_size, config.ffn_size) == (96, 64, 96)
     assert (config.num_layers, config.num_heads, config.head_dim) == (2, 4, 16)
-    assert (config.max_tokens, config.layer_norm_eps, config.stop_ids) == (256, 1e-5, (2,))
+    assert (config.max_tokens, config.rms_norm_eps, config.stop_ids) == (256, 1e-5, (2,))
     assert (config.family, config.dtype, config.notes) == ("gpt2", "", ())
 
 
@@ -26,7 +26,7 @@ def test_absent_keys_take_the_defaults_of_transformers() -> None:
         eos_token_id=ABSENT,
     )
     assert config.ffn_size == 4 * 64
-    assert config.layer_norm_eps == 1e-5
+    assert config.rms_norm_eps == 1e-5
     assert config.tie_word_embeddings
     assert config.stop_ids == (50256,)
     assert not parse_gpt(tie_word_embeddings=False).tie_word_embeddings

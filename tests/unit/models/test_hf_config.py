@@ -9,13 +9,15 @@ import pytest
 from doubles.gguf_writer import small_llama
 from doubles.tiny_checkpoints import COMMON, VARIANTS, Variant, random_tensors
 from outrider.core.errors import CheckpointError
-from outrider.models.families import GPT2Config, LlamaConfig
-from outrider.models.hf_config import (
+from outrider.models.checkpoint import open_checkpoint
+from outrider.models.families import (
     FAMILIES,
+    GPT2Config,
+    LlamaConfig,
     NativeConfig,
+    model_type_of,
     parse_config,
     read_config,
-    read_model_type,
     read_sampling,
 )
 from outrider.models.json_object import JsonObject
@@ -54,7 +56,7 @@ def test_a_folder_is_read_with_its_generation_config(tmp_path: Path) -> None:
 
 def test_the_type_alone_is_read_of_any_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    assert read_model_type(tmp_path) == "mamba"
+    assert model_type_of(open_checkpoint(tmp_path)) == "mamba"
     assert "mamba" not in FAMILIES
 
 

@@ -19,8 +19,7 @@ from outrider.core.errors import CheckpointError, ConfigError, MachineError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels.registry import is_native
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.families import LlamaConfig
-from outrider.models.hf_config import read_native_config
+from outrider.models.families import LlamaConfig, read_native_config
 from outrider.models.loading import load_model, resolve
 from outrider.models.weights import Weights
 from outrider_lab.models import inflate_files

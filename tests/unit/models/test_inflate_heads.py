@@ -23,7 +23,7 @@ from outrider.drafters.nets.eagle import load_eagle
 from outrider.drafters.nets.hidden import HeadNet
 from outrider.drafters.nets.mtp import MtpConfig, load_mtp, read_mtp_config
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.families import LlamaConfig
+from outrider.models.families import LlamaConfig, read_native_config
 from outrider.models.heads import (
     HeadsToLoad,
     NormedTarget,
@@ -32,7 +32,6 @@ from outrider.models.heads import (
     kind_of,
     normed_target,
 )
-from outrider.models.hf_config import read_native_config
 from outrider.models.loading import load_model, resolve
 from outrider_lab.models import inflate
 from outrider_lab.models.inflate import ModelShape

@@ -17,8 +17,7 @@ from doubles.tiny_checkpoints import random_llama, random_model, random_tensors,
 from outrider.core.errors import CapacityError, ContractError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Decoder, ModelCapacity
-from outrider.models.gpt2 import GPT2Model
-from outrider.models.llama import LlamaModel
+from outrider.models.llama import GPT2Model, LlamaModel
 from parity.feeding import feed
 
 PLAIN = DraftNeeds()

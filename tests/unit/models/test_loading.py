@@ -12,11 +12,10 @@ from huggingface_hub.errors import HFValidationError
 
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.errors import CheckpointError, ConfigError, MachineError
-from outrider.kernels.kinds import pick_device
+from outrider.kernels.operators import pick_device
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
-from outrider.models.gpt2 import GPT2Model
-from outrider.models.hf_config import read_config
-from outrider.models.llama import LlamaModel
+from outrider.models.families import read_config
+from outrider.models.llama import GPT2Model, LlamaModel
 from outrider.models.loading import ALIASES, load_model, resolve
 from outrider.models.qwen_hybrid import QwenHybridModel
 

@@ -32,8 +32,8 @@ from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.tree import ROOT
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.families import LlamaConfig
+from outrider.models.llama_weights import Alone, Comm, RankError, Share, check_split
 from outrider.models.loading import load_model, refuse_split
-from outrider.models.share import Alone, Comm, RankError, Share, check_split
 from outrider.plugins.parallel import comm
 from outrider.plugins.parallel.messages import RankCall
 from outrider.plugins.parallel.sharded import Orders

@@ -10,9 +10,8 @@ import pytest
 
 from doubles.tiny_hybrids import HYBRIDS, hybrid_shapes, tiny_hybrid
 from outrider.core.errors import CheckpointError
-from outrider.models.hf_config import parse_config
+from outrider.models.families import QwenHybridConfig, parse_config
 from outrider.models.json_object import JsonObject
-from outrider.models.qwen_hybrid_config import QwenHybridConfig
 
 # What the hub's files of the two families say, shortened to what is read.
 NEXT_80B: Mapping[str, Any] = {

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from outrider.core.errors import ConfigError
-from outrider.kernels.kinds import DTYPES
+from outrider.kernels.operators import DTYPES
+from outrider.models.families import QwenHybridConfig, read_config
 from outrider.models.heads import find_heads, has_own_mtp
-from outrider.models.hf_config import read_config
 from outrider.models.loading import resolve
-from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.pairs.catalog import (
     EMBEDDED_DRAFT,
     EMBEDDED_HYBRID,

@@ -18,11 +18,10 @@ from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
 from outrider.drafters.nets.mtp import mtp_drafter
 from outrider.models.decoder import LoadOptions, ModelCapacity
+from outrider.models.families import QwenHybridConfig, read_native_config
 from outrider.models.heads import HeadsToLoad
-from outrider.models.hf_config import read_native_config
 from outrider.models.loading import load_model
 from outrider.models.qwen_hybrid import QwenHybridModel
-from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider_lab.train.folder import fill
 from outrider_lab.train.hybrid import begin_as
 from outrider_lab.train.hybrid_module import Hybrid, fresh_hybrid

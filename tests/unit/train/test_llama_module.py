@@ -12,8 +12,7 @@ from doubles.tiny_checkpoints import VARIANTS, Variant, variant, write_checkpoin
 from outrider.core.errors import CheckpointError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.families import LlamaConfig
-from outrider.models.hf_config import read_native_config
+from outrider.models.families import LlamaConfig, read_native_config
 from outrider.models.loading import load_model
 from outrider_lab.train.folder import fill
 from outrider_lab.train.llama_module import as_dtype, fresh_llama, read_llama

@@ -30,10 +30,9 @@ from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.core.tree import ROOT
 from outrider.drafters.common.growth import DraftSampler, FusedDrafts, TextPart, draft_some
 from outrider.drafters.common.native import fused_model_drafts
-from outrider.kernels.kinds import DTYPES, compile_ahead, pick_device
 from outrider.kernels.native.cpu import last_cache_bytes, num_physical_cores
 from outrider.kernels.native.forward import LayerWeights
-from outrider.kernels.operators import Kernels
+from outrider.kernels.operators import DTYPES, Kernels, compile_ahead, pick_device
 from outrider.kernels.plan import PackedLinear, PackedTable
 from outrider.kernels.registry import choose, is_native
 from outrider.models.checkpoint import open_checkpoint
@@ -41,8 +40,7 @@ from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
 from outrider.models.llama import CheaperParts, LlamaModel
 from outrider.models.llama_weights import read_layer
 from outrider.models.published.scheme import scheme_in
-from outrider.models.weight_files import TextNames
-from outrider.models.weights import Placement, WeightReader, Weights
+from outrider.models.weights import Placement, TextNames, WeightReader, Weights
 
 # The pending token, and the last token of a draft that was accepted whole: it was never fed.
 LEAST_SHARE = 2

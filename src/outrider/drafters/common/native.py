@@ -43,7 +43,7 @@ from outrider.kernels.native.rounds import (
     NativeChains,
     RoundModel,
 )
-from outrider.kernels.native.trees import Grown, NativeTreeDrafts, PlannedTree
+from outrider.kernels.native.sampling import Grown, NativeTreeDrafts, PlannedTree
 from outrider.kernels.operators import Kernels
 from outrider.models.decoder import wanted_tokens
 from outrider.models.heads import HeadMemory

@@ -20,14 +20,14 @@ from outrider.core.clock import host_ints
 from outrider.core.errors import CheckpointError, VocabularyError
 from outrider.core.spec import ModelSpec
 from outrider.drafters.nets.hidden import (
+    BlockLayer,
     EntranceNet,
     HeadBlock,
-    LlamaLayer,
     TargetStates,
     entrance_buffers,
 )
-from outrider.kernels.kinds import for_kinds
 from outrider.kernels.native.forward import Attends, Entrance, LayerWeights
+from outrider.kernels.operators import for_kinds
 from outrider.kernels.plan import AttentionKind, PackedLinear
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.families import LlamaConfig, parse_llama
@@ -226,7 +226,7 @@ def _read_block(
     return HeadBlock(
         config=sizes,
         layers=tuple(
-            LlamaLayer(operators, _layer(reader, config, prefix, index))
+            BlockLayer(operators, _layer(reader, config, prefix, index))
             for index, prefix in enumerate(prefixes)
         ),
         entrance=Entrance(

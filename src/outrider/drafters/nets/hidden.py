@@ -38,17 +38,13 @@ from outrider.drafters.common.growth import (
     draft_some,
 )
 from outrider.drafters.common.native import HeadPass, NetOutput, head_pass, target_states
-from outrider.kernels.kinds import compile_ahead
 from outrider.kernels.native.forward import Attends, Entrance, Forward, ForwardParts, LayerWeights
-from outrider.kernels.operators import Kernels
+from outrider.kernels.operators import Kernels, compile_ahead
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.models.decoder import LayerKV, ModelCapacity, Passes, Scratch
-from outrider.models.families import LlamaConfig
+from outrider.models.families import LayeredConfig
 from outrider.models.heads import HeadMemory
 from outrider.models.llama import LayerOperators
-from outrider.models.qwen_hybrid import AttentionWeights, HybridLayer, HybridOperators
-from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.models.rope import Turns
 from outrider.models.weights import Placement
 
 
@@ -285,78 +281,12 @@ class HiddenDrafter:
         return builder.drafts()
 
 
-class BlockLayer(Protocol):
-    """A decoder layer within a block."""
-
-    def run(
-        self,
-        kernels: Kernels,
-        plan: PackedPlan,
-        scratch: Scratch,
-        kv: LayerKV,
-        reads: Tensor | None,
-    ) -> None:
-        """Add the layer to `scratch.x_ND`. Attention reads `reads`; None is the normed residual."""
-        ...
-
-    @property
-    def turns(self) -> Turns: ...
-    @property
-    def native(self) -> LayerWeights | None:
-        """The layer's weights for a native pass; None if it has no such pass."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class LlamaLayer:
-    """A BlockLayer of the Llama family."""
+class BlockLayer:
+    """A decoder layer within a block, which attends."""
 
     operators: LayerOperators
-    native: LayerWeights
-
-    @property
-    def turns(self) -> Turns:
-        return self.operators.turns
-
-    def run(
-        self,
-        kernels: Kernels,
-        plan: PackedPlan,
-        scratch: Scratch,
-        kv: LayerKV,
-        reads: Tensor | None,
-    ) -> None:
-        self.operators.run(kernels, self.native, plan, scratch, kv, reads)
-
-
-@dataclass(frozen=True, slots=True)
-class GatedLayer:
-    """A BlockLayer of Qwen3-Next and Qwen3.5, whose attention always reads the normed residual."""
-
-    operators: HybridOperators
-    weights: HybridLayer
-    native: LayerWeights | None
-
-    @property
-    def turns(self) -> Turns:
-        return self.operators.turns
-
-    def run(
-        self,
-        kernels: Kernels,
-        plan: PackedPlan,
-        scratch: Scratch,
-        kv: LayerKV,
-        reads: Tensor | None,
-    ) -> None:
-        del reads
-        mixer = self.weights.mixer
-        if not isinstance(mixer, AttentionWeights):
-            raise ContractError("mixer is no AttentionWeights")
-        self.operators.norm(kernels, self.weights.mixer_norm_D, scratch)
-        gate_NA = torch.empty_like(scratch.attended_NA)
-        self.operators.attend(kernels, mixer, plan, scratch, gate_NA, kv)
-        self.operators.feed(kernels, self.weights, scratch)
+    weights: LayerWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,7 +323,7 @@ class HeadBlock:
     `norm_D`, if there is one, and knows the `ids_W`, None for all. `embedding_VD` and `head` may be
     the target's."""
 
-    config: LlamaConfig | QwenHybridConfig
+    config: LayeredConfig
     layers: tuple[BlockLayer, ...]
     entrance: Entrance
     states: TargetStates
@@ -496,7 +426,8 @@ class EntranceNet:
             reads = entrance.pair_N2D[: plan.num_tokens]
         elif depth == 0 and entrance.attends is Attends.RESIDUAL:
             reads = scratch.x_ND
-        self._block.layers[depth].run(self._kernels, plan, scratch, kv, reads)
+        layer = self._block.layers[depth]
+        layer.operators.run(self._kernels, layer.weights, plan, scratch, kv, reads)
 
     def head(self, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor) -> None:
         block, kernels = self._block, self._kernels
@@ -515,23 +446,27 @@ class EntranceNet:
 
     def _native(self) -> HeadPass | None:
         """Return the native pass; None without native kernels or for mixture layers."""
-        config, block = self._config, self._block
-        weights = [layer.native for layer in block.layers if layer.native is not None]
-        if len(weights) < len(block.layers):
+        config, block, scratch = self._config, self._block, self._passes.scratch
+        weights = [layer.weights for layer in block.layers]
+        if any(layer.mixture is not None for layer in weights):
             return None
+        gated_NA = None
+        if any(layer.gate is not None for layer in weights):
+            gated_NA = torch.empty_like(scratch.attended_NA)
         parts = ForwardParts(
             embedding_VD=block.embedding_VD,
             final_norm_D=block.norm_D,
             head=block.head,
-            turns=[layer.turns for layer in block.layers],
+            turns=[layer.operators.turns for layer in block.layers],
             layers=weights,
             kv=self.state.layers,
-            buffers=self._passes.scratch.for_native,
+            buffers=scratch.for_native,
             eps=config.rms_norm_eps,
             scale=config.head_dim**-0.5,
             ffn_size=config.ffn_size,
             hidden_SKD=block.embedding_VD.new_empty(0),
             entrance=block.entrance,
+            gated_NA=gated_NA,
         )
         return head_pass(self._kernels, parts, self.state, self._passes.logits_MV, block.ids_W)
 

@@ -40,11 +40,9 @@ from outrider.drafters.common.native import fused_head_drafts
 from outrider.drafters.nets.hidden import (
     BlockLayer,
     EntranceNet,
-    GatedLayer,
     HeadBlock,
     HeadLimits,
     HiddenDrafter,
-    LlamaLayer,
     TargetStates,
     entrance_buffers,
 )
@@ -52,7 +50,14 @@ from outrider.kernels.native.forward import Entrance
 from outrider.kernels.plan import PackedLinear
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.decoder import ModelCapacity
-from outrider.models.families import LLAMA_FAMILIES, LlamaConfig, parse_llama
+from outrider.models.families import (
+    HYBRID_FAMILIES,
+    LLAMA_FAMILIES,
+    LlamaConfig,
+    QwenHybridConfig,
+    parse_llama,
+    parse_qwen_hybrid,
+)
 from outrider.models.heads import (
     HeadsToLoad,
     NormedTarget,
@@ -63,9 +68,7 @@ from outrider.models.heads import (
 )
 from outrider.models.json_object import JsonObject
 from outrider.models.llama import LayerOperators
-from outrider.models.llama_weights import read_layer
-from outrider.models.qwen_hybrid import HybridOperators, HybridReader, native_layer
-from outrider.models.qwen_hybrid_config import HYBRID_FAMILIES, QwenHybridConfig, parse_qwen_hybrid
+from outrider.models.llama_weights import read_layer, read_norm
 from outrider.models.rope import Turns, turns_of
 from outrider.models.weights import DERIVED, WeightReader, Weights
 
@@ -211,7 +214,7 @@ def read_blocks(
     with Weights.at(folder) as weights:
         reader = WeightReader(weights, own_kernels(target), placement_of(target))
         if isinstance(config.block, QwenHybridConfig):
-            parts = _gated_parts(folder, reader, config.block, turns, capacity)
+            parts = _gated_parts(folder, reader, config.block, turns)
         else:
             first, operators = config.first_layer, LayerOperators(config.block, turns)
             indices = range(first, first + config.depth)
@@ -254,15 +257,11 @@ def _llama_part(reader: WeightReader, operators: LayerOperators, index: int) -> 
         for name in ("enorm", "hnorm", "shared_head.norm")
     )
     join = reader.linear({f"{prefix}eh_proj": config.hidden_size}, 2 * config.hidden_size)
-    return LlamaLayer(operators, read_layer(reader, config, index)), join, (enorm, hnorm, norm)
+    return BlockLayer(operators, read_layer(reader, config, index)), join, (enorm, hnorm, norm)
 
 
 def _gated_parts(
-    folder: Path,
-    reader: WeightReader,
-    config: QwenHybridConfig,
-    turns: Turns,
-    capacity: ModelCapacity,
+    folder: Path, reader: WeightReader, config: QwenHybridConfig, turns: Turns
 ) -> list[_Part]:
     """Read blocks that share all but the layer. Raises CheckpointError if there are none."""
     if "mtp.fc.weight" not in reader:
@@ -274,19 +273,15 @@ def _gated_parts(
     layers = tuple(range(config.num_layers))
     sparse = tuple(n for n in layers if f"mtp.layers.{n}.mlp.gate.weight" in reader)
     config = replace(config, attention_layers=layers, sparse_layers=sparse)
-    names, size = HybridReader(reader, config, "mtp."), config.hidden_size
+    size = config.hidden_size
     join = reader.linear({"mtp.fc": size}, 2 * size)
     enorm, hnorm, norm = (
-        names.norm(name, size) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+        read_norm(reader, config, f"mtp.{name}", size)
+        for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
     )
-    operators = HybridOperators(config, turns)
-    # One block runs after the other.
-    gated_NA = torch.empty(
-        capacity.max_rows, config.num_heads * config.head_dim, device=turns[0].device
-    )
-    read = [names.layer(index) for index in layers]
-    gated = [GatedLayer(operators, layer, native_layer(layer, gated_NA)) for layer in read]
-    return [(layer, join, (enorm, hnorm, norm)) for layer in gated]
+    operators = LayerOperators(config, turns)
+    read = [read_layer(reader, config, index, stem="mtp.") for index in layers]
+    return [(BlockLayer(operators, layer), join, (enorm, hnorm, norm)) for layer in read]
 
 
 def load_mtp(

@@ -2,10 +2,11 @@
 
 A library is loaded from this user's own folder (core/files.py), and only if it has the SHA-256 that
 was recorded when it was stored and every function of the sources; otherwise it is made again. Its
-name is a SHA-256 of everything that it is made from, so a stale library is never found. One process
-makes it while others wait. Folders are tried in order: the cache, a private folder for temporary
-files, a folder for this process. Each failure becomes one sentence for the user, who then gets the
-reference kernels.
+name is a SHA-256 of everything that it is made from, so a stale library is never found. A wheel
+brings one for each `Level` of CPU, with the bytes that its RECORD lists (`scripts/wheel`). One
+process makes a library while others wait. Folders are tried in order: the cache, a private folder
+for temporary files, a folder for this process. Each failure becomes one sentence for the user, who
+then gets the reference kernels.
 """
 
 from __future__ import annotations
@@ -48,11 +49,6 @@ from outrider.kernels.native.cpu import ENDINGS, cpu_identity, num_physical_core
 
 _log = logging.getLogger(__name__)
 
-# Levels of CPU that kernels are compiled for, and the compiled kernels of an installed wheel, one
-# library for each level.
-#
-# A library's name has a hash of its sources, so edited sources find no library. Its bytes must be
-# those that the wheel's RECORD lists; `scripts/wheel` makes such wheels.
 SOURCES = Path(__file__).parent / "csrc"
 # Rounding is part of the contract: contraction is requested explicitly, -ffast-math never. When GCC
 # tunes for a Zen, it fuses some chains of multiply-adds but not others, depending on the shape of

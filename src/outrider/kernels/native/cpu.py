@@ -13,12 +13,13 @@ import contextlib
 import ctypes
 import functools
 import logging
+import os
 import platform
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,6 @@ from outrider.core.files import FileKind, read_text
 
 if TYPE_CHECKING:
     import torch
-
-
-import os
-from collections.abc import Sequence
 
 _SYSTEM = Path("/sys/devices/system")
 # A core is fast if it has at least this share of the fastest core's speed. Cores of one kind differ

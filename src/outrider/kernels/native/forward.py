@@ -5,8 +5,8 @@ bits are the same. Draft heads are decoders with an entrance, which joins a toke
 state of the token before it.
 
 Shapes:  V = vocabulary, D = hidden size, T = positions, H = half of a head or a head, G = KV heads,
-         S = slots, M = logits rows, E = fused q, k and v, F = FFN size, K = captured layers;
-         others as in models/decoder.py.
+         S = slots, M = logits rows, E = fused q, k and v, F = FFN size, K = captured layers,
+         N = tokens, X = scores of a router; others as in models/decoder.py.
 """
 
 from __future__ import annotations
@@ -32,10 +32,8 @@ from outrider.kernels.native.ops import (
     struct_fields,
 )
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan, PackedTable
+from outrider.kernels.reference.delta import DeltaWeights
 
-# A mixture of experts as one native call: csrc/mixture.cpp.
-#
-# Shapes:  N = tokens, D = hidden size, F = an FFN's size, X = scores of a router.
 # Names of gates, in the order of `Gating` in csrc/linears.h.
 _GATINGS = ("silu", "gelu", "clamped")
 
@@ -146,37 +144,40 @@ def _net(net: DenseWeights) -> _Net:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadGate:
-    """A gate: its sigmoid scales heads' outputs. `gated_NA` is a float32 buffer for all rows."""
+class Recurrence:
+    """The rest of a layer with a gated delta rule instead of attention. Its first product, `qkv`,
+    computes the channels of the convolution, the gate z, and b and a of every head."""
 
-    linear: PackedLinear
-    gated_NA: Tensor
+    delta: DeltaWeights
+    norm_V: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
     """Weights of a layer. Norms and biases are float32; None if the family lacks them.
     `attended_norm_D` and `fed_norm_D` norm the outputs of attention and FFN. Norms of queries and
     keys have the size of one head, or of all heads as one vector. If `attention` is None, a token
-    sees all keys. The FFN is a `mixture`, or the dense net of `gate_up` and `down`."""
+    sees all keys. The sigmoid of `gate` scales the outputs of heads. The FFN is a `mixture`, or the
+    dense net of `gate_up` and `down`."""
 
-    attention_norm_D: Tensor | None
     qkv: PackedLinear
-    qkv_bias_E: Tensor | None
-    q_norm_H: Tensor | None
-    k_norm_H: Tensor | None
     out: PackedLinear
-    out_bias_D: Tensor | None
-    ffn_norm_D: Tensor | None
-    gate_up: PackedLinear | None
-    gate_up_bias_2F: Tensor | None
-    down: PackedLinear | None
-    down_bias_D: Tensor | None
+    attention_norm_D: Tensor | None = None
+    qkv_bias_E: Tensor | None = None
+    q_norm_H: Tensor | None = None
+    k_norm_H: Tensor | None = None
+    out_bias_D: Tensor | None = None
+    ffn_norm_D: Tensor | None = None
+    gate_up: PackedLinear | None = None
+    gate_up_bias_2F: Tensor | None = None
+    down: PackedLinear | None = None
+    down_bias_D: Tensor | None = None
     attended_norm_D: Tensor | None = None
     fed_norm_D: Tensor | None = None
     attention: AttentionKind | None = None
     mixture: MixtureWeights | None = None
-    gate: HeadGate | None = None
+    gate: PackedLinear | None = None
+    recurrence: Recurrence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +251,7 @@ class ForwardParts:
     `final_norm_D` is None, the output head reads the last residual itself. `turns` are the tables
     of cos and sin of each layer, of shape TH. If `frames_P` (int32) is not None, it maps the pages
     of layers with a window to frames of an arena of their own. A rank's share has the address of
-    its `ranks` (ranks.py), and no frames."""
+    its `ranks` (ranks.py), and no frames. Layers with a gate need `gated_NA`, a float32 buffer."""
 
     embedding_VD: Tensor | PackedTable
     final_norm_D: Tensor | None
@@ -268,6 +269,7 @@ class ForwardParts:
     entrance: Entrance | None = None
     traits: DecoderTraits = PLAIN_DECODER
     ranks: int | None = None
+    gated_NA: Tensor | None = None
 
 
 class Forward(Protocol):
@@ -327,9 +329,11 @@ class NativeForward:
     def __init__(self, ops: NativeOps, library: ctypes.CDLL, parts: ForwardParts) -> None:
         self.library = library
         self._ops, self._parts = ops, parts
-        scales = [parts.scale] * len(parts.layers)
         layers = (_Layer * len(parts.layers))(
-            *map(_layer, parts.layers, parts.kv, parts.turns, scales)
+            *(
+                _layer(parts, *each)
+                for each in zip(parts.layers, parts.kv, parts.turns, strict=True)
+            )
         )
         self._layers = layers
         # Layers with a window and layers without one have arenas of different lengths.
@@ -420,7 +424,10 @@ def _embedding(embedding_VD: Tensor | PackedTable) -> tuple[int, int | None]:
 
 
 def _layer(
-    layer: LayerWeights, kv: tuple[Tensor, Tensor], turns: tuple[Tensor, Tensor], scale: float
+    parts: ForwardParts,
+    layer: LayerWeights,
+    kv: tuple[Tensor, Tensor],
+    turns: tuple[Tensor, Tensor],
 ) -> _Layer:
     mixture, dense, gate = layer.mixture, (LinearStruct(), LinearStruct()), layer.gate
     if mixture is None:
@@ -433,8 +440,8 @@ def _layer(
         LinearStruct.of(layer.qkv, layer.qkv_bias_E),
         pointer(layer.q_norm_H),
         pointer(layer.k_norm_H),
-        LinearStruct() if gate is None else LinearStruct.of(gate.linear, None),
-        None if gate is None else gate.gated_NA.data_ptr(),
+        LinearStruct() if gate is None else LinearStruct.of(gate, None),
+        None if gate is None else given(parts.gated_NA, "buffer for gates").data_ptr(),
         LinearStruct.of(layer.out, layer.out_bias_D),
         pointer(layer.attended_norm_D),
         pointer(layer.ffn_norm_D),
@@ -442,7 +449,7 @@ def _layer(
         pointer(layer.fed_norm_D),
         turns[0].data_ptr(),
         turns[1].data_ptr(),
-        LookStruct.of(layer.attention or scale),
+        LookStruct.of(layer.attention or parts.scale),
         kv[0].data_ptr(),
         kv[1].data_ptr(),
         None if mixture is None else given(mixture.native, "native mixture").address,

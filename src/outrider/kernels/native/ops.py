@@ -240,10 +240,10 @@ class NativeOps(NativeLinear):
         self._rms_norm = function(library, "rms_norm")
         self._layer_norm = function(library, "layer_norm")
         self._head_norm = function(library, "head_norm")
-        self._silu_mul = function(library, "silu_mul")
-        self._sigmoid_mul = function(library, "sigmoid_mul")
-        self._gelu = function(library, "gelu")
-        self._gelu_mul = function(library, "gelu_mul")
+        self.silu_mul, self.sigmoid_mul, self.gelu, self.gelu_mul = (
+            self._by_row(function(library, op))
+            for op in ("silu_mul", "sigmoid_mul", "gelu", "gelu_mul")
+        )
         self._soft_cap = function(library, "soft_cap")
         self._argmax = function(library, "argmax")
         self._plan: PackedPlan | None = None
@@ -285,21 +285,13 @@ class NativeOps(NativeLinear):
         num_heads = row_size // dim - 2 * num_kv_heads
         self._head_norm(self.team, qkv, q, k, eps, num_rows, num_heads, num_kv_heads, dim)
 
-    def silu_mul(self, gate_up_N2F: Tensor, out_NF: Tensor) -> None:
-        num_rows, size = out_NF.shape
-        self._silu_mul(self.team, gate_up_N2F.data_ptr(), out_NF.data_ptr(), num_rows, size)
+    def _by_row(self, native: Callable[..., None]) -> Callable[[Tensor, Tensor], None]:
+        """An operator that reads a tensor and writes another one row by row."""
 
-    def sigmoid_mul(self, gate_NF: Tensor, x_NF: Tensor) -> None:
-        num_rows, size = x_NF.shape
-        self._sigmoid_mul(self.team, gate_NF.data_ptr(), x_NF.data_ptr(), num_rows, size)
+        def run(x: Tensor, out_NF: Tensor) -> None:
+            native(self.team, x.data_ptr(), out_NF.data_ptr(), *out_NF.shape)
 
-    def gelu(self, x_NF: Tensor, out_NF: Tensor) -> None:
-        num_rows, size = x_NF.shape
-        self._gelu(self.team, x_NF.data_ptr(), out_NF.data_ptr(), num_rows, size)
-
-    def gelu_mul(self, gate_up_N2F: Tensor, out_NF: Tensor) -> None:
-        num_rows, size = out_NF.shape
-        self._gelu_mul(self.team, gate_up_N2F.data_ptr(), out_NF.data_ptr(), num_rows, size)
+        return run
 
     def soft_cap(self, x_NF: Tensor, cap: float) -> None:
         num_rows, size = x_NF.shape
@@ -322,9 +314,7 @@ class NativeOps(NativeLinear):
         k_GSD: Tensor,
         v_GSD: Tensor,
     ) -> None:
-        if qkv_NE.shape[0] != plan.num_tokens:
-            raise ContractError("the plan is of another number of tokens")
-        self.describe(plan, qkv_NE.shape[1], k_GSD)
+        self._describe_rows(plan, qkv_NE, k_GSD)
         rope_append, _ = self._over[k_GSD.dtype]
         rope_append(
             self._pass_address,
@@ -344,9 +334,7 @@ class NativeOps(NativeLinear):
         how: AttentionKind | float,
         out_NO: Tensor,
     ) -> None:
-        if qkv_NE.shape[0] != plan.num_tokens:
-            raise ContractError("the plan is of another number of tokens")
-        self.describe(plan, qkv_NE.shape[1], k_GSD)
+        self._describe_rows(plan, qkv_NE, k_GSD)
         look, (_, attention) = LookStruct.of(how), self._over[k_GSD.dtype]
         attention(
             self._pass_address,
@@ -356,6 +344,11 @@ class NativeOps(NativeLinear):
             ctypes.addressof(look),
             out_NO.data_ptr(),
         )
+
+    def _describe_rows(self, plan: PackedPlan, qkv_NE: Tensor, k_GSD: Tensor) -> None:
+        if qkv_NE.shape[0] != plan.num_tokens:
+            raise ContractError("the plan is of another number of tokens")
+        self.describe(plan, qkv_NE.shape[1], k_GSD)
 
     def describe(self, plan: PackedPlan, row_size: int, k_GSD: Tensor) -> int:
         """The address of a PassStruct of `plan`, valid until the next call; all layers of a model

@@ -3,13 +3,14 @@
 See csrc/round.cpp; rows and models are laid out as in csrc/round.h. The stages in Python
 (engine/stages.py) define a round. The native round gives the same tokens, and returns None if a
 number is NaN, so that the stages can report what went wrong. `NativeChains` drafts chains without
-a round, trees.py trees.
+a round (`outrider_drafts` of csrc/round.cpp), for drafters that read hidden states: the caller has
+written these to the entrance's `states_ND`. sampling.py has trees.
 
 Dataclasses that are made for each row of each round are not frozen, which would take three times as
 long.
 
 Shapes:  V = vocabulary (of drafts: the ids that are drafted), M = logits rows, N = nodes of a
-         draft, L = drafted tokens of all rows.
+         draft, L = drafted tokens of all rows, B = rows, K = depth of the deepest draft.
 """
 
 from __future__ import annotations
@@ -356,12 +357,6 @@ class NativeRounds:
         return self._probs_LV
 
 
-# The draft chains of a batch as one native call (`outrider_drafts` of csrc/round.cpp).
-#
-# Drafters that read hidden states cannot be part of a native round. This call makes their drafts
-# from the states that the caller has written to the entrance's `states_ND`.
-#
-# Shapes:  B = rows, K = depth of the deepest draft, V = vocabulary.
 @dataclass(frozen=True, slots=True)
 class ChainRow:
     """One sequence: the span that the model reads, the depth of the draft, and the sampling. A

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_FLOAT_BYTES = 4
+from outrider.core.spec import StateShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,14 @@ class StateCell:
 
     conv_LWC: Tensor
     state_LHKV: Tensor
+
+    # Cells outlive the pass that first needs them.
+    @classmethod
+    @torch.inference_mode(False)
+    def zeros(cls, shape: StateShape, device: torch.device) -> StateCell:
+        window = (shape.num_layers, shape.num_taps - 1, shape.num_channels)
+        state = (shape.num_layers, shape.num_heads, shape.key_dim, shape.value_dim)
+        return cls(torch.zeros(window, device=device), torch.zeros(state, device=device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,51 +53,16 @@ class InputCell:
     change_LHV: Tensor
     decay_LH: Tensor
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateShape:
-    """Sizes of a model's recurrent state, all layers together."""
-
-    num_layers: int
-    num_taps: int
-    num_channels: int
-    num_key_heads: int
-    num_heads: int
-    key_dim: int
-    value_dim: int
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of one StateCell."""
-        window = (self.num_taps - 1) * self.num_channels
-        return _FLOAT_BYTES * self.num_layers * (window + self._state_size)
-
-    @property
-    def input_bytes(self) -> int:
-        """Bytes of one InputCell."""
-        vectors = self.num_key_heads * self.key_dim + self.num_heads * (self.value_dim + 1)
-        return _FLOAT_BYTES * self.num_layers * (self.num_channels + vectors)
-
-    @property
-    def _state_size(self) -> int:
-        return self.num_heads * self.key_dim * self.value_dim
-
-    def state_cell(self, device: torch.device) -> StateCell:
-        window = (self.num_layers, self.num_taps - 1, self.num_channels)
-        state = (self.num_layers, self.num_heads, self.key_dim, self.value_dim)
-        # Cells outlive the pass that first needs them.
-        with torch.inference_mode(False):
-            return StateCell(torch.zeros(window, device=device), torch.zeros(state, device=device))
-
-    def input_cell(self, device: torch.device) -> InputCell:
-        layers, heads = self.num_layers, self.num_heads
-        with torch.inference_mode(False):
-            return InputCell(
-                torch.zeros(layers, self.num_channels, device=device),
-                torch.zeros(layers, self.num_key_heads, self.key_dim, device=device),
-                torch.zeros(layers, heads, self.value_dim, device=device),
-                torch.zeros(layers, heads, device=device),
-            )
+    @classmethod
+    @torch.inference_mode(False)
+    def zeros(cls, shape: StateShape, device: torch.device) -> InputCell:
+        layers, heads = shape.num_layers, shape.num_heads
+        return cls(
+            torch.zeros(layers, shape.num_channels, device=device),
+            torch.zeros(layers, shape.num_key_heads, shape.key_dim, device=device),
+            torch.zeros(layers, heads, shape.value_dim, device=device),
+            torch.zeros(layers, heads, device=device),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,8 +181,8 @@ def _linear_tiled(x_NI: Tensor, weight_OI: Tensor, tile: int) -> Tensor:
 # scale and minimum for these codes. A group with a NaN, an infinity or numbers that float16 cannot
 # scale gets the scale NaN.
 #
-# Shapes:  O = outputs, I = inputs, G = groups, C = the inputs of a group, M = groups at once,
-#          B = bytes of a block, F = factors of a group.
+# Shapes:  N = rows, O = outputs, I = inputs, G = groups, C = the inputs of a group, M = groups at
+#          once, F = factors of a group, V = vocabulary, D = hidden size.
 Floats = NDArray[np.float32]
 Codes = NDArray[np.int8]
 Bytes = NDArray[np.uint8]
@@ -192,21 +192,6 @@ Part = tuple[Codes, Floats]
 MOST_CODE, MOST_SIGNED = 15, 127
 # A group's range in steps between codes; beyond 15.5 there would be a code too many.
 _TRIED_STEPS = (14.2, 14.6, 15.0, 15.4)
-# Linears of groups in PyTorch, the definition: weights of 4 bits, and output heads of 8.
-#
-# The codes above define the format of weights. Every GROUP inputs of a row of activations become
-# integers of -127 to 127 and one scale, their largest magnitude over 127. Sums of integers are
-# exact in any order, so a row's bits do not depend on other rows. Group after group, with one
-# rounding in each step,
-#
-#     sum = fma(sum of code * integer, scale * row's scale, sum)
-#     sum = fma(minimum, row's scale * sum of integers, sum)
-#
-# A row or a matrix's output that holds NaN or infinity gives NaN.
-#
-# Shapes:  N = rows, I = inputs, O = outputs, G = groups, C = the inputs of a group,
-#          F = factors of a
-#          group, V = vocabulary, D = hidden size.
 # Groups at once, so few that intermediate results stay in the cache.
 _AT_ONCE = 1 << 13
 
@@ -340,7 +325,13 @@ _ROWS_AT_ONCE = 16
 
 
 class TorchGrouped:
-    """The definition, with a byte for each code. Without float64, a step rounds twice."""
+    """Linears of groups, with a byte for each code: the definition. Every group of a row becomes
+    integers and a scale as in `quantise_rows`; then, group after group, with one rounding in each
+    step (two on devices without float64),
+
+        sum = fma(sum of code * integer, scale * row's scale, sum)
+        sum = fma(minimum, row's scale * sum of integers, sum)
+    """
 
     scheme = "int4"
 

@@ -8,13 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from outrider.core.errors import CheckpointError
-from outrider.models.gguf.config import (
-    architecture_of,
-    config_of,
-    head_dim_of,
-    missing_in,
-    notes_of,
-)
+from outrider.models.gguf.architectures import first_missing, sizes_of
+from outrider.models.gguf.config import config_of, notes_of
 from outrider.models.gguf.reader import Header, header_of, parts_of
 from outrider.models.gguf.tensors import GgufTensors, tensor_sources
 from outrider.models.gguf.vocabulary import tokenizer_config_of, tokenizer_of, vocabulary_of
@@ -44,7 +39,7 @@ def generation_of(header: Header) -> dict[str, Any]:
 
 
 _DOCUMENTS: Mapping[str, Callable[[Header], dict[str, Any]]] = {
-    "config.json": config_of,
+    "config.json": lambda header: config_of(sizes_of(header)),
     "tokenizer.json": tokenizer_of,
     "tokenizer_config.json": tokenizer_config_of,
     "generation_config.json": generation_of,
@@ -65,7 +60,7 @@ class GgufCheckpoint:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return notes_of(self.header)
+        return notes_of(sizes_of(self.header))
 
     @property
     def tokenizer_notes(self) -> tuple[str, ...]:
@@ -101,11 +96,10 @@ class GgufCheckpoint:
 
     def tensors(self, file: Path) -> GgufTensors:
         header = self.header
-        sources = tensor_sources(header, architecture_of(header), head_dim_of(header))
-        return GgufTensors(file, header.entries, sources)
+        return GgufTensors(file, header.entries, tensor_sources(sizes_of(header)))
 
     def contradiction(self, num_weights: int, most_values: int) -> CheckpointError:
-        missing = missing_in(self.header)
+        missing = first_missing(sizes_of(self.header))
         settings = f"its settings imply {num_weights} weights, and it has {most_values}"
         return CheckpointError(
             f"{self.path}: {f'the tensor {missing} is missing' if missing else settings}.",

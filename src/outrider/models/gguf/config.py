@@ -1,15 +1,17 @@
 """config.json of a GGUF file: its sizes and settings under the names of Hugging Face.
 
-A key that is not read here is refused, unless its value changes nothing, if llama.cpp reads it for
-an architecture or another model of the same name has it; any other unknown key is noted. The file
-holds numbers as float32; the shortest decimal that rounds to the same float32 is the original.
+`Part`s make the settings from the keys of a file; a row of architectures.py names those of an
+architecture. A key that is not read is refused, unless its value changes nothing, if llama.cpp
+reads it for an architecture or another model of the same name has it; any other unknown key is
+noted. The file holds numbers as float32; the shortest decimal that rounds to the same float32 is
+the original.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,31 +20,14 @@ import torch
 
 from outrider.core.errors import CheckpointError
 from outrider.models.gguf.reader import Entry, Header, Texts, map_file
-from outrider.models.gguf.tensors import QKV_BIASED, first_missing
 from outrider.models.gguf.vocabulary import special_ids
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
 from outrider.models.rope import frequencies
 from outrider.models.rope_config import Rope
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-# Architectures by the families that their config.json names.
-MODEL_TYPES = {
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "phi3": "phi3",
-    "gpt2": "gpt2",
-    "qwen2moe": "qwen2_moe",
-    "qwen3moe": "qwen3_moe",
-    "gemma2": "gemma2",
-    "gemma3": "gemma3_text",
-    "smollm3": "smollm3",
-    "gpt-oss": "gpt_oss",
-}
-MIXTURES, GEMMAS = ("qwen2moe", "qwen3moe", "gpt-oss"), ("gemma2", "gemma3")
-# Architectures whose layers differ in windows and in the base of their positions.
-MIXED_WINDOWS = (*GEMMAS, "gpt-oss")
-_READ = frozenset((
+# Keys of every architecture; the last two change nothing.
+_READ = (
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
     "attention.head_count", "attention.head_count_kv", "attention.key_length",
     "attention.value_length", "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon",
@@ -50,20 +35,8 @@ _READ = frozenset((
     "rope.scaling.type", "rope.scaling.factor", "rope.scaling.attn_factor",
     "rope.scaling.original_context_length", "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
-    # They change nothing.
     "rope.scaling.finetuned", "tensor_data_layout",
-))  # fmt: skip
-# Keys that are read of some architectures only.
-_READ_BY: Mapping[str, tuple[str, ...]] = {
-    "expert_count": MIXTURES,
-    "expert_used_count": MIXTURES,
-    "expert_feed_forward_length": MIXTURES,
-    "expert_shared_feed_forward_length": ("qwen2moe",),
-    "attn_logit_softcapping": ("gemma2",),
-    "final_logit_softcapping": GEMMAS,
-    "attention.sliding_window_pattern": MIXED_WINDOWS,
-    "rope.freq_base_swa": MIXED_WINDOWS,
-}
+)  # fmt: skip
 # Values that change nothing, besides 0 and false. None stands for another key's value.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "attention.causal": (True,),
@@ -93,8 +66,6 @@ _SAME_AS = {
     "rope.dimension_count_swa": "rope.dimension_count",
 }
 _MAX_NAMED = 5
-# Numbers of layers of Gemma's largest models, which do not scale queries by the size of a head.
-_LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
 # Settings that may have a value for each layer.
 _BY_LAYER = (
     "attention.head_count",
@@ -105,51 +76,81 @@ _BY_LAYER = (
 )
 
 
-def architecture_of(header: Header) -> str:
-    """The architecture of a file. Raises CheckpointError if it is not supported."""
-    found = JsonObject(str(header.path), header.metadata).text("general.architecture")
-    if found not in MODEL_TYPES:
-        raise CheckpointError(
-            f"{header.path}: GGUF files of architecture {found!r} are not supported.",
-            hint=f"supported: {', '.join(MODEL_TYPES)}. The folder with safetensors that the file "
-            "was made from may run; `outrider models pull` fetches it",
-        )
-    return found
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Settings of some architectures: `read` makes them from `keys` that no other one has."""
+
+    read: Callable[[Sizes], Mapping[str, Any]]
+    keys: tuple[str, ...] = ()
 
 
-def head_dim_of(header: Header) -> int:
-    return _Sizes(header).head_dim
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Positions:
+    """An architecture's ways with rotary positions. If `by_kind`, sliding layers have settings of
+    their own: those of the others, whose base is `local_theta` unless that is 0, and which are not
+    stretched unless `stretches_local`. With `has_factors`, a scaling is a list of factors, and the
+    types of the common ones mean nothing. If `is_yarn`, config.json means YaRN if it says
+    nothing, and YaRN's bounds are not rounded."""
+
+    by_kind: bool = False
+    stretches_local: bool = True
+    local_theta: float = 0.0
+    has_factors: bool = False
+    is_yarn: bool = False
 
 
-def config_of(header: Header) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """An architecture: the `family` that its config.json names, and its differences from a Llama.
+
+    `parts` and constant `settings` make config.json. `names` are those of a layer's tensors in
+    checkpoints, under `stem` and the number of the layer; files have no `absent` ones. `outer` are
+    the names of the other tensors. Rows of queries and keys are paired as neighbours if `paired`;
+    norms are 1 larger if `above_one`; matrices of `transposed` tensors are inputs by outputs in
+    checkpoints. With `qkv_bias`, queries, keys and values have biases, and nothing else has.
+    """
+
+    family: str
+    parts: tuple[Part, ...]
+    names: Mapping[str, str]
+    outer: Mapping[str, str]
+    settings: Mapping[str, object] = field(default_factory=dict[str, object])
+    positions: Positions = Positions()
+    stem: str = "model.layers."
+    absent: tuple[str, ...] = ()
+    paired: bool = False
+    above_one: bool = False
+    transposed: tuple[str, ...] = ()
+    qkv_bias: bool = False
+
+    def reads(self, key: str) -> bool:
+        return key in _READ or any(key in part.keys for part in self.parts)
+
+
+def config_of(sizes: Sizes) -> dict[str, Any]:
     """The contents of config.json. Raises CheckpointError, naming file and key, for a bad value."""
-    sizes = _Sizes(header)
-    arch = sizes.arch
-    _refuse_keys(header, arch, sizes.usual)
-    common = {
-        "model_type": MODEL_TYPES[arch],
+    _refuse_keys(sizes)
+    header, row = sizes.header, sizes.row
+    found: dict[str, Any] = {
+        "model_type": row.family,
         "vocab_size": sizes.vocab_size,
         "tie_word_embeddings": HEAD not in header.entries,
         "dtype": _dtype(header),
         **special_ids(header),
+        **row.settings,
     }
-    return common | (_gpt2(sizes) if arch == "gpt2" else _llama(sizes))
+    for part in row.parts:
+        found |= part.read(sizes)
+    return found
 
 
-def missing_in(header: Header) -> str | None:
-    """The name of a tensor that the file lacks, if it lacks one."""
-    sizes = _Sizes(header)
-    return first_missing(header, sizes.arch, sizes.integer("block_count"))
-
-
-def notes_of(header: Header) -> tuple[str, ...]:
+def notes_of(sizes: Sizes) -> tuple[str, ...]:
     """A note that names the unknown keys of the architecture, if there are any."""
-    arch = architecture_of(header)
     known = _NEUTRAL.keys() | _SAME_AS.keys()
     unknown = sorted(
-        f"{arch}.{key}"
-        for key in _own_keys(header, arch)
-        if key not in known and not _is_read(key, arch)
+        f"{sizes.arch}.{key}"
+        for key in sizes.own_keys()
+        if key not in known and not sizes.row.reads(key)
     )
     if not unknown:
         return ()
@@ -157,30 +158,17 @@ def notes_of(header: Header) -> tuple[str, ...]:
     return (f"the file has settings that are not read: {', '.join(unknown[:_MAX_NAMED])}{more}",)
 
 
-def _refuse_keys(header: Header, arch: str, sizes: Mapping[str, int]) -> None:
-    """Raise CheckpointError for an unread key that changes the logits; `sizes` are by key."""
-    for key, value in _own_keys(header, arch).items():
-        if _is_read(key, arch):
+def _refuse_keys(sizes: Sizes) -> None:
+    """Raise CheckpointError for an unread key that changes the logits."""
+    for key, value in sizes.own_keys().items():
+        if sizes.row.reads(key):
             continue
-        neutral = (sizes[_SAME_AS[key]],) if key in _SAME_AS else _NEUTRAL.get(key)
+        neutral = (sizes.usual[_SAME_AS[key]],) if key in _SAME_AS else _NEUTRAL.get(key)
         if neutral is not None and not _is_neutral(key, value, neutral):
             raise CheckpointError(
-                f"{header.path}: {arch}.{key} {_shown(value)} is not supported.",
+                f"{sizes.raw.where}: {sizes.arch}.{key} {_shown(value)} is not supported.",
                 hint=OTHER_CHECKPOINT,
             )
-
-
-def _own_keys(header: Header, arch: str) -> dict[str, object]:
-    prefix = f"{arch}."
-    return {
-        key.removeprefix(prefix): value
-        for key, value in header.metadata.items()
-        if key.startswith(prefix)
-    }
-
-
-def _is_read(key: str, arch: str) -> bool:
-    return key in _READ or arch in _READ_BY.get(key, ())
 
 
 def _is_neutral(key: str, value: object, neutral: tuple[object, ...]) -> bool:
@@ -195,12 +183,11 @@ def _shown(value: object) -> str:
     return f"of {len(value)} texts" if isinstance(value, Texts) else f"{value!r:.40}"
 
 
-class _Sizes:
-    """Sizes that several settings are made of."""
+class Sizes:
+    """A file's settings, read by the row `row` of its architecture `arch`."""
 
-    def __init__(self, header: Header) -> None:
-        self.header = header
-        self.arch = architecture_of(header)
+    def __init__(self, header: Header, arch: str, row: Architecture) -> None:
+        self.header, self.arch, self.row = header, arch, row
         self.raw = JsonObject(str(header.path), header.metadata)
         self.hidden = self.integer("embedding_length")
         self.num_heads = self.integer("attention.head_count")
@@ -233,6 +220,14 @@ class _Sizes:
             "rope.dimension_count": self.turning,
         }
 
+    def own_keys(self) -> dict[str, object]:
+        prefix = f"{self.arch}."
+        return {
+            key.removeprefix(prefix): value
+            for key, value in self.header.metadata.items()
+            if key.startswith(prefix)
+        }
+
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         full = f"{self.arch}.{key}"
         listed = self.raw.values.get(full)
@@ -258,7 +253,8 @@ class _Sizes:
         return self.raw.values.get(f"{self.arch}.{key}") not in (None, 0)
 
 
-def _llama(sizes: _Sizes) -> dict[str, Any]:
+def layered(sizes: Sizes) -> dict[str, Any]:
+    """Sizes, biases and positions of a Llama."""
     entries = sizes.header.entries
     found: dict[str, Any] = {
         "hidden_size": sizes.hidden,
@@ -272,13 +268,12 @@ def _llama(sizes: _Sizes) -> dict[str, Any]:
         "rope_theta": sizes.number("rope.freq_base", 10000.0),
         "hidden_act": "silu",
         # No key says which biases there are.
-        "attention_bias": sizes.arch not in QKV_BIASED and _has_bias(entries, "attn_"),
+        "attention_bias": not sizes.row.qkv_bias and _has_bias(entries, "attn_"),
         "mlp_bias": _has_bias(entries, "ffn_"),
     }
-    found |= _window(sizes) | _experts(sizes) | _gemma(sizes)
     if sizes.turning != sizes.head_dim:
         found["partial_rotary_factor"] = sizes.turning / sizes.head_dim
-    return found | _positions(sizes, found)
+    return found | _positions(sizes, found["max_position_embeddings"], found["rope_theta"])
 
 
 def _has_bias(entries: Iterable[str], kind: str) -> bool:
@@ -287,103 +282,19 @@ def _has_bias(entries: Iterable[str], kind: str) -> bool:
     return any(name.endswith(ends) for name in entries)
 
 
-def _experts(sizes: _Sizes) -> dict[str, Any]:
-    if sizes.arch not in MIXTURES:
-        return {}
-    chosen = sizes.integer("expert_used_count")
-    usual = None if sizes.arch == "gpt-oss" else sizes.integer("feed_forward_length")
-    ffn = sizes.integer("expert_feed_forward_length", usual and max(1, usual // chosen))
-    found: dict[str, Any] = {
-        "num_local_experts": sizes.integer("expert_count"),
-        "num_experts_per_tok": chosen,
-        "moe_intermediate_size": ffn,
-        "norm_topk_prob": sizes.arch == "qwen3moe",
-    }
-    if sizes.arch == "gpt-oss":
-        found["intermediate_size"] = ffn
-    if sizes.arch == "qwen2moe":
-        shared = sizes.integer("expert_shared_feed_forward_length", usual)
-        found["shared_expert_intermediate_size"] = shared
-    return found
-
-
-def _gemma(sizes: _Sizes) -> dict[str, Any]:
-    if sizes.arch not in GEMMAS:
-        return {}
-    found: dict[str, Any] = {"hidden_activation": "gelu_pytorch_tanh"}
-    for name in ("attn", "final"):
-        key = f"{name}_logit_softcapping"
-        if sizes.has(key) or sizes.arch == "gemma3":
-            found[key] = sizes.number(key) if sizes.is_set(key) else None
-    largest = sizes.integer("block_count") == _LARGEST_GEMMA[sizes.arch]
-    scalar = sizes.hidden // sizes.num_heads if largest else sizes.head_dim
-    return found | {"query_pre_attn_scalar": scalar}
-
-
-def _gpt2(sizes: _Sizes) -> dict[str, Any]:
-    return {
-        "n_embd": sizes.hidden,
-        "n_inner": sizes.integer("feed_forward_length"),
-        "n_layer": sizes.integer("block_count"),
-        "n_head": sizes.num_heads,
-        "n_positions": sizes.integer("context_length"),
-        "layer_norm_epsilon": sizes.number("attention.layer_norm_epsilon"),
-        "activation_function": "gelu_new",
-    }
-
-
-def _window(sizes: _Sizes) -> dict[str, Any]:
-    """Settings of sliding layers under the family's names; a `llama` with them is a Mistral."""
-    if sizes.arch in MIXED_WINDOWS:
-        return _mixed_windows(sizes)
-    window = sizes.integer("attention.sliding_window", 0, least=0)
-    if sizes.arch.startswith("qwen"):
-        return {
-            "use_sliding_window": window > 0,
-            "sliding_window": window or None,
-            "max_window_layers": 0,
-        }
-    if not window:
-        return {}
-    found = {"sliding_window": window}
-    return found | ({"model_type": "mistral"} if sizes.arch == "llama" else {})
-
-
-def _mixed_windows(sizes: _Sizes) -> dict[str, Any]:
-    """Settings of models in which some layers slide: all but every n-th, or those of a list."""
-    usual = {"gemma2": 4096, "gemma3": 0}
-    window = sizes.integer("attention.sliding_window", usual.get(sizes.arch), least=0)
-    key = "attention.sliding_window_pattern"
-    if not window or not sizes.has(key):
-        return {"sliding_window": window or None}
-    num_layers = sizes.integer("block_count")
-    given = sizes.raw.values[f"{sizes.arch}.{key}"]
-    if isinstance(given, np.ndarray):
-        slides = [bool(one) for one in given.tolist()]
-    else:
-        every = sizes.integer(key, least=0)
-        slides = [not every or index % every < every - 1 for index in range(num_layers)]
-    if len(slides) != num_layers:
-        raise CheckpointError(
-            f"{sizes.raw.where}: {sizes.arch}.{key} has {len(slides)} entries for {num_layers} "
-            "layers.",
-            hint=CONTRADICTION,
-        )
-    kinds = ["sliding_attention" if slide else "full_attention" for slide in slides]
-    return {"sliding_window": window, "layer_types": kinds}
-
-
-def _positions(sizes: _Sizes, found: Mapping[str, Any]) -> dict[str, Any]:
+def _positions(sizes: Sizes, max_tokens: int, theta: float) -> dict[str, Any]:
     """Settings that stretch rotary positions, by kind of layer if the kinds differ."""
-    window, theta = found["max_position_embeddings"], found["rope_theta"]
-    positions = Positions(sizes.header, sizes.arch, sizes.turning, window, theta)
-    whole = positions.scaling()
-    if sizes.arch in MIXED_WINDOWS:
-        local = positions.local_scaling() if sizes.arch == "gemma3" else whole
-        usual = 10000.0 if sizes.arch == "gemma3" else theta
-        local = {**local, "rope_theta": sizes.number("rope.freq_base_swa", usual)}
-        whole = {**whole, "rope_theta": theta}
-        return {"rope_parameters": {"full_attention": whole, "sliding_attention": local}}
+    ways = sizes.row.positions
+    scaling = _Scaling(sizes, max_tokens, theta)
+    whole = scaling.whole()
+    if ways.by_kind:
+        local = whole if ways.stretches_local else scaling.unstretched()
+        local_theta = sizes.number("rope.freq_base_swa", ways.local_theta or theta)
+        kinds = {
+            "full_attention": {**whole, "rope_theta": theta},
+            "sliding_attention": {**local, "rope_theta": local_theta},
+        }
+        return {"rope_parameters": kinds}
     if not whole:
         return {}
     # Phi-3 has this key at the top of its config.
@@ -408,25 +319,19 @@ def shortest(number: float) -> float:
 
 
 @dataclass(frozen=True)
-class Positions:
-    """Rotary settings of heads that rotate in `turning` dimensions. Raises CheckpointError.
+class _Scaling:
+    """The scaling of positions. Raises CheckpointError for an unsupported one.
 
     Old keys are read as llama.cpp reads them: a factor without a type is linear, and
     `rope.scale_linear` is such a factor."""
 
-    header: Header
-    arch: str
-    turning: int
-    window: int
+    sizes: Sizes
+    max_tokens: int
     theta: float
 
     @cached_property
-    def raw(self) -> JsonObject:
-        return JsonObject(str(self.header.path), self.header.metadata)
-
-    @cached_property
     def kind(self) -> str:
-        found = self.raw.text(f"{self.arch}.rope.scaling.type", "linear")
+        found = self.sizes.raw.text(f"{self.sizes.arch}.rope.scaling.type", "linear")
         if found not in ("none", "linear", "yarn", "longrope"):
             raise self._unsupported(found)
         return found
@@ -434,13 +339,13 @@ class Positions:
     @cached_property
     def factor(self) -> float:
         """The divisor of positions; 1 leaves them unchanged."""
-        key = f"{self.arch}.rope.scaling.factor"
-        if not self.raw.has(key):
-            key = f"{self.arch}.rope.scale_linear"
-        found = shortest(self.raw.number(key)) if self.raw.values.get(key) else 1.0
+        sizes = self.sizes
+        key = "rope.scaling.factor" if sizes.has("rope.scaling.factor") else "rope.scale_linear"
+        found = sizes.number(key) if sizes.is_set(key) else 1.0
         if self.kind != "none" or found == 1.0:
             return found
-        if self.arch in ("gemma2", "gpt-oss"):
+        ways = sizes.row.positions
+        if ways.by_kind and ways.stretches_local:
             # llama.cpp then stretches the positions of sliding layers, and of no others.
             raise self._unsupported("none with a factor")
         return 1.0
@@ -450,8 +355,9 @@ class Positions:
         """The factor of the tables of cos and sin."""
         return self._number("attn_factor", 1.0)
 
-    def scaling(self) -> dict[str, Any]:
-        entries = self.header.entries
+    def whole(self) -> dict[str, Any]:
+        """The scaling of layers that see the whole text."""
+        entries, ways = self.sizes.header.entries, self.sizes.row.positions
         if (entry := entries.get("rope_freqs.weight")) is not None:
             return self._by_factors(self._factors(entry))
         if (entry := entries.get("rope_factors_short.weight")) is not None:
@@ -460,34 +366,34 @@ class Positions:
             raise self._unsupported("longrope without its factors")
         if self.kind == "yarn" and self.factor != 1.0:
             return self._yarn()
-        if self.strength != 1.0 or (self.arch == "phi3" and self.factor != 1.0):
-            return self._everywhere([self.factor] * (self.turning // 2))
+        if self.strength != 1.0 or (ways.has_factors and self.factor != 1.0):
+            return self._everywhere([self.factor] * (self.sizes.turning // 2))
         if self.factor == 1.0:
-            # gpt-oss has a scaling where its settings say none.
-            return {"rope_type": "default"} if self.arch == "gpt-oss" else {}
+            return {"rope_type": "default"} if ways.is_yarn else {}
         return {"rope_type": "linear", "factor": self.factor}
 
-    def local_scaling(self) -> dict[str, Any]:
-        """The scaling of sliding layers, whose frequencies are not stretched."""
+    def unstretched(self) -> dict[str, Any]:
+        """The scaling of layers whose frequencies are not stretched."""
         if self.strength == 1.0:
             return {"rope_type": "default"}
-        return self._everywhere([1.0] * (self.turning // 2))
+        return self._everywhere([1.0] * (self.sizes.turning // 2))
 
     def _number(self, name: str, default: float) -> float:
-        return shortest(self.raw.number(f"{self.arch}.rope.scaling.{name}", default))
+        return self.sizes.number(f"rope.scaling.{name}", default)
 
     def _original(self) -> int:
-        key = f"{self.arch}.rope.scaling.original_context_length"
-        return self.raw.integer(key, self.window)
+        return self.sizes.integer("rope.scaling.original_context_length", self.max_tokens)
 
     def _unsupported(self, what: str) -> CheckpointError:
         return CheckpointError(
-            f"{self.raw.where}: {self.arch}.rope.scaling.type {what!r} is not supported.",
+            f"{self.sizes.raw.where}: {self.sizes.arch}.rope.scaling.type {what!r} is not "
+            "supported.",
             hint=OTHER_CHECKPOINT,
         )
 
     def _yarn(self) -> dict[str, Any]:
-        if self.arch == "phi3":
+        sizes, ways = self.sizes, self.sizes.row.positions
+        if ways.has_factors:
             raise self._unsupported("yarn")
         found: dict[str, Any] = {
             "rope_type": "yarn",
@@ -495,17 +401,16 @@ class Positions:
             "original_max_position_embeddings": self._original(),
         }
         for name in ("beta_fast", "beta_slow"):
-            if self.raw.has(f"{self.arch}.rope.scaling.yarn_{name}"):
+            if sizes.has(f"rope.scaling.yarn_{name}"):
                 found[name] = self._number(f"yarn_{name}", 1.0)
-        own = self.raw.has(f"{self.arch}.rope.scaling.yarn_attn_factor")
-        if own or self.strength != 1.0:
+        if sizes.has("rope.scaling.yarn_attn_factor") or self.strength != 1.0:
             usual = 0.1 * math.log(max(1.0, self.factor)) + 1.0
             found["attention_factor"] = self._number("yarn_attn_factor", usual) * self.strength
-        return found | ({"truncate": False} if self.arch == "gpt-oss" else {})
+        return found | ({"truncate": False} if ways.is_yarn else {})
 
     def _long(self, short: Entry) -> dict[str, Any]:
         """Longrope: factors for short texts, and for long ones if the file has them."""
-        long = self.header.entries.get("rope_factors_long.weight")
+        long = self.sizes.header.entries.get("rope_factors_long.weight")
         self._refuse_both(short)
         return {
             "rope_type": "longrope",
@@ -518,7 +423,7 @@ class Positions:
     def _by_factors(self, factors: list[float]) -> dict[str, Any]:
         """A scaling that divides each frequency by its factor. If Llama 3's formula gives the same
         frequencies, that is used, for the bits of its checkpoints."""
-        self._refuse_both(self.header.entries["rope_freqs.weight"])
+        self._refuse_both(self.sizes.header.entries["rope_freqs.weight"])
         found = None if self.factor * self.strength != 1.0 else self._llama3(factors)
         return found or self._everywhere(self._times(factors))
 
@@ -549,7 +454,7 @@ class Positions:
         return {
             "rope_type": "longrope",
             "short_factor": list(factors),
-            "original_max_position_embeddings": self.window,
+            "original_max_position_embeddings": self.max_tokens,
             "attention_factor": self.strength,
         }
 
@@ -563,7 +468,7 @@ class Positions:
     def _factors(self, entry: Entry) -> list[float]:
         if len(entry.shape) != 1 or entry.num_values > _MAX_FACTORS or entry.kind.name != "F32":
             raise CheckpointError(
-                f"{self.header.path}: {entry.name} is no short list of float32.",
+                f"{self.sizes.header.path}: {entry.name} is no short list of float32.",
                 hint=CONTRADICTION,
             )
         with map_file(entry.path) as memory:
@@ -571,7 +476,7 @@ class Positions:
         found: list[float] = np.frombuffer(raw, "<f4").tolist()
         if not all(0 < factor < 1e9 for factor in found):
             raise CheckpointError(
-                f"{self.header.path}: {entry.name} has a factor that is not above 0.",
+                f"{self.sizes.header.path}: {entry.name} has a factor that is not above 0.",
                 hint=CONTRADICTION,
             )
         return found

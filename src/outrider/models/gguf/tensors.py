@@ -1,8 +1,8 @@
 """Tensors of a GGUF file under the names of Hugging Face checkpoints.
 
-Some also have another layout. llama.cpp rotates neighbours (2i, 2i + 1) of a head for `llama`,
-where checkpoints pair (i, i + H/2), so rows of queries and keys are moved back. GPT-2's matrices
-are inputs by outputs in checkpoints. Gemma's checkpoints hold a norm's weight minus 1.
+Some also have another layout. llama.cpp rotates neighbours (2i, 2i + 1) of a head in some
+architectures, where checkpoints pair (i, i + H/2), so rows of queries and keys are moved back.
+GPT-2's matrices are inputs by outputs in checkpoints. Gemma's hold a norm's weight minus 1.
 
 Shapes:  H = size of a head, O = rows.
 """
@@ -21,82 +21,14 @@ from torch import Tensor
 
 from outrider.kernels.plan import BlockRows
 from outrider.models.gguf.blocks import decode, held_bytes
-from outrider.models.gguf.reader import Entry, Header, map_file
+from outrider.models.gguf.config import Sizes
+from outrider.models.gguf.reader import Entry, map_file
 
-# Names of tensors: maps the names in GGUF files to those in checkpoints of Hugging Face.
-#
-# Some tensors also have another layout. llama.cpp rotates neighbours (2i, 2i + 1) of a head for
-# `llama`, where checkpoints pair (i, i + H/2), so rows of queries and keys are moved back. GPT-2's
-# matrices are inputs by outputs in checkpoints. Gemma's checkpoints hold a norm's weight minus 1.
-#
-# Shapes:  H = size of a head, O = rows.
 # Factors of rotary frequencies, which config.json has, and no weights.
 FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_LLAMA_OUTER = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LLAMA_LAYER = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_EXPERTS = {f"ffn_{part}_exps": f"mlp.experts.{part}_proj" for part in ("gate", "up", "down")}
-_SHARED = {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
-_QWEN_MIXTURE = {
-    **_EXPERTS,
-    **_SHARED,
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-}
-_GEMMA = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-# Tensors that an architecture names differently, or has in addition.
-_OWN_NAMES: Mapping[str, Mapping[str, str]] = {
-    "qwen2moe": _QWEN_MIXTURE,
-    "qwen3moe": _QWEN_MIXTURE,
-    "gemma2": _GEMMA,
-    "gemma3": _GEMMA,
-    "gpt-oss": {
-        **_EXPERTS,
-        "ffn_gate_inp": "mlp.router",
-        "post_attention_norm": "post_attention_layernorm",
-        "attn_sinks": "self_attn.sinks",
-    },
-}
-_GPT2_OUTER = {
-    "token_embd": "wte",
-    "position_embd": "wpe",
-    "output_norm": "ln_f",
-    "output": "lm_head",
-}
-_GPT2_LAYER = {
-    "attn_norm": "ln_1",
-    "attn_qkv": "attn.c_attn",
-    "attn_output": "attn.c_proj",
-    "ffn_norm": "ln_2",
-    "ffn_up": "mlp.c_fc",
-    "ffn_down": "mlp.c_proj",
-}
-_TURNED_BY, _TURNED = ("llama", "smollm3"), ("attn_q", "attn_k")
-# Architectures with biases of queries, keys and values, and of nothing else.
-QKV_BIASED = ("qwen2", "qwen2moe")
+PAIRED = ("attn_q", "attn_k")
 # Names such as `model.layers.0.mlp.up_proj.weight`.
 _LAYER_PARTS = 6
-_TRANSPOSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +73,9 @@ class TensorSource:
         return torch.arange(num_rows).view(-1, self.head_dim)[:, order_H].flatten()
 
 
-def tensor_sources(header: Header, architecture: str, head_dim: int) -> Mapping[str, TensorSource]:
+def tensor_sources(sizes: Sizes) -> Mapping[str, TensorSource]:
     """The tensors by their checkpoint names. Unknown ones keep their own, which no model reads."""
-    gpt2 = architecture == "gpt2"
-    own = _OWN_NAMES.get(architecture, {})
-    layer_names = _GPT2_LAYER if gpt2 else {**_LLAMA_LAYER, **own}
+    header, row = sizes.header, sizes.row
     found: dict[str, TensorSource] = {}
     for stored in header.entries:
         if stored in FACTORS:
@@ -153,41 +83,42 @@ def tensor_sources(header: Header, architecture: str, head_dim: int) -> Mapping[
         module, _, ending = stored.rpartition(".")
         block, _, part = module.removeprefix("blk.").partition(".")
         if module.startswith("blk.") and part:
-            known = layer_names.get(part)
-            name = f"h.{block}.{known}" if gpt2 else f"model.layers.{block}.{known}"
+            known = row.names.get(part)
+            fused = known == "mlp.up_proj" and f"blk.{block}.ffn_gate.weight" not in header.entries
+            # Gate and up may be one matrix under the name of up.
+            name = f"{row.stem}{block}.{'mlp.gate_up_proj' if fused else known}"
         else:
-            known = (_GPT2_OUTER if gpt2 else _LLAMA_OUTER).get(module)
+            known = row.outer.get(module)
             name = known or ""
-        if known == "self_attn.qkv_proj" or (known == "mlp.up_proj" and _is_fused(header, block)):
-            name = name.replace("mlp.up_proj", "mlp.gate_up_proj")
-        turned = architecture in _TURNED_BY and part in _TURNED
         source = TensorSource(
             stored,
-            head_dim if turned else 0,
-            transposed=gpt2 and part in _TRANSPOSED and ending == "weight",
-            above_one=own is _GEMMA and module.endswith("norm"),
+            sizes.head_dim if row.paired and part in PAIRED else 0,
+            transposed=part in row.transposed and ending == "weight",
+            above_one=row.above_one and module.endswith("norm"),
             is_row=part == "ffn_gate_inp_shexp",
         )
         whole = name if part == "attn_sinks" else f"{name}.{ending}"
         found[whole if known else stored] = source
-    return {**found, **_zero_biases(found, architecture)}
+    return {**found, **_zero_biases(found, always=row.qkv_bias)}
 
 
-def _zero_biases(found: Mapping[str, TensorSource], architecture: str) -> dict[str, TensorSource]:
+def _zero_biases(found: Mapping[str, TensorSource], *, always: bool) -> dict[str, TensorSource]:
     """Zero biases of modules without a bias, in models where other modules have one: llama.cpp adds
     only the biases that a file has, while our decoders read one for every such module."""
-    qwen = architecture in QKV_BIASED
-    modules = ("q_proj", "k_proj", "v_proj") if qwen else ("q_proj", "k_proj", "v_proj", "o_proj")
+    qkv = ("q_proj", "k_proj", "v_proj")
     zeros: dict[str, TensorSource] = {}
-    for group, always in ((modules, qwen), (("gate_proj", "up_proj", "down_proj"), False)):
-        weights = [name for name in found if _module(name) in group]
-        biases = {name.removesuffix("weight") + "bias" for name in weights}
-        if always or biases & found.keys():
-            zeros |= {
-                name.removesuffix("weight") + "bias": TensorSource(found[name].stored, zero=True)
-                for name in weights
-                if name.removesuffix("weight") + "bias" not in found
-            }
+    for group, needed in (
+        (qkv if always else (*qkv, "o_proj"), always),
+        (("gate_proj", "up_proj", "down_proj"), False),
+    ):
+        sources = {
+            f"{name.removesuffix('weight')}bias": source.stored
+            for name, source in found.items()
+            if _module(name) in group
+        }
+        if needed or sources.keys() & found.keys():
+            absent = sources.keys() - found.keys()
+            zeros |= {name: TensorSource(sources[name], zero=True) for name in sorted(absent)}
     return zeros
 
 
@@ -195,33 +126,6 @@ def _module(name: str) -> str:
     """`q_proj` of `model.layers.0.self_attn.q_proj.weight`; "" for other kinds of names."""
     parts = name.split(".")
     return parts[-2] if parts[-1] == "weight" and len(parts) == _LAYER_PARTS else ""
-
-
-def first_missing(header: Header, architecture: str, num_layers: int) -> str | None:
-    """The GGUF name of the first missing tensor that models of this kind have; None if none."""
-    own = _OWN_NAMES.get(architecture, {})
-    parts = {"attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", *own}
-    if not any(part.endswith("_exps") for part in own):
-        parts |= {"ffn_gate", "ffn_up", "ffn_down"}
-    stored = {name.split(".")[2] for name in header.entries if name.startswith("blk.")}
-    if "attn_qkv" in stored:
-        parts = parts - {"attn_q", "attn_k", "attn_v"} | {"attn_qkv"}
-    if architecture in ("phi3", "gpt2"):
-        parts -= {"ffn_gate"}
-    if architecture == "qwen3moe":
-        parts -= {part for part in parts if part.endswith("_shexp")}
-    if architecture == "gpt-oss":
-        parts -= {"ffn_norm"}
-    names = ["token_embd.weight"]
-    names += [f"blk.{n}.{part}.weight" for n in range(num_layers) for part in sorted(parts)]
-    return next(
-        (name for name in [*names, "output_norm.weight"] if name not in header.entries), None
-    )
-
-
-def _is_fused(header: Header, block: str) -> bool:
-    """True if gate and up are one matrix under the name of up."""
-    return f"blk.{block}.ffn_gate.weight" not in header.entries
 
 
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}

@@ -21,10 +21,6 @@ from outrider.models.gguf.reader import Header, Texts
 from outrider.models.gguf.splits import RULES, Rule
 from outrider.models.json_object import JsonObject
 
-# Tokens that end a text or a turn, recognised by their text as in llama.cpp, whatever their kind.
-#
-# Metadata often name only one of several ends: Qwen's files name `<|im_end|>` but not
-# `<|endoftext|>`, and fine-tunes have ends that their maker did not mark as control tokens.
 # Tokens that end a text or a turn are recognised by their text, as in llama.cpp, whatever their
 # kind: metadata often name only one of several ends (Qwen's files name <|im_end|> but not
 # <|endoftext|>), and fine-tunes have ends that their maker did not mark as control tokens.

@@ -27,10 +27,10 @@ from outrider.core.clock import host_ints
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.core.spec import RecurrentCapacity
-from outrider.kernels.kinds import DTYPES, pick_device
+from outrider.kernels.operators import DTYPES, pick_device
 from outrider.kernels.plan import floats
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.hf_config import read_config
+from outrider.models.families import read_config
 from outrider.models.loading import load_model, resolve, spec_of_config
 
 _NEEDS = DraftNeeds()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from outrider.core.errors import MachineError
 from outrider.kernels.native.ranks import NativeRanks
-from outrider.models.share import RankError
+from outrider.models.llama_weights import RankError
 
 # A rank that keeps rank 0 waiting for longer counts as hung.
 SILENCE_SECONDS = 60.0

@@ -21,7 +21,7 @@ from outrider.core import env
 from outrider.core.errors import given
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.ranks import NativeRanks, shared_memory
-from outrider.models.share import Comm
+from outrider.models.llama_weights import Comm
 from outrider.plugins.parallel import comm
 from outrider.plugins.parallel.comm import NcclComm, SharedComm, SocketComm
 

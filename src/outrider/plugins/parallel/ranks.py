@@ -31,12 +31,12 @@ import torch
 
 from outrider.core.errors import ContractError, given
 from outrider.core.spec import RecurrentCapacity
-from outrider.kernels.kinds import pick_device
 from outrider.kernels.native.rounds import RoundModel
+from outrider.kernels.operators import pick_device
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
+from outrider.models.llama_weights import Comm, RankError
 from outrider.models.loading import load_model
-from outrider.models.share import Comm, RankError
 from outrider.plugins.parallel.meeting import Meeting, join
 from outrider.plugins.parallel.messages import apply
 

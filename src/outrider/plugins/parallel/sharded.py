@@ -23,15 +23,14 @@ from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import ContractError, MachineError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import DecoderConfig, ModelSpec
-from outrider.kernels.kinds import pick_device
 from outrider.kernels.native.cpu import num_physical_cores
 from outrider.kernels.native.forward import Forward
-from outrider.kernels.operators import Kernels
+from outrider.kernels.operators import Kernels, pick_device
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import LoadOptions
 from outrider.models.llama import LlamaModel
+from outrider.models.llama_weights import Comm, RankError
 from outrider.models.loading import load_model, refuse_split
-from outrider.models.share import Comm, RankError
 from outrider.plugins.parallel import messages
 from outrider.plugins.parallel.meeting import Meeting
 from outrider.plugins.parallel.ranks import LOADED, SILENT_SECONDS, RankGroup, RankSetup

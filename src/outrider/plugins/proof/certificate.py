@@ -27,7 +27,7 @@ from outrider.core.plugins import AUTO, KINDS, drafter_named
 from outrider.core.protocols import Drafter, DraftRow
 from outrider.core.rng import Role
 from outrider.drafters.common.context import BuildContext, LoadedModels
-from outrider.kernels.kinds import pick_device
+from outrider.kernels.operators import pick_device
 from outrider.kernels.reference.pointwise import argmax
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.loading import resolve

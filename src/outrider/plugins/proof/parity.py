@@ -31,8 +31,8 @@ from outrider.core.params import SamplingParams
 from outrider.core.plugins import COPY, drafter_named
 from outrider.drafters.common.draft_model import why_no_copy
 from outrider.models.checkpoint import CONFIG, open_checkpoint
+from outrider.models.families import read_config
 from outrider.models.gguf.reader import header_of
-from outrider.models.hf_config import read_config
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of
 

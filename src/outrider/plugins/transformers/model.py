@@ -27,8 +27,7 @@ from outrider.core.errors import CheckpointError, ConfigError, ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import ROOT
-from outrider.kernels.kinds import pick_device, pick_dtype, tried
-from outrider.kernels.operators import Kernels
+from outrider.kernels.operators import Kernels, pick_device, pick_dtype, tried
 from outrider.kernels.registry import choose
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.decoder import LoadOptions, ModelCapacity, wanted_tokens

@@ -22,7 +22,7 @@ from torch import Tensor
 from outrider.core.errors import CheckpointError, OutriderError
 from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject, refuse_deep
 from outrider.models.published.scheme import scheme_of
-from outrider.models.weight_files import without_mtp
+from outrider.models.weights import without_mtp
 from outrider.plugins.transformers.attention import (
     MaskFunction,
     Options,

@@ -24,10 +24,10 @@ from outrider.api.plan import num_weight_bytes
 from outrider.core.env import CALIBRATIONS
 from outrider.core.errors import ConfigError
 from outrider.core.files import FileKind, read_text
-from outrider.kernels.kinds import DTYPES
+from outrider.kernels.operators import DTYPES
 from outrider.measure import provenance
+from outrider.models.families import read_config
 from outrider.models.heads import kind_of
-from outrider.models.hf_config import read_config
 from outrider.models.loading import resolve
 from outrider_lab.bench.calibrate.engines import TimedEngine, TimedEngines
 from outrider_lab.bench.calibrate.rounds import endless

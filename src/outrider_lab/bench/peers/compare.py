@@ -18,7 +18,7 @@ import torch
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CheckpointError, MachineError
 from outrider.measure import provenance
-from outrider.models.hf_config import read_config
+from outrider.models.families import read_config
 from outrider.models.loading import resolve
 from outrider_lab.bench.peers.contestants import (
     FORMS,

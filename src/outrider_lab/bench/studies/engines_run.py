@@ -17,8 +17,8 @@ from outrider.api.llm import LLM
 from outrider.core.clock import HOST_CLOCK
 from outrider.core.config import EngineConfig
 from outrider.core.errors import MachineError, OutriderError
-from outrider.kernels.ceilings import BandwidthReader
 from outrider.kernels.native.cpu import hardware_threads
+from outrider.kernels.native.tuning import BandwidthReader
 from outrider.metrics.summary import inter_token_latencies, percentile
 from outrider.models.llama import LlamaModel
 from outrider_lab.bench.load import Served, Time, drive, tally

@@ -19,8 +19,7 @@ from triton.runtime.jit import mangle_type
 from outrider.core.rng import Role, RoundKeys
 from outrider.kernels.reference.delta import TokenRun
 from outrider.models.decoder import ModelCapacity
-from outrider.models.families import LlamaConfig
-from outrider.models.hf_config import read_native_config
+from outrider.models.families import LlamaConfig, read_native_config
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
 from outrider.models.weights import Placement

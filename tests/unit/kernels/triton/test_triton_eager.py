@@ -17,8 +17,7 @@ from outrider.core.errors import NumericsError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.sampling import PLAIN
 from outrider.core.spec import DecoderConfig
-from outrider.kernels.kinds import tried
-from outrider.kernels.operators import OPS, Kernels
+from outrider.kernels.operators import OPS, Kernels, tried
 from outrider.kernels.reference.pointwise import verify_prefix
 from outrider.models import loading
 from outrider.models.decoder import ModelCapacity as Space

@@ -8,8 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
-from outrider.kernels.kinds import decoder_ops
-from outrider.kernels.operators import OPS, Choice, Kernels
+from outrider.kernels.operators import OPS, Choice, Kernels, decoder_ops
 
 # A GPU of a lower compute capability has no matrix units for bfloat16.
 LEAST_CAPABILITY = 8

@@ -241,8 +241,8 @@ class TritonOps:
     ) -> None:
         """Softmax over exactly the keys that the plan names; a token without keys gets zeros.
 
-        Windows, caps and sinks are left to the reference (kinds.py). Many rows over long contexts
-        take several launches, so that scratch memory stays small.
+        Windows, caps and sinks are left to the reference (`for_kinds`). Many rows over long
+        contexts take several launches, so that scratch memory stays small.
         """
         if isinstance(how, AttentionKind):
             raise ContractError("this attention has no windows, caps or sinks")

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import progress
-from outrider.core.spec import DecoderConfig
+from outrider.core.spec import DecoderConfig, StateShape
 from outrider.kernels.plan import PackedLinear, PackedPlan
-from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun
+from outrider.kernels.reference.delta import Cells, DeltaWeights, InputCell, StateCell, TokenRun
 from outrider.plugins.gpu.kernels.delta_ops import TritonDelta
 from outrider.plugins.gpu.kernels.eager import EagerProbs
 from outrider.plugins.gpu.kernels.ops import TritonOps
@@ -138,8 +138,8 @@ def delta_alike(
     last from state to state, the last from the first state and the inputs of all rows in between.
     """
     cells = Cells(
-        [shape.state_cell(device) for _ in range(num_rows + 1)],
-        [shape.input_cell(device) for _ in range(num_rows)],
+        [StateCell.zeros(shape, device) for _ in range(num_rows + 1)],
+        [InputCell.zeros(shape, device) for _ in range(num_rows)],
     )
     heads, channels = shape.num_heads, shape.num_channels
     conv_JC = _waves((shape.num_taps, channels), device, torch.float32)

@@ -12,8 +12,7 @@ from outrider.core.plugins import OFF
 from outrider.core.protocols import CausalLM, Drafter
 from outrider.drafters.common.draft_model import ModelDrafter
 from outrider.engine.stages import Stages
-from outrider.models.gpt2 import GPT2Model
-from outrider.models.llama import LlamaModel
+from outrider.models.llama import GPT2Model, LlamaModel
 from outrider.plugins.gpu.rounds.host_round import HostRound
 from outrider.plugins.gpu.rounds.memory import DraftModel, RoundMemory, StackModel
 from outrider.plugins.gpu.rounds.program import (
