@@ -72,9 +72,9 @@ def later_process(compiler: str, *cache_dirs: Path) -> str:
     """What a process finds in each, and finds again: "loaded", or why not."""
     program = (
         "import sys, pathlib, tempfile; tempfile.tempdir = sys.argv[2];"
-        "from outrider.kernels.native.build import built_kernels;"
-        "dirs = [pathlib.Path(one) for one in sys.argv[3:] for _ in '12'];"
-        "built = [built_kernels.__wrapped__(sys.argv[1], one) for one in dirs];"
+        "from outrider.kernels.native import build; build.SOURCES = pathlib.Path(sys.argv[3]);"
+        "dirs = [pathlib.Path(one) for one in sys.argv[4:] for _ in '12'];"
+        "built = [build.built_kernels.__wrapped__(sys.argv[1], one) for one in dirs];"
         "print(*{'loaded' if one.library else one.refusal for one in built}, sep='; ')"
     )
     command = [
@@ -83,6 +83,7 @@ def later_process(compiler: str, *cache_dirs: Path) -> str:
         program,
         compiler,
         tempfile.gettempdir(),
+        str(build.SOURCES),
         *map(str, cache_dirs),
     ]
     result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from doubles.posing_compiler import (
+    SOURCES,
     attempt,
     empty_library,
     later_process,
@@ -33,7 +34,7 @@ from outrider.kernels.native.build import built_kernels, must_compile
 from outrider.kernels.native.ops import NativeOps
 from unit.kernels.paged_cases import Heads, chain, make_pass
 
-pytestmark = pytest.mark.wide
+pytestmark = [pytest.mark.wide, pytest.mark.usefixtures("one_source")]
 
 
 @pytest.fixture(autouse=True)
@@ -227,9 +228,12 @@ def test_without_a_writable_cache_it_builds_once_elsewhere(
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="a Zen is an x86-64")
 @pytest.mark.parametrize("heads", [Heads(2, 2, 80), Heads(5, 1, 6)], ids=str)
-def test_tuned_for_a_zen_every_chain_is_fused(heads: Heads) -> None:
+def test_tuned_for_a_zen_every_chain_is_fused(
+    heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """GCC prefers products and sums apart in short chains there, such as one query's last vector,
     whose bits would then not be those that it has beside other queries."""
+    monkeypatch.setattr(build, "SOURCES", SOURCES)
     compiler = f"{env.compiler() or 'c++'} -mtune=znver3"
     built = built_kernels(compiler, env.cache_folder())
     if built.library is None:

@@ -93,7 +93,8 @@ class Wheel:
 
 
 @pytest.fixture
-def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheel:
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_source: None) -> Wheel:
+    del one_source
     attempt(empty_library(tmp_path), tmp_path / "made")
     site, (made,) = tmp_path / "site", libraries(tmp_path / "made")
     info = site / "outrider-9.dist-info"

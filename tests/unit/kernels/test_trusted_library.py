@@ -27,7 +27,7 @@ from doubles.posing_compiler import (
 from outrider.core.errors import CapacityError
 from outrider.kernels.native import build
 
-pytestmark = pytest.mark.wide
+pytestmark = [pytest.mark.wide, pytest.mark.usefixtures("one_source")]
 
 
 @pytest.fixture(autouse=True)
