@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -80,17 +79,18 @@ def test_greedy_text_in_bfloat16_is_that_of_the_folder(file: Path) -> None:
 
 # What the other look-ups draft is verified in the same way.
 def test_drafts_change_nothing_on_blocks(file: Path) -> None:
+    """By one engine, whose texts alone have no drafts."""
     params = SamplingParams(max_tokens=16, ignore_eos=True)
+    with LLM(file, drafter="quantised-self", tree_nodes=16, batch_size=3) as llm:
 
-    def written(drafter: str, **options: Any) -> list[tuple[int, ...]]:
-        with LLM(file, drafter=drafter, **options) as llm:
-            return [result.token_ids for result in llm.generate(PROMPTS, params)]
+        def written(drafter: str, prompts: list[str] = PROMPTS) -> list[tuple[int, ...]]:
+            results = llm.generate(prompts, params, drafter=drafter)
+            assert all(result.stats.drafter == drafter for result in results)
+            return [result.token_ids for result in results]
 
-    plain = written("none", batch_size=1)
-    assert written("none", batch_size=3) == plain
-    for drafter in ("ngram", "quantised-self"):
-        assert written(drafter) == plain, drafter
-    assert written("recycling", tree_nodes=16) == plain
+        plain = [ids for prompt in PROMPTS for ids in written("none", [prompt])]
+        for drafter in ("none", "ngram", "recycling", "quantised-self"):
+            assert written(drafter) == plain, drafter
 
 
 def test_blocks_are_as_near_to_their_numbers_as_8_bits_of_activations(file: Path) -> None:
