@@ -43,7 +43,8 @@ def _is_ready(url: str) -> bool:
 def serving(*options: str) -> AbstractContextManager[str]:
     """The address of a server that is ready, of the embedded pair."""
     port = _free_port()
-    return _running(port, "-m", "outrider", "serve", "--port", str(port), *options)
+    words = ("-m", "outrider", "serve", "--port", str(port), "--threads", "1", *options)
+    return _running(port, *words)
 
 
 @contextmanager

@@ -133,13 +133,14 @@ def agent_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield found
 
 
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Served]]:
     """Servers with more variables in their environment."""
     with ExitStack() as servers:
 
         def start(**variables: str) -> Served:
-            return servers.enter_context(_running(*_outrider(_model(tmp_path)), **variables))
+            model = _model(tmp_path_factory.mktemp("started"))
+            return servers.enter_context(_running(*_outrider(model), **variables))
 
         yield start
 

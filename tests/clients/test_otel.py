@@ -75,8 +75,8 @@ def values(attributes):
     return found
 
 
-@pytest.fixture
-def collector():
+@pytest.fixture(scope="module")
+def listening():
     server = Collector()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
@@ -85,9 +85,16 @@ def collector():
 
 
 @pytest.fixture
-def traced(started, collector):
+def collector(listening):
+    """It has heard nothing."""
+    listening.bodies.clear()
+    return listening
+
+
+@pytest.fixture(scope="module")
+def traced(started, listening):
     return started(
-        OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{collector.server_port}",
+        OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{listening.server_port}",
         OTEL_BSP_SCHEDULE_DELAY="50",
         OTEL_SERVICE_NAME="ours",
         OUTRIDER_API_KEY=KEY,
