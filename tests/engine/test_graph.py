@@ -26,6 +26,8 @@ from outrider.plugins.gpu.rounds.build import captured_round
 from outrider.plugins.gpu.rounds.program import GraphCache, Ticket
 from outrider.plugins.gpu.rounds.round import GraphRound
 
+pytestmark = pytest.mark.wide
+
 VOCAB = 96
 # An untrained model's greedy text soon repeats itself, so this one is met now and then.
 STOPS = frozenset({3, 50, 77})

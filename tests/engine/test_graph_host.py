@@ -37,6 +37,8 @@ from outrider.plugins.gpu.rounds.host_round import HostRound
 from outrider.plugins.gpu.rounds.program import EagerLauncher
 from outrider.plugins.gpu.rounds.shaping import write_shaping
 
+pytestmark = pytest.mark.wide
+
 # The last layer, which all heads here read.
 CAPACITY = ModelCapacity(
     num_slots=512, page_size=PAGE, max_rows=128, max_logits=64, hidden_layers=(2,)

@@ -31,6 +31,8 @@ from outrider.plugins.gpu.rounds.program import GraphCache, Ticket
 from outrider.plugins.gpu.rounds.round import GraphRound
 from outrider.sched.jobs import ReadyQueues
 
+pytestmark = pytest.mark.wide
+
 SLOTS = 72
 
 

@@ -26,6 +26,8 @@ from outrider.core.sampling import processed_probs
 from outrider.plugins.gpu.rounds.host_round import HostRound
 from outrider.plugins.gpu.rounds.sampling import Filters, Rows, distributions
 
+pytestmark = pytest.mark.wide
+
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("salt", range(2))

@@ -33,6 +33,8 @@ from outrider.plugins.gpu.rounds.round import GraphRound
 from outrider.plugins.gpu.rounds.trees import TorchTreeProbs, Way
 from outrider.plugins.gpu.rounds.verify import Shape, VerifyCache
 
+pytestmark = pytest.mark.wide
+
 REFERENCE = choose(device=torch.device("cpu"), dtype=torch.float32, force_reference=True)
 
 

@@ -27,6 +27,8 @@ from mutants import (
 from mutants.planting import Mutant, planted
 from outrider.core.errors import OutriderError
 
+pytestmark = pytest.mark.wide
+
 MUTANTS = (
     *fourteen.MUTANTS,
     *rules.MUTANTS,

@@ -21,6 +21,8 @@ from outrider.plugins.proof.mutants import (
     planted,
 )
 
+pytestmark = pytest.mark.wide
+
 ALL = (*DECISIONS, *KEYS, *ROUNDS)
 
 

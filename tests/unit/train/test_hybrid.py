@@ -20,6 +20,8 @@ from outrider_lab.train.losses import DistributionCache, distillation, next_toke
 from outrider_lab.train.shapes import config_json, small_hybrid, small_llama
 from outrider_lab.train.target import FrozenTarget
 
+pytestmark = pytest.mark.wide
+
 CPU = torch.device("cpu")
 VOCAB, WINDOW = 50, 24
 CONFIG = small_hybrid(vocab_size=VOCAB, hidden_size=64, num_layers=3, max_tokens=64, stop_ids=(0,))

@@ -22,6 +22,8 @@ from outrider_lab.train.mtp import GatedMtpRecipe, block_beside
 from outrider_lab.train.shapes import config_json, small_hybrid
 from outrider_lab.train.target import Exam, FrozenTarget, HeldOut, read_decoder_config
 
+pytestmark = pytest.mark.wide
+
 CPU = torch.device("cpu")
 CONFIG = small_hybrid(vocab_size=50, hidden_size=64, num_layers=3, max_tokens=64, stop_ids=(0,))
 TEXT = Repeating(vocab_size=50)

@@ -20,6 +20,8 @@ from outrider.core.errors import CheckpointError, ConfigError
 from outrider_lab.train.checkpoint import load
 from outrider_lab.train.loop import Batch, Export, Progress, Trainer, TrainJob, TrainPlan
 
+pytestmark = pytest.mark.wide
+
 SIZE = 4
 
 

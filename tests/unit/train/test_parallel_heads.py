@@ -38,6 +38,8 @@ from outrider_lab.train.medusa import HeadInit, MedusaRecipe, RankTally
 from outrider_lab.train.recipe import DrafterRecipe
 from outrider_lab.train.target import Exam, FrozenTarget, HeldOut, rounds
 
+pytestmark = pytest.mark.wide
+
 CPU = torch.device("cpu")
 PROMPT = (5, 17, 3, 80)
 PARAMS = SamplingParams(max_tokens=40)

@@ -38,6 +38,8 @@ from outrider_lab.train.recipe import DrafterRecipe
 from outrider_lab.train.target import Exam, FrozenTarget, HeldOut
 from outrider_lab.train.tokens import frequent_ids
 
+pytestmark = pytest.mark.wide
+
 LAYERS = fused_layers(2)
 TEXT = (5, 17, 3, 3, 80, 41, 5, 17)
 IDS = tuple(range(0, 96, 2))
