@@ -26,6 +26,8 @@ import pytest
 # The first of N processes gets an eighth of an N-th of all tests.
 SHARE = 8
 MORE = "more"
+# Of a worker that is to end, though its test may have taken the signal for its own.
+PATIENCE_SECONDS = 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,6 +88,8 @@ class Team:
         finally:
             for worker in self._workers:
                 worker.process.terminate()
+                worker.process.join(PATIENCE_SECONDS)
+                worker.process.kill()
                 worker.process.join()
 
     def _start(self) -> None:
