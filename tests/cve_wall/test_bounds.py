@@ -96,6 +96,7 @@ def test_no_request_adds_a_series_to_the_metrics() -> None:
     assert after == before
 
 
+@pytest.mark.wide
 def test_refused_requests_leave_no_memory_behind() -> None:
     """What 400 leave is as little as what 100 do."""
     bodies = [

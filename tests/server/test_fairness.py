@@ -17,7 +17,7 @@ from outrider.core.params import SamplingParams as Params
 from outrider.server.port import EngineRequest
 from outrider.server.thread_port import ThreadPort, ThreadStream
 
-pytestmark = [pytest.mark.weights, pytest.mark.slow]
+pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 T = TypeVar("T")
 CONFIG = EngineConfig(threads=1, k=3, sampler="coupled", batch_size=4)
 LONG = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0.8, seed=5)

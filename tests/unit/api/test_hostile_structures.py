@@ -66,6 +66,7 @@ def test_grammars_are_kept_by_what_they_hold(monkeypatch: pytest.MonkeyPatch) ->
     assert kept.of({"regex": "a+"}) is not first
 
 
+@pytest.mark.wide
 @pytest.mark.slow
 def test_memory_has_a_bound_however_many_are_asked_for(grammars: Grammars) -> None:
     def ask(start: int, number: int) -> None:
