@@ -28,7 +28,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.measure import rotated
 from outrider.sched.routing import KnownBlocks, best_known, blocks_of
 from outrider.server.frames import Load
-from outrider.server.pool import placements
+from outrider.server.pool import Engines
 from outrider.server.port import EngineRequest
 from outrider.server.process_port import ProcessPort
 from outrider.server.replicas import ReplicasPort
@@ -93,7 +93,7 @@ async def _throughput(report: Report, options: Options, tier: str, model: str) -
 
 def _port(model: str, number: int, threads: int) -> ReplicasPort:
     config = EngineConfig(threads=threads, batch_size=max(IN_FLIGHT), context=CONTEXT, device="cpu")
-    places = placements(number, [], config)
+    places = Engines.of(number, [], config).placements
     return ReplicasPort([ProcessPort(Load(model, None, config, 1000, one)) for one in places])
 
 

@@ -18,7 +18,7 @@ from outrider.core.config import EngineConfig
 from outrider.sched.routing import BLOCK_TOKENS
 from outrider.server.calls import ProcessStream
 from outrider.server.frames import Load
-from outrider.server.pool import placements
+from outrider.server.pool import Engines
 from outrider.server.port import EngineRequest
 from outrider.server.process_port import ProcessPort
 from outrider.server.replicas import ReplicasPort
@@ -167,7 +167,7 @@ def test_engines_have_their_share_of_the_cores() -> None:
         texts = [await read(await asked(port, prompt)) for prompt in PROMPTS[:2]]
         assert all(texts)
 
-    places = placements(2, [], EngineConfig(device="cpu"))
+    places = Engines.of(2, [], EngineConfig(device="cpu")).placements
     config = replace(CONFIG, threads=0)
     # PyTorch counts cores when it is loaded.
     with anew():

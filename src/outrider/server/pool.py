@@ -260,8 +260,28 @@ class Engines:
     def of(cls, replicas: int, devices: Sequence[str], config: EngineConfig) -> Self:
         """Return `replicas` engines, or one for each device. Raises ConfigError for invalid devices
         or numbers."""
-        device = device_of(devices, config.device)
-        return cls(device, tuple(placements(replicas, devices, replace(config, device=device))))
+        if devices and replicas > 1:
+            hint = "leave --replicas out"
+            raise ConfigError("--devices says how many engines there are.", hint=hint)
+        gpus, kinds = _gpus(devices), {name.partition(":")[0] for name in devices}
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"--devices {','.join(devices)}: texts of different kinds of devices differ.",
+                hint="devices of one kind",
+            )
+        device, number = next(iter(kinds), config.device), max(replicas, len(devices))
+        ranks = config.tensor_parallel
+        if number > 1 and ranks > 1:
+            raise ConfigError(
+                f"{number} engines, each of {ranks} ranks: ranks take all devices.",
+                hint="leave --tensor-parallel or --replicas out",
+            )
+        if number == 1:
+            return cls(device, (Placement(gpu=gpus[0]) if gpus else ALONE,))
+        counted = [None] * number if device in ("cpu", "mps") else list(range(number))
+        shares = zip(shares_of(allowed_cores(), number), gpus or counted, strict=True)
+        engines = [Placement(cores=cores, gpu=gpu, num_engines=number) for cores, gpu in shares]
+        return cls(device, tuple(engines))
 
     def __len__(self) -> int:
         return len(self.placements)
@@ -286,40 +306,6 @@ class Engines:
     def described(self) -> list[str]:
         """The placement of each engine, in words."""
         return [one.describe(self.device) for one in self.placements]
-
-
-def placements(replicas: int, devices: Sequence[str], config: EngineConfig) -> list[Placement]:
-    """Return the placement of each engine. The number of engines is `replicas`, or that of
-    `devices`. Raises ConfigError for options that exclude each other."""
-    if devices and replicas > 1:
-        raise ConfigError("--devices says how many engines there are.", hint="leave --replicas out")
-    gpus = _gpus(devices)
-    number = max(replicas, len(devices))
-    if number > 1 and config.tensor_parallel > 1:
-        raise ConfigError(
-            f"{number} engines, each of {config.tensor_parallel} ranks: ranks take all devices.",
-            hint="leave --tensor-parallel or --replicas out",
-        )
-    if number == 1:
-        return [Placement(gpu=gpus[0])] if gpus else [ALONE]
-    counted = [None] * number if config.device in ("cpu", "mps") else list(range(number))
-    return [
-        Placement(cores=cores, gpu=gpu, num_engines=number)
-        for cores, gpu in zip(shares_of(allowed_cores(), number), gpus or counted, strict=True)
-    ]
-
-
-def device_of(devices: Sequence[str], device: str) -> str:
-    """Return the `device` setting of an engine: the kind of `devices` if some are named, else
-    `device`. Raises ConfigError for devices of several kinds."""
-    _gpus(devices)
-    kinds = {name.partition(":")[0] for name in devices}
-    if len(kinds) > 1:
-        raise ConfigError(
-            f"--devices {','.join(devices)}: texts of different kinds of devices differ.",
-            hint="devices of one kind",
-        )
-    return kinds.pop() if kinds else device
 
 
 def _gpus(devices: Sequence[str]) -> list[int | None]:

@@ -12,7 +12,7 @@ from outrider.core.env import show_gpu
 from outrider.core.errors import ConfigError
 from outrider.kernels.native import cpu
 from outrider.server.frames import Placement, spans
-from outrider.server.pool import device_of, placements, shares_of
+from outrider.server.pool import Engines, shares_of
 
 CPU = EngineConfig(device="cpu")
 
@@ -43,7 +43,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("machine")
 def test_an_engine_has_whole_cores_of_one_node() -> None:
     assert cpu.allowed_cores() == [(0, 4), (2, 6), (1, 5), (3,)]
-    found = placements(2, [], CPU)
+    found = Engines.of(2, [], CPU).placements
     assert [one.cores for one in found] == [(0, 2, 4, 6), (1, 3, 5)]
     assert [one.describe("cpu") for one in found] == ["cpu, cores 0,2,4,6", "cpu, cores 1,3,5"]
     assert [one.gpu for one in found] == [None, None]
@@ -63,14 +63,15 @@ def test_shares_are_as_equal_as_they_can_be(num_cores: int, number: int) -> None
 
 @pytest.mark.usefixtures("machine")
 def test_each_engine_has_a_gpu_of_its_own_where_it_may() -> None:
-    assert [one.gpu for one in placements(2, [], EngineConfig(device="auto"))] == [0, 1]
-    found = placements(1, ["cuda:2", "cuda"], EngineConfig(device="cuda"))
+    automatic = EngineConfig(device="auto")
+    assert [one.gpu for one in Engines.of(2, [], automatic).placements] == [0, 1]
+    found = Engines.of(1, ["cuda:2", "cuda"], automatic).placements
     assert [one.gpu for one in found] == [2, 0]
     assert found[0].describe("cuda") == "cuda:2, cores 0,2,4,6"
-    assert placements(1, ["cuda:1"], EngineConfig(device="cuda")) == [Placement(gpu=1)]
-    assert placements(1, [], CPU) == placements(1, ["cpu"], CPU) == [Placement()]
-    assert device_of(["cuda:1", "cuda:2"], "auto") == "cuda"
-    assert device_of([], "auto") == "auto"
+    assert Engines.of(1, ["cuda:1"], automatic) == Engines("cuda", (Placement(gpu=1),))
+    assert Engines.of(1, [], CPU) == Engines.of(1, ["cpu"], CPU) == Engines("cpu", (Placement(),))
+    assert Engines.of(1, ["cuda:1", "cuda:2"], automatic).device == "cuda"
+    assert Engines.of(1, [], automatic).device == "auto"
 
 
 @pytest.mark.parametrize(
@@ -90,17 +91,13 @@ def test_each_engine_has_a_gpu_of_its_own_where_it_may() -> None:
 def test_wishes_that_cannot_be_meant_are_refused(
     replicas: int, devices: list[str], problem: str
 ) -> None:
-    def asked() -> None:
-        device_of(devices, "auto")
-        placements(replicas, devices, CPU)
-
     with pytest.raises(ConfigError, match=problem):
-        asked()
+        Engines.of(replicas, devices, CPU)
 
 
 def test_ranks_and_replicas_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match="2 engines, each of 2 ranks"):
-        placements(2, [], EngineConfig(device="cpu", tensor_parallel=2))
+        Engines.of(2, [], EngineConfig(device="cpu", tensor_parallel=2))
 
 
 def test_memory_is_shared_on_a_cpu() -> None:
