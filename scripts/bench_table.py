@@ -1,4 +1,4 @@
-"""Writes the table of benchmarks/pages/measured.md from benchmarks/results: `scripts/bench_table`.
+"""Writes the table of studies/pages/measured.md from studies/results: `scripts/bench_table`.
 
 Each result file is NAME[-VARIANT]-MACHINE.json; a column is a machine, a row is a figure that some
 machine has. `--check` only compares, and exits with 1 if the page is out of date. Left out are
@@ -19,7 +19,7 @@ from typing import Any
 from generated import kept
 
 ROOT = Path(__file__).parent.parent
-PAGE, RESULTS = ROOT / "benchmarks" / "pages" / "measured.md", ROOT / "benchmarks" / "results"
+PAGE, RESULTS = ROOT / "studies" / "pages" / "measured.md", ROOT / "studies" / "results"
 BEGIN, END = "<!-- Written by scripts/bench_table; do not edit. -->", "<!-- End of the table. -->"
 # A variant is a tier or a shape, perhaps with a number format.
 _VARIANT = r"(?P<variant>(a|r|b-0\.4b|b|0\.4b)(-[a-z]+\d+)?)"
@@ -281,7 +281,7 @@ def replaced(text: str, new: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise SystemExit(f"benchmarks/pages/measured.md lacks the line {BEGIN} or {END}")
+        raise SystemExit(f"studies/pages/measured.md lacks the line {BEGIN} or {END}")
     return before + new + after
 
 

@@ -1,6 +1,6 @@
 """Copies the pages of the site to build/docs, for Zensical: `python scripts/docs_pages.py`.
 
-They are the files of docs/, benchmarks/pages/ and project/, those that scripts/reference_pages.py
+They are the files of docs/, studies/pages/ and project/, those that scripts/reference_pages.py
 wrote, CONTRIBUTING.md and CHANGELOG.md. A link to another file of the repository becomes the file's
 name, for the site has no copy of it; a command that shows what a written page has becomes a link to
 that page. With `--watch` it goes on and copies what changes. Needs Python alone.
@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COPIES = ROOT / "build" / "docs"
 # Folders of pages, and their folders in the site.
-FOLDERS = {"docs": "", "benchmarks/pages": "measured", "project": "project"}
+FOLDERS = {"docs": "", "studies/pages": "measured", "project": "project"}
 # Pages that are not committed, as if they were in docs/; and the command that shows the same.
 WRITTEN = ROOT / "build" / "pages"
 SHOWN_BY = {

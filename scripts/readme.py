@@ -1,6 +1,6 @@
 """Writes what README shows of measurements: `scripts/readme`.
 
-Pictures and figures are made of benchmarks/results and of two runs that are kept beside the
+Pictures and figures are made of studies/results and of two runs that are kept beside the
 pictures: a text of the embedded pair, and a plan for the real model that `scripts/real_model`
 makes. `--check` only compares, and exits with 1 if something is out of date. `--record` makes the
 two runs again, which needs Outrider and a machine that does nothing else.
@@ -21,7 +21,7 @@ import readme_stream
 from generated import kept
 
 ROOT = Path(__file__).parent.parent
-README, RESULTS, KEPT = ROOT / "README.md", ROOT / "benchmarks" / "results", ROOT / "docs/pictures"
+README, RESULTS, KEPT = ROOT / "README.md", ROOT / "studies" / "results", ROOT / "docs/pictures"
 RUN, PLAN = KEPT / "readme-stream.json", KEPT / "readme-plan.txt"
 STREAM, CHART = KEPT / "readme-stream.svg", KEPT / "readme-speed.svg"
 # A share of the CPU that others may have while both runs are made without a word about it.

@@ -13,7 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 # Folders of pages: for users of the program, of what was measured, of the project.
-FOLDERS = ("docs", "benchmarks/pages", "project")
+FOLDERS = ("docs", "studies/pages", "project")
 PAGES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md"))]
 
 

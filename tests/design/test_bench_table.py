@@ -1,4 +1,4 @@
-"""The table of benchmarks/pages/measured.md is made of the committed results by a script."""
+"""The table of studies/pages/measured.md is made of the committed results by a script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "bench_table.py"
-PAGE = "benchmarks/pages/measured.md"
+PAGE = "studies/pages/measured.md"
 PROVENANCE = {"cores": 4, "cpu": "A processor", "utc": "2026-12-01T00:00:00+00:00"}
 
 
@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "scripts").mkdir()
     for script in (SCRIPT, SCRIPT.with_name("generated.py")):
         (tmp_path / "scripts" / script.name).write_bytes(script.read_bytes())
-    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    (tmp_path / "studies" / "results").mkdir(parents=True)
     begin, end = (
         "<!-- Written by scripts/bench_table; do not edit. -->",
         "<!-- End of the table. -->",
@@ -38,7 +38,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def result(folder: Path, name: str, **facts: Any) -> None:
-    path = folder / "benchmarks" / "results" / f"{name}.json"
+    path = folder / "studies" / "results" / f"{name}.json"
     path.write_text(json.dumps({"provenance": PROVENANCE} | facts))
 
 

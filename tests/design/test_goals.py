@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "benchmarks" / "pages" / "goals.md"
-RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "studies" / "pages" / "goals.md"
+RESULTS = ROOT / "studies" / "results"
 
 
 def rows(heading: str) -> list[list[str]]:

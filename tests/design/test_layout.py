@@ -188,7 +188,7 @@ OTHER_FILES = {"convert_llama_ggml_to_gguf.py"}
 
 def test_comments_and_docstrings_name_modules_that_exist() -> None:
     """A module that became part of another is a dead end for whoever follows its name."""
-    folders = ("src", "tests", "benchmarks", "scripts")
+    folders = ("src", "tests", "studies", "scripts")
     known = {path.name for folder in folders for path in (ROOT / folder).rglob("*.py")}
     known |= OTHER_FILES
     named = re.compile(r"(?<![\w/.-])(?:[a-z_]+/)*([a-z_]+\.py)\b")

@@ -21,7 +21,7 @@ PICTURES = sorted((ROOT / "docs" / "pictures").glob("readme-*.svg"))
 MAX_LINES, MAX_PICTURE_BYTES = 180, 60_000
 PART = re.compile(r"<!--(\w+)-->.*?<!--/\1-->", re.DOTALL)
 FIGURE = re.compile(r"\d\s*(×|%|ms\b|s\b|times|tokens|tok/s|µs|[KMG]B\b)")
-STUDY = "benchmarks/results/gguf_requests-r-2core-zen5.json"
+STUDY = "studies/results/gguf_requests-r-2core-zen5.json"
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
         README,
     ]
     for study in ("gguf_requests-r-", "serving_beside-", "parity-"):
-        kept += ROOT.glob(f"benchmarks/results/{study}*.json")
+        kept += ROOT.glob(f"studies/results/{study}*.json")
     for path in kept:
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)

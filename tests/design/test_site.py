@@ -178,10 +178,10 @@ def test_links_of_a_copied_page_stay_in_the_site() -> None:
     )
     copy = copies.COPIES / "contributing.md"
     assert copies.page("[a](docs/chat.md)", contributing, copy) == "[a](chat.md)"
-    gates = ROOT / "benchmarks" / "pages" / "gates.md"
+    gates = ROOT / "studies" / "pages" / "gates.md"
     text = "[a](../../project/coverage.md#b), [c](../gate.py), [d](../../docs/chat.md), [e](log.md)"
     assert copies.page(text, gates, copies.COPIES / "measured" / "gates.md") == (
-        "[a](../project/coverage.md#b), c (`benchmarks/gate.py`), [d](../chat.md), [e](log.md)"
+        "[a](../project/coverage.md#b), c (`studies/gate.py`), [d](../chat.md), [e](log.md)"
     )
 
 

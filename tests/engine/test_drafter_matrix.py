@@ -1,6 +1,6 @@
 """Whatever drafts, greedy text is that of plain decoding: chains and trees, dense and hybrid.
 
-Here a few rows meet every pair of two settings; `benchmarks/parity_matrix.py drafters` runs all.
+Here a few rows meet every pair of two settings; `studies/parity_matrix.py drafters` runs all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """However the work is arranged, greedy text is that of plain decoding, on the embedded pair.
 
-Here a few rows meet every pair of two settings; `benchmarks/parity_matrix.py engines` runs all.
+Here a few rows meet every pair of two settings; `studies/parity_matrix.py engines` runs all.
 """
 
 from __future__ import annotations

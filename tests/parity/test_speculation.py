@@ -1,4 +1,4 @@
-"""Speculation on equals speculation off: a part of benchmarks/parity_matrix.py."""
+"""Speculation on equals speculation off: a part of studies/parity_matrix.py."""
 
 from __future__ import annotations
 

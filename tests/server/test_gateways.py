@@ -1,4 +1,4 @@
-"""Two servers behind nginx, of which one is killed: what benchmarks/gateways.py promises, once."""
+"""Two servers behind nginx, of which one is killed: what studies/gateways.py promises, once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-PROGRAM = Path(__file__).parents[2] / "benchmarks" / "run.py"
+PROGRAM = Path(__file__).parents[2] / "studies" / "run.py"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 
 

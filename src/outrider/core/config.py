@@ -33,7 +33,7 @@ DRAFTERS = KINDS.built_in
 DEFAULT_K, MOST_K, MOST_BATCH = 4, 64, 64
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "int8")
-# Costs on SmolLM2-135M-Instruct (benchmarks/results/quality-r-2core-zen3.json): the growth of
+# Costs on SmolLM2-135M-Instruct (studies/results/quality-r-2core-zen3.json): the growth of
 # perplexity, and the share of positions where the first choice stays.
 QUANTISE_COSTS = {"int8": (0.0328, 0.8754), "int4": (0.002, 0.964)}
 EXACT_SAMPLERS = ("block", "token", "match", "coupled")

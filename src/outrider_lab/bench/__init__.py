@@ -2,7 +2,7 @@
 
 Every study is made of the same pieces: a sample (`frame.py`) is what a contestant did with a piece
 of work in its turn (`machine.py`), stored in a file that a later run continues (`store.py`), and
-summed up in groups and paired ratios (`frame.py`). `benchmarks/pages/benchmarks.md` has the
+summed up in groups and paired ratios (`frame.py`). `studies/pages/benchmarks.md` has the
 question of each study.
 Nothing here reaches into the engine: models run through api/ and lab/.
 """

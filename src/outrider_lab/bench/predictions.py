@@ -1,4 +1,4 @@
-"""How good predicted speed-ups were, in files of benchmarks/plan_cells.py: errors and signs.
+"""How good predicted speed-ups were, in files of studies/plan_cells.py: errors and signs.
 
 The error of a cell is |predicted / measured - 1| of the speed-up. A sign is right where predicted
 and measured speed-up are on the same side of 1; it is surely known where the interval of the

@@ -20,7 +20,7 @@ CELL = "a-bf16/model"
 
 @pytest.fixture
 def against(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # pyright: ignore[reportUnknownMemberType]
+    monkeypatch.syspath_prepend(ROOT / "studies")  # pyright: ignore[reportUnknownMemberType]
     return importlib.import_module("against")
 
 

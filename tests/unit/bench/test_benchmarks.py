@@ -15,7 +15,7 @@ import torch
 
 pytestmark = pytest.mark.wide
 
-FOLDER = Path(__file__).parents[3] / "benchmarks"
+FOLDER = Path(__file__).parents[3] / "studies"
 # Names of what a benchmark must say, beside what all say.
 SAYS = {
     "limits": ("ceilings", "cells", "layers", "bars"),

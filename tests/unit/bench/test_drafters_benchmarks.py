@@ -1,4 +1,4 @@
-"""`benchmarks/parity_matrix.py` runs from a clean checkout."""
+"""`studies/parity_matrix.py` runs from a clean checkout."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_every_section_runs_or_says_why_not(tmp_path: Path, chosen: set[str]) ->
 
 @pytest.fixture(name="main")
 def imported(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(ROOT / "studies"), *sys.path])
     return importlib.import_module("gpu_check.main")
 
 

@@ -19,7 +19,7 @@ from outrider_lab.bench.report.plots import MAX_ROWS, claims_chart
 from outrider_lab.bench.report.views.study_charts import OF_CELLS
 from outrider_lab.bench.studies.sweep_record import SWEEP, ResultsFolder
 
-COMMITTED = Path(__file__).parents[3] / "benchmarks" / "results"
+COMMITTED = Path(__file__).parents[3] / "studies" / "results"
 
 
 @pytest.fixture(scope="module")

@@ -142,7 +142,7 @@ def test_measure_forgets_what_was_measured(
 
 
 def test_what_fewer_bits_cost_is_what_was_measured(outrider: Command) -> None:
-    file = Path(__file__).parents[3] / "benchmarks" / "results" / "quality-r-2core-zen3.json"
+    file = Path(__file__).parents[3] / "studies" / "results" / "quality-r-2core-zen3.json"
     rows = {row["form"]: row for row in json.loads(file.read_text())["formats"]}
     for scheme, (more, same) in QUANTISE_COSTS.items():
         ratio = rows[scheme]["perplexity"] / rows["float32"]["perplexity"]

@@ -338,7 +338,7 @@ def test_what_is_no_fleet_is_refused(
     assert problem in shown.err
 
 
-COST_STUDY = Path(__file__).parents[3] / "benchmarks/pages/cost-study.md"
+COST_STUDY = Path(__file__).parents[3] / "studies/pages/cost-study.md"
 
 
 @pytest.mark.slow

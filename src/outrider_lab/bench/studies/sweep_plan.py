@@ -108,7 +108,7 @@ def axis_name(written: str) -> str:
     if name == ALPHA:
         raise ConfigError(
             "alpha is what a pair has, and no setting of it.",
-            hint="`benchmarks/run.py ssd --alphas 0.6,0.9` sets it, by synthetic acceptance",
+            hint="`studies/run.py ssd --alphas 0.6,0.9` sets it, by synthetic acceptance",
         )
     if name not in known_names():
         listed = [*SPECIAL, *ALIASES, *sorted(OF_WAYS - {"force_hits"}), "temperature"]

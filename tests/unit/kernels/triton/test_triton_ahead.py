@@ -98,7 +98,7 @@ def test_what_loading_rehearses_stays_in_no_memory(monkeypatch: pytest.MonkeyPat
 
 
 def run(program: str, **more: str) -> str:
-    paths = f"{ROOT / 'src'}:{ROOT / 'benchmarks'}"
+    paths = f"{ROOT / 'src'}:{ROOT / 'studies'}"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", **more},

@@ -22,7 +22,7 @@ def test_the_compiler_accepts_every_kernel(monkeypatch: pytest.MonkeyPatch, most
     monkeypatch.delenv("TRITON_INTERPRET")
     program = Path(__file__).with_name("compile_all.py")
     root = Path(__file__).parents[4]
-    monkeypatch.setenv("PYTHONPATH", f"{root / 'tests'}:{root / 'benchmarks'}")
+    monkeypatch.setenv("PYTHONPATH", f"{root / 'tests'}:{root / 'studies'}")
     done = subprocess.run(
         [sys.executable, str(program), str(most)], capture_output=True, text=True, check=False
     )

@@ -32,7 +32,7 @@ from outrider_lab.bench.report.parts import (
 from outrider_lab.bench.report.plots import PredictedPair, curve, said, scatter_figure
 from outrider_lab.measure.store import RecordError, Section, parse, plain_table, shown
 
-# What each benchmark of benchmarks/ without a figure measures, in a sentence.
+# What each benchmark of studies/ without a figure measures, in a sentence.
 TITLES: Mapping[str, tuple[str, str]] = {
     "accept_cost": ("Acceptance", "Microseconds of judging a draft, native against PyTorch."),
     "batch": ("Batches", "Plain decoding of several sequences at once."),
@@ -215,7 +215,7 @@ def rounds(source: Source) -> list[Part]:
 
 
 def plan(source: Source) -> list[Part]:
-    """Of benchmarks/plan_cells.py: what the planner promised and what was measured. Its cells are
+    """Of studies/plan_cells.py: what the planner promised and what was measured. Its cells are
     drawn so that many lose, so they make no claims. Raises RecordError."""
     # A line that was cut off at the end is left out.
     lines = [parse(line) for line in read_text(source.path, FileKind.RESULTS).split("\n")[:-1]]

@@ -1,7 +1,7 @@
 """Conformance against suites of others: `scripts/conformance [SUITE ...]`.
 
 Prints for each suite how many cases are right, wrong and refused, and how many differ in a way that
-benchmarks/pages/conformance.md lists. Exits with 1 where one is wrong.
+studies/pages/conformance.md lists. Exits with 1 where one is wrong.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The planner against measurement: cells drawn by a seed, predicted, then measured.
 
-    python benchmarks/plan_cells.py [--tier a|b] [--cells N] [--minutes M] [--rows-of-k N]
+    python studies/plan_cells.py [--tier a|b] [--cells N] [--minutes M] [--rows-of-k N]
                                     [--model FOLDER] [--output FILE] [--quick]
 
 The cells and what is done with each are in plan_study/. What costs are, is measured before, and

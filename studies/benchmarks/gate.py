@@ -1,4 +1,4 @@
-"""Gates: `python benchmarks/gate.py [--output FILE]`, what CI runs after the tests."""
+"""Gates: `python studies/gate.py [--output FILE]`, what CI runs after the tests."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def gate(options: Options, report: Report) -> bool:
 
     Both sides take turns on one thread each and the median of many turns counts, so a busy machine
     slows both alike. The bands leave room for other machines, and have an upper edge too, since a
-    side that is too fast has left out work; `benchmarks/pages/gates.md` has what was measured. Exit
+    side that is too fast has left out work; `studies/pages/gates.md` has what was measured. Exit
     code 1: a ratio is outside its band.
     """
     # A pool of two whose second core is busy makes the reference ten times slower.

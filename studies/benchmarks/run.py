@@ -1,6 +1,6 @@
-"""Runs one study of this folder: `python benchmarks/run.py NAME [OPTION...]`.
+"""Runs one study of this folder: `python studies/run.py NAME [OPTION...]`.
 
-NAME is also that of its result files in benchmarks/results. `run.py NAME --help` has the question
+NAME is also that of its result files in studies/results. `run.py NAME --help` has the question
 and the options. The last line of a run is one JSON object.
 """
 

@@ -1,5 +1,5 @@
 """The cost study: plain decoding, drafting in turns and drafting ahead on models that are costs
-alone, with scripted acceptance (benchmarks/pages/cost-study.md).
+alone, with scripted acceptance (studies/pages/cost-study.md).
 
     run.py ssd --quick
 """
@@ -196,7 +196,7 @@ VERB = Verb(
     name="ssd",
     text="Study plain decoding, drafting in turns and drafting ahead at the cost of big models: "
     "T_SD, roofline, windows, speed-ups beside theory.",
-    example="python benchmarks/run.py ssd --quick",
+    example="python studies/run.py ssd --quick",
     target="cost_study.ssd:measured",
     options=SsdOptions,
 )

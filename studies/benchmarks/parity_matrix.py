@@ -1,10 +1,10 @@
 """Parity: speculation on equals speculation off, token for token, over a matrix of settings.
 
-    python benchmarks/parity_matrix.py --output FILE              # the embedded pair; minutes
-    python benchmarks/parity_matrix.py --prompts 4 --max-tokens 32     # a taste
-    python benchmarks/parity_matrix.py features                   # rules, features, controllers
-    python benchmarks/parity_matrix.py engines [--rows pairs]     # schedules, batches, memory
-    python benchmarks/parity_matrix.py drafters [--hybrid FOLDER] # every drafter, trees, hybrids
+    python studies/parity_matrix.py --output FILE              # the embedded pair; minutes
+    python studies/parity_matrix.py --prompts 4 --max-tokens 32     # a taste
+    python studies/parity_matrix.py features                   # rules, features, controllers
+    python studies/parity_matrix.py engines [--rows pairs]     # schedules, batches, memory
+    python studies/parity_matrix.py drafters [--hybrid FOLDER] # every drafter, trees, hybrids
 
 Also: acceptance is a property of the pair of models. Greedily it is the same, to the last digit,
 whatever the batch, the prompt chunk, the schedule and the way of verifying (`features`, `engines`),
