@@ -100,9 +100,11 @@ print("done", flush=True)
 
 
 def test_a_leader_that_was_stopped_goes_on() -> None:
+    """In a group of its own: Linux hangs up on a group that has a stopped process and loses its
+    last parent outside, as that of a suite without a terminal does."""
     command = [sys.executable, "-c", LEADER, str(stored("llama2", 0))]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
     ) as leader:
         assert leader.stdin is not None
         assert leader.stdout is not None
