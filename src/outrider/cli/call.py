@@ -35,8 +35,8 @@ from outrider.cli.verbs import VERBS
 from outrider.core import settings
 from outrider.core.env import OTHER_VARIABLES, outrider_variables
 from outrider.core.errors import ConfigError, ContractError, hint_for, nearest
-from outrider.core.fields import LIMITS, Meta, check_value, shown
-from outrider.core.settings import Given, Resolved, Setting, read_settings
+from outrider.core.fields import LIMITS, Meta, check_value
+from outrider.core.settings import Given, Resolved, Setting
 
 O_co = TypeVar("O_co", bound=Options, covariant=True)
 _TYPES: dict[type, Any] = {bool: bool, tuple: list[str]}
@@ -98,14 +98,18 @@ def _app(verb: Verb) -> App:
     return app
 
 
+def _named(target: str) -> Any:
+    """Return the function of a "module:function", whose module is imported now."""
+    module, _, function = target.partition(":")
+    return getattr(import_module(module), function)
+
+
 def _function(verb: Verb) -> Callable[..., int]:
     """Return a function whose signature has the verb's words and flags."""
 
     def command(*words: str, **given: object) -> int:
-        module, _, function = verb.target.partition(":")
         call = call_of(verb, words, given)
-        target = getattr(import_module(module), function)
-        return cast("int", target(call))
+        return cast("int", _named(verb.target)(call))
 
     parameters = [
         *map(_positional, verb.arguments),
@@ -155,7 +159,9 @@ def call_of(verb: Verb, words: tuple[str, ...], given: Mapping[str, object]) -> 
         check_value(item.name, named.get(item.name), Meta("", choices=item.choices))
     own = {item.name: item for item in verb.own_options()}
     typed = {name: Given(value, own[name].flag) for name, value in given.items() if name in own}
-    filled = _experiment(verb, own, given)
+    option, reader = verb.options.reader
+    file = given.get(option)
+    filled: settings.Layer = {} if file is None else _named(reader)(verb, Path(str(file)))
     stated = {name: item for name, item in filled.items() if name in own} | typed
     options = verb.options(**{n: settings.typed(own[n], item) for n, item in stated.items()})
     if isinstance(options, OutputOption) and options.output is not None:
@@ -164,44 +170,8 @@ def call_of(verb: Verb, words: tuple[str, ...], given: Mapping[str, object]) -> 
     return Call(_resolve(verb, named, given, layer), options, words, frozenset(typed), named)
 
 
-def _experiment(
-    verb: Verb, own: Mapping[str, Setting], given: Mapping[str, object]
-) -> settings.Layer:
-    """Return options and settings of the YAML file of --experiment, one `name: value` per line.
-
-    Flags and the environment override the file, and the file overrides `outrider.toml`. A list may
-    be written for comma-separated values, and nested lines for an option that may be repeated.
-    """
-    if given.get("experiment") is None:
-        return {}
-    path = Path(str(given["experiment"]))
-    options = [name for name in own if name not in ("experiment", "json", "presets")]
-    known = [*options, *(item.name for item in verb.offered_settings())]
-    found: dict[str, Given] = {}
-    for name, value in read_settings(path).items():
-        if name not in known:
-            every = "`outrider bench --help` lists options and settings."
-            hint = hint_for(name) or nearest(name[:64], known, every)
-            raise ConfigError(f"{path}: unknown key {shown(name)}.", hint=hint)
-        worded = _as_given(own[name], value) if name in own else value
-        found[name] = Given(worded, f"{path}:{name}")
-    return found
-
-
-def _as_given(option: Setting, value: object) -> object:
-    """Return a value as flags would give it: comma-separated words, or several NAME=WORDS."""
-    if option.kind is tuple and isinstance(value, dict):
-        entries = cast("dict[object, object]", value)
-        return [f"{name}={_joined(values)}" for name, values in entries.items()]
-    return value if option.kind is tuple else _joined(value)
-
-
-def _joined(value: object) -> object:
-    return ",".join(map(str, cast("list[object]", value))) if isinstance(value, list) else value
-
-
 def _resolve(
-    verb: Verb, named: Mapping[str, str], given: Mapping[str, object], experiment: settings.Layer
+    verb: Verb, named: Mapping[str, str], given: Mapping[str, object], layer: settings.Layer
 ) -> Resolved:
     """Resolve the settings: command line over environment over files over defaults. A verb without
     settings gets the defaults, so that a mistake in a file cannot stop it."""
@@ -222,7 +192,7 @@ def _resolve(
     return settings.resolve(
         settings.command_line(chosen),
         settings.environment(outrider_variables()),
-        experiment,
+        layer,
         _default_file() if config is None else settings.file(Path(str(config))),
     )
 

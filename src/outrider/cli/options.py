@@ -30,9 +30,12 @@ SET_TEXT = "Give any setting by its key, as in --set k=4; may be repeated."
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Options of a verb. The class of a verb becomes a dataclass only when it is first used: help
-    lists all verbs, and making all dataclasses would take too long."""
+    lists all verbs, and making all dataclasses would take too long. `reader` may be the name of an
+    option for a file, and the function, "module:function", that returns options and settings of
+    the file: flags and the environment override them, and they override `outrider.toml`."""
 
     verb: ClassVar[Verb]
+    reader: ClassVar[tuple[str, str]] = ("", "")
 
     def __new__(cls, **_: object) -> Self:
         complete(cls)

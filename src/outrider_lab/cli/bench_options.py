@@ -206,6 +206,8 @@ class QualityOptions(OutputOption):
 class GridOptions(JsonOption):
     """Options of every sweep. None leaves an option to a preset, or to the default in its help."""
 
+    reader = ("experiment", "outrider_lab.cli.sweep_setup:experiment")
+
     preset: str | None = setting(
         None,
         "Fill in a published study, such as gpt2-k or llama3-batch; `bench sweep --presets` lists "

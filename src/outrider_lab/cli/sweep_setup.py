@@ -11,11 +11,23 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import cast
 
 from outrider.cli.call import Call
-from outrider.core.errors import ConfigError
-from outrider.core.fields import numbers_of
-from outrider.core.settings import DEFAULT, SETTINGS, Chosen, Given, Resolved, typed
+from outrider.cli.options import Verb
+from outrider.core.errors import ConfigError, hint_for, nearest
+from outrider.core.fields import numbers_of, shown
+from outrider.core.settings import (
+    DEFAULT,
+    SETTINGS,
+    Chosen,
+    Given,
+    Layer,
+    Resolved,
+    Setting,
+    read_settings,
+    typed,
+)
 from outrider.kernels.operators import pick_device
 from outrider_lab.bench.studies.sweep_grid import PromptSource, Terms
 from outrider_lab.bench.studies.sweep_plan import (
@@ -262,3 +274,35 @@ def _folder_name(
 
 def _few(names: Sequence[str], noun: str) -> list[str]:
     return list(names) if len(names) <= _MOST_NAMED else [f"{len(names)}-{noun}"]
+
+
+def experiment(verb: Verb, path: Path) -> Layer:
+    """Return options and settings of the YAML file of --experiment, one `name: value` per line.
+
+    A list may be written for comma-separated values, and nested lines for an option that may be
+    repeated. Raises ConfigError for an unknown name.
+    """
+    own = {item.name: item for item in verb.own_options()}
+    options = [name for name in own if name not in ("experiment", "json", "presets")]
+    known = [*options, *(item.name for item in verb.offered_settings())]
+    found: dict[str, Given] = {}
+    for name, value in read_settings(path).items():
+        if name not in known:
+            every = "`outrider bench --help` lists options and settings."
+            hint = hint_for(name) or nearest(name[:64], known, every)
+            raise ConfigError(f"{path}: unknown key {shown(name)}.", hint=hint)
+        worded = _as_given(own[name], value) if name in own else value
+        found[name] = Given(worded, f"{path}:{name}")
+    return found
+
+
+def _as_given(option: Setting, value: object) -> object:
+    """Return a value as flags would give it: comma-separated words, or several NAME=WORDS."""
+    if option.kind is tuple and isinstance(value, dict):
+        entries = cast("dict[object, object]", value)
+        return [f"{name}={_joined(values)}" for name, values in entries.items()]
+    return value if option.kind is tuple else _joined(value)
+
+
+def _joined(value: object) -> object:
+    return ",".join(map(str, cast("list[object]", value))) if isinstance(value, list) else value
