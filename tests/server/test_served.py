@@ -118,6 +118,10 @@ def test_rounds_can_be_watched(server: Served) -> None:
     assert {"token_id", "p", "verdict", "token"} <= set(nodes[0])
     text = "".join(node.get("text", "") for node in nodes)
     assert text == "".join(choice["text"] for choice in choices)
+    whole = server.complete(PROMPTS[0], speculative={"trace": True}, **GREEDY)["choices"][0]
+    assert whole["text"] == "".join(
+        node.get("text", "") for one in whole["outrider.round"] for node in one["nodes"]
+    )
 
 
 def test_prompts_are_scored_as_the_library_scores_them(server: Served, llm: LLM) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import ask
+from outrider.server.chat import folded
 
 PATH = "/v1/completions"
 
@@ -29,6 +30,16 @@ def test_a_prompt_is_gone_on_from() -> None:
     assert texts(found) == ["Hello"]
     assert port.requests[0].prompt_ids == [2, 97, 98]
     assert port.requests[0].params.max_tokens == 16
+
+
+def test_the_deltas_of_a_stream_make_up_the_whole_answer() -> None:
+    body = {"prompt": ["ab", "c"], "logprobs": 1, "temperature": 0}
+    whole = complete(**body)["choices"]
+    events = ask(ScriptedPort(), PATH, body | {"stream": True}).events[:-1]
+    choices = [event["choices"][0] for event in events]
+    for index in (0, 1):
+        assert folded([one for one in choices if one["index"] == index]) == whole[index]
+    assert whole[1]["logprobs"]["tokens"] == ["H", "e", "l", "l", "o"]
 
 
 def test_ids_are_prompts_as_they_are() -> None:
