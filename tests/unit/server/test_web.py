@@ -62,7 +62,8 @@ def test_a_page_and_all_that_it_loads_is_below_60_kilobytes(client: TestClient, 
 
 def test_both_pages_together_load_every_file(client: TestClient) -> None:
     served = {route.path for route in about.web_routes()}
-    also = {"/web/rounds/page.js"}
+    # Saved pages of runs have these as well.
+    also = {"/web/rounds/page.js", "/web/rounds/style.css"}
     assert {*loaded(client, "/"), *loaded(client, "/dashboard")} | also == served
 
 
