@@ -17,10 +17,10 @@ from outrider.core.config import EngineConfig
 from outrider.core.draft import JobTrace, RoundTrace
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
-from outrider.estimate.theory import PRIOR_CURVE, MissCurve
 from outrider.kernels.operators import Kernels
 from outrider.metrics.summary import percentile, token_latencies
 from outrider.models.decoder import ModelCapacity
+from outrider.plugins.lanes.ahead.fan_out import PRIOR_CURVE, MissCurve
 from outrider_lab.bench.cost_record import Method, Study
 from outrider_lab.metrics.timeline import window_use
 from outrider_lab.models.bare_engine import BareEngine, BareModels, bare_rooms

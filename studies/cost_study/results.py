@@ -5,9 +5,9 @@ For SD with times T_draft of K passes, T_verify of one verification and T_AR of 
     over_plain  = E / (1 + T_draft / T_AR)              as the reference tables define T_SD
     over_verify = E T_AR / (T_draft + T_verify)         verification is not free
 
-and for SSD Theorem 7 (estimate/theory.py) with the share of foreseen verdicts that was seen or
-forced, a fallback of T_draft, and work ahead of K + 1 passes: the trunk's and one a token for all
-branches at once. Its times are those of drafting in turns, so what SSD lacks of it is what its two
+and for SSD Theorem 7 (`AheadTimes`) with the share of predicted verdicts that was seen or forced, a
+fallback of T_draft, and work ahead of K + 1 passes: the trunk's and one a token for all branches at
+once. Its times are those of drafting in turns, so what SSD lacks of it is what its two
 lanes cost each other, and the host. E is that of the script's rate. A batch waits for its slowest
 row. A product of N rows by a matrix of O outputs and I inputs takes 2 N O I operations and reads at
 least the matrix, the rows and the results; with B bytes and C operations a second at most,

@@ -27,7 +27,7 @@ from cost_study.units import (
     products_unit,
 )
 from outrider.core.errors import ConfigError, did_you_mean
-from outrider.estimate.theory import PRIOR_CURVE, MissCurve
+from outrider.plugins.lanes.ahead.fan_out import PRIOR_CURVE, MissCurve
 from outrider_lab.bench.cost_record import Study
 from outrider_lab.measure.frame import grouped
 from outrider_lab.measure.machine import machine

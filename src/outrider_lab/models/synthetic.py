@@ -29,9 +29,9 @@ from outrider.core.errors import ContractError
 from outrider.core.files import new_folder
 from outrider.core.protocols import CacheStore, CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
-from outrider.estimate.theory import PRIOR_CURVE, MissCurve
 from outrider.models.llama_weights import EMBEDDING
 from outrider.models.weights import HEAD
+from outrider.plugins.lanes.ahead.fan_out import PRIOR_CURVE, MissCurve
 from outrider.plugins.proof.scripted import TokenMemory
 from outrider_lab.models.gemm import GemmShape
 from outrider_lab.models.inflate import NORM, meaningless
@@ -124,7 +124,7 @@ class WordScript:
 
     Where draft and target disagree, the target's token stands at rank R of what the draft finds
     likely, with P(R > F) = min(1, scale F^-power), the distribution of misses of drafting ahead
-    (estimate/theory.py); so F foreseen tokens hold it as often as theory says. The next token below
+    (`MissCurve`); so F foreseen tokens hold it as often as theory says. The next token below
     has e^-60 of the weight at temperature 1.
     """
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from outrider.core.tree import ROW_TILE, Chances, best_shape, with_siblings
-from outrider.estimate.theory import Misses, expected_hit_rate, optimal
+from outrider.plugins.lanes.ahead.fan_out import Misses, expected_hit_rate, optimal
 from outrider_lab.planner.calibration import PLAIN, Calibration, DrafterCosts, RoundStats
 from outrider_lab.planner.rounds import DecodeLoad, Rates, RoundForecast, forecast, round_times
 

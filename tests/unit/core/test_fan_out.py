@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from outrider.estimate.theory import (
+from outrider.plugins.lanes.ahead.fan_out import (
     PRIOR_CURVE,
     MissCurve,
     Misses,

@@ -18,10 +18,10 @@ from checks.state import Rollback, check_rollback
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
-from outrider.estimate.theory import MissCurve
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model
+from outrider.plugins.lanes.ahead.fan_out import MissCurve
 from outrider.plugins.proof.scripted import Script, ScriptedLM
 from outrider_lab.models.gemm import gemm_shape
 from outrider_lab.models.synthetic import (

@@ -9,7 +9,7 @@ import pytest
 
 from doubles.planned import flat
 from outrider.estimate.cost import Curve
-from outrider.estimate.theory import chances, geometric
+from outrider.plugins.lanes.ahead.fan_out import chances, geometric
 from outrider_lab.planner.calibration import DrafterCosts
 from outrider_lab.planner.overlap import AheadWays, ahead
 from outrider_lab.planner.rounds import DecodeLoad, Rates, RoundForecast, forecast, round_stats

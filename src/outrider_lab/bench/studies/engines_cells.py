@@ -335,7 +335,7 @@ class AheadPrediction:
     """`ratio` is the predicted throughput of ssd over single, from `times`, where a round waits for
     its slowest row; `ratio_apart` where hits go ahead without the others of their batch.
 
-    `estimate/theory.py` has S, the tokens in a time of T_verify; the synchronous engine has
+    `AheadTimes` has S, the tokens in a time of T_verify; the synchronous engine has
     S_SD = E / (1 + T_SD). The prediction is S / S_SD: lanes with resources of their own. What the
     measurement lacks of it is what two lanes cost each other on one machine."""
 

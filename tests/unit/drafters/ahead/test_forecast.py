@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from outrider.estimate.theory import PRIOR_CURVE, chances
+from outrider.plugins.lanes.ahead.fan_out import PRIOR_CURVE, chances
 from outrider.plugins.lanes.ahead.forecast import ENOUGH_RANKS, Forecast, Policy
 
 

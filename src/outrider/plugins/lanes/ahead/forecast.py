@@ -21,7 +21,7 @@ from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import Drafter, DraftRow
 from outrider.estimate.acceptance import FadingRate, add_to_first
-from outrider.estimate.theory import (
+from outrider.plugins.lanes.ahead.fan_out import (
     PRIOR_CURVE,
     MissCurve,
     Misses,
