@@ -202,7 +202,6 @@ def test_who_cannot_draft_for_itself_is_told_before_weights_are_read(tmp_path: P
         own_copy(EngineConfig(tensor_parallel=2), KINDS["layer-skip"], folder, llama)
     with pytest.raises(ConfigError, match="skip_layers"):
         own_copy(EngineConfig(skip_layers="2"), KINDS["quantised-self"], folder, llama)
-    assert own_copy(EngineConfig(), KINDS["ngram"], folder, llama) is None
     assert own_copy(EngineConfig(), KINDS["quantised-self"], folder, llama) == SelfDraftSpec(
         folder, "int4"
     )

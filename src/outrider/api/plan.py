@@ -379,7 +379,7 @@ def plan_pair(
     tokenizer, template_notes = _with_template(tokenizer, config.chat_template)
     _check_claim(folder, target)
     draft_config, translator = _fitted(resolved, draft_folder, tokenizer, target)
-    own = own_copy(config, resolved.copy, folder, target)
+    own = None if resolved.copy is None else own_copy(config, resolved.copy, folder, target)
     has_draft, num_common = draft_config is not None, 0
     if draft_config is not None and draft_config.vocab_size != target.vocab_size:
         num_common = num_common_ids(tokenizer, target.vocab_size, draft_config.vocab_size)

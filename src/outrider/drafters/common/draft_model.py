@@ -388,14 +388,12 @@ def skipped_layers(text: str, num_layers: int) -> tuple[int, ...]:
 
 
 def own_copy(
-    config: EngineConfig, kind: DrafterKind | None, folder: Path, target: DecoderConfig
-) -> SelfDraftSpec | None:
-    """Return the copy of the target in `folder` that a drafter of this `kind` requires, or None.
+    config: EngineConfig, kind: DrafterKind, folder: Path, target: DecoderConfig
+) -> SelfDraftSpec:
+    """Return the copy of the target in `folder` that a drafter of this `kind` requires.
 
     Raises ConfigError for a target that cannot draft for itself, or layers that it lacks.
     """
-    if kind is None or kind.source != "copy":
-        return None
     if not isinstance(target, LlamaConfig):
         raise ConfigError(
             f"drafter {kind.name!r}: a model of type {target.family} cannot draft for itself.",
