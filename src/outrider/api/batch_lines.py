@@ -134,7 +134,7 @@ def _params(body: Mapping[str, Any], defaults: SamplingParams, kind: Kind) -> Sa
     given: dict[str, Any] = {}
     for key, value in body.items():
         name = _RENAMED.get(key, key) if kind != "plain" else key
-        if name in _UNREAD or key in _structure_keys(kind):
+        if name in _UNREAD or key in KEYS or (kind == "plain" and key in _STRUCTURES):
             continue
         if key in _NOTHING and (kind != "plain" or key != "prediction"):
             if value not in _NOTHING[key]:
@@ -151,10 +151,6 @@ def _params(body: Mapping[str, Any], defaults: SamplingParams, kind: Kind) -> Sa
         # The line's own limit takes precedence over the run's least.
         given = {"min_tokens": min(defaults.min_tokens, given["max_tokens"])} | given
     return replace(defaults, **given)
-
-
-def _structure_keys(kind: Kind) -> Sequence[str]:
-    return (*KEYS, *_STRUCTURES) if kind == "plain" else KEYS
 
 
 def _structure(body: Mapping[str, Any], kind: Kind) -> StructureOptions:

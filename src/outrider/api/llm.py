@@ -225,10 +225,8 @@ class LLM(OfOneProcess):
             check_any([error_of(group) for group in groups])
             results: list[GenerationResult] = []
             for group, wanted in zip(groups, each, strict=True):
-                readers = group if isinstance(group, list) else []
-                results += [self._result(reader) for reader in readers]
-                if isinstance(group, OutriderError):
-                    results += [self.failed(group)] * wanted.n
+                failed = isinstance(group, OutriderError)
+                results += [self.failed(group)] * wanted.n if failed else map(self._result, group)
             return results
 
     def _run(self, groups: Sequence[Sequence[OutputStream]]) -> None:

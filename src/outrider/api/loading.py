@@ -47,7 +47,9 @@ def read_corpus(path: str, encode: Callable[[str], Sequence[int]], *, num_tokens
         return ()
     texts: list[tuple[int, ...]] = []
     left = num_tokens
-    for file in _files(Path(path)):
+    given = Path(path)
+    files = (file for file in given.rglob("*") if file.is_file())
+    for file in [given] if given.is_file() else sorted(files):
         text = _read(file, left * _BYTES_PER_TOKEN)
         tokens = tuple(encode(text)[:left]) if text else ()
         if tokens:
@@ -61,12 +63,6 @@ def read_corpus(path: str, encode: Callable[[str], Sequence[int]], *, num_tokens
             hint="--suffix-corpus takes a text file or a folder of text files",
         )
     return tuple(texts)
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    return sorted(file for file in path.rglob("*") if file.is_file())
 
 
 def _read(file: Path, num_bytes: int) -> str:
@@ -149,6 +145,7 @@ def load_pair(
         target, end = _load_target(plan, heads, name=model, there=there)
         draft_model, child = _load_draft(plan)
     give_back()
+    stop_ids = (*target.spec.stop_ids, *plan.tokenizer.stop_ids)
     return LoadedPair(
         target=target,
         draft=draft_model,
@@ -165,7 +162,8 @@ def load_pair(
         lookups=target.kernels.lookups,
         auto_batch=plan.auto_batch,
         plan=plan,
-        stop_ids=_stop_ids(plan, target),
+        # Those that the target can emit.
+        stop_ids=frozenset(i for i in stop_ids if i < plan.target.vocab_size),
         notes=_notes(plan, target, heads),
         end=end,
         memory=parts,
@@ -191,12 +189,6 @@ def _fitted(
         if not copies or found.num_slots == sized.num_slots:
             return found, parts
     return fitted(modest(), has_weights=has_weights)
-
-
-def _stop_ids(plan: LoadPlan, target: Decoder) -> frozenset[int]:
-    """The stop ids that the target can emit."""
-    ids = (*target.spec.stop_ids, *plan.tokenizer.stop_ids)
-    return frozenset(token_id for token_id in ids if token_id < plan.target.vocab_size)
 
 
 def _corpus(plan: LoadPlan) -> Texts:

@@ -154,7 +154,9 @@ def _where(found: Path) -> str:
 def companion_of(target: Path) -> Path | None:
     """The folder of a draft model for the model in `target`, None if there is none."""
     own = num_weight_bytes(target)
-    for candidates in (models_beside(target), _cached()):
+    # The newest snapshot of each model in the hub's cache.
+    cached = _models_in(one.snapshot for one in cached_models() if one.snapshot is not None)
+    for candidates in (models_beside(target), cached):
         sizes = {folder: num_weight_bytes(folder) for folder in candidates if folder != target}
         small = [folder for folder, size in sizes.items() if 0 < size <= MOST_OF_TARGET * own]
         for folder in sorted(small, key=lambda folder: (sizes[folder], folder)):
@@ -166,7 +168,8 @@ def companion_of(target: Path) -> Path | None:
 def same_ids(target: Path, draft: Path) -> bool:
     """True if every id means the same to both models; their tables may be padded differently."""
     with suppress(OutriderError):
-        small, large = sorted(_vocab_size(folder) for folder in (target, draft))
+        configs = [open_checkpoint(folder).document(CONFIG) for folder in (target, draft)]
+        small, large = sorted(config.integer("vocab_size", 0, least=0) for config in configs)
         if kind_of(draft) == MODEL and large - small <= _MOST_PADDING * large:
             return not first_differences(Tokenizer.load(target), Tokenizer.load(draft), limit=1)
     return False
@@ -190,10 +193,6 @@ def _scheme_of(checkpoint: Checkpoint) -> Scheme | None:
     return None
 
 
-def _vocab_size(folder: Path) -> int:
-    return open_checkpoint(folder).document(CONFIG).integer("vocab_size", 0, least=0)
-
-
 def _runs(folder: Path) -> bool:
     """True if one of our own decoders runs the model."""
     with suppress(OutriderError):
@@ -204,11 +203,6 @@ def _runs(folder: Path) -> bool:
 def models_beside(target: Path) -> list[Path]:
     """Folders of models within `target` and next to it."""
     return [*_models_in(target.glob("*/")), *_models_in(target.parent.glob("*/"))]
-
-
-def _cached() -> list[Path]:
-    """The newest snapshot of each model in the hub's cache."""
-    return _models_in(one.snapshot for one in cached_models() if one.snapshot is not None)
 
 
 def _models_in(folders: Iterable[Path]) -> list[Path]:

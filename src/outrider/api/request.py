@@ -292,7 +292,10 @@ class RequestMaker(PromptReader):
             pick=pair.target.kernels.sampling.pick,
         )
         is_cut = limit < params.max_tokens and not params.is_open
-        notes = (self._cap_note(limit, params.max_tokens),) if is_cut else ()
+        notes: tuple[str, ...] = ()
+        if is_cut:
+            window = f"the window of {self.plan.window} ({self.plan.window_reason})"
+            notes += (f"at most {limit} of {params.max_tokens} tokens fit {window}",)
         if list(ids[:2]) == [self.tokenizer.bos_id] * 2:
             notes += (_TWO_BOS,)
         if isinstance(allowed, Grammar):
@@ -342,10 +345,6 @@ class RequestMaker(PromptReader):
             ),
             constraint=mask,
         )
-
-    def _cap_note(self, limit: int, wanted: int) -> str:
-        window, reason = self.plan.window, self.plan.window_reason
-        return f"at most {limit} of {wanted} tokens fit the window of {window} ({reason})"
 
 
 def error_of(group: list[OutputStream] | OutriderError) -> BaseException | None:

@@ -228,13 +228,10 @@ class StopMatcher:
             if end <= len(text):
                 self.matched, self._held = stop, ""
                 return text[: end + negative_length]
-        num_held = self._num_held(text)
+        # The characters at the end with which a stop string may begin.
+        num_held = max((_num_begun(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
-
-    def _num_held(self, text: str) -> int:
-        """Number of characters at the end of `text` with which a stop string may begin."""
-        return max((_num_begun(text, stop) for stop in self._stops), default=0)
 
 
 def _num_begun(text: str, stop: str) -> int:

@@ -383,14 +383,17 @@ def grammar_text(name: str, options: StructureOptions) -> GrammarText:
 
 def _of_text(name: str, options: StructureOptions) -> tuple[str, Callable[[str], str]]:
     """The text of an option other than a schema, and the function that makes a grammar of it."""
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, grammar_from
 
     if name == "choices":
         return f"start: {choices_rule(options.get('choices'))}", LLMatcher.grammar_from_lark
     given: object = options.get(name)
     if not isinstance(given, str):
         raise _wrong(name, "a string", given)
-    return given, LLMatcher.grammar_from_regex if name == "regex" else _of_grammar
+    if name == "regex":
+        return given, LLMatcher.grammar_from_regex
+    # A GBNF or Lark grammar, recognised by its sign of definition.
+    return given, partial(grammar_from, "gbnf" if "::=" in given else "lark")
 
 
 def _of_schema(given: object, *, strict: bool, called: str) -> tuple[str, tuple[str, ...]]:
@@ -440,13 +443,6 @@ def choices_rule(given: object) -> str:
     if not texts:
         raise ConfigError("choices: there is none to choose.", hint="give one text at least")
     return " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-
-
-def _of_grammar(given: str) -> str:
-    """A GBNF or Lark grammar, recognised by its sign of definition. May raise ValueError."""
-    from llguidance import grammar_from
-
-    return grammar_from("gbnf" if "::=" in given else "lark", given)
 
 
 def _wrong(name: str, wanted: str, given: object, *, within: bool = False) -> ConfigError:
