@@ -203,9 +203,11 @@ JOBS: dict[str, tuple[Callable[[], Callable[[Request], Reply]], int]] = {
 }
 
 
-def _limit(num_bytes: int) -> None:
-    none = (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC)
-    limits = {resource.RLIMIT_AS: num_bytes, resource.RLIMIT_NOFILE: 16} | dict.fromkeys(none, 0)
+def _limit(num_bytes: int, *, files: bool) -> None:
+    limits = {resource.RLIMIT_AS: num_bytes}
+    if files:
+        none = (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC)
+        limits |= {resource.RLIMIT_NOFILE: 16, **dict.fromkeys(none, 0)}
     for kind, limit in limits.items():
         # macOS refuses some of them.
         with suppress(OSError, ValueError):
@@ -233,7 +235,8 @@ def main() -> None:
     sys.excepthook = _answer_and_die
     prepare, num_bytes = JOBS[sys.argv[1]]
     answer = prepare()
-    _limit(num_bytes)
+    # A library may start threads to read a grammar, which is no program.
+    _limit(num_bytes, files=sys.argv[1] != "grammars")
     _answer({})
     for line in sys.stdin:
         request = json.loads(line)
