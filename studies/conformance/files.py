@@ -32,8 +32,35 @@ _KEYS = [
     "expert_feed_forward_length",
     "expert_shared_feed_forward_length",
 ]
+_ROUTED = (
+    "expert_shared_count", "leading_dense_block_count", "expert_weights_scale",
+    "expert_weights_norm", "expert_gating_func",
+)  # fmt: skip
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-_MORE_KEYS: Mapping[str, Iterable[str]] = {"gemma2": _CAPS}
+_SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention.scale")
+_MORE_KEYS: Mapping[str, Iterable[str]] = {
+    "gemma2": _CAPS,
+    "cohere2": ("logit_scale",),
+    "command-r": ("logit_scale",),
+    **dict.fromkeys(("granite", "granitemoe", "minicpm"), _SCALES),
+    **dict.fromkeys(("deepseek", "dots1", "bailingmoe", "glm4moe"), _ROUTED),
+    "minimax-m2": ("expert_gating_func",),
+    "ernie4_5-moe": (*_ROUTED, "interleave_moe_layer_step"),
+    **dict.fromkeys(
+        ("qwen35", "qwen35moe", "qwen3next"),
+        (
+            "rope.dimension_sections",
+            "ssm.conv_kernel",
+            "ssm.state_size",
+            "ssm.group_count",
+            "ssm.time_step_rank",
+            "ssm.inner_size",
+            "full_attention_interval",
+            "attention.recurrent_layers",
+        ),
+    ),
+    **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe"), ("rope.dimension_sections",)),
+}
 _QKV = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
 # Ends of the names of biases that published models have.
 _BIASES: Mapping[str, tuple[str, ...]] = {
@@ -41,6 +68,16 @@ _BIASES: Mapping[str, tuple[str, ...]] = {
     "gpt-oss": (".bias",),
     "qwen2": _QKV,
     "qwen2moe": _QKV,
+    "qwen": ("attn_qkv.bias",),
+    "qwen2vl": _QKV,
+    "seed_oss": _QKV,
+    **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), ("ssm_dt.bias",)),
+    "nemotron": ("norm.bias",),
+    "starcoder2": (".bias",),
+    "orion": ("norm.bias",),
+    "stablelm": ("norm.bias",),
+    "pangu-embedded": (*_QKV, "attn_output.bias"),
+    **dict.fromkeys(("glm4moe", "dots1", "minimax-m2"), ("exp_probs_b.bias",)),
 }
 _SURPLUS = (
     ".scale",
@@ -50,6 +87,16 @@ _SURPLUS = (
     "rope_factors_short.weight",
     "cls.output.weight",
 )
+
+
+# Tensors that only some published models of an architecture have, and which are refused.
+_OTHERS: Mapping[str, tuple[str, ...]] = {
+    "stablelm": ("attn_q_norm.weight", "attn_k_norm.weight"),
+}
+# Settings that are 0 in the file.
+_ZEROS: Mapping[str, tuple[str, ...]] = {"qwen2vl": ("attention.layer_norm_rms_epsilon",)}
+# Settings that llama.cpp reads for models of one size only.
+_UNREAD: Mapping[str, tuple[str, ...]] = {"exaone4": ("attention.sliding_window",)}
 
 
 def load_gguf(source: Path) -> Any:
@@ -74,11 +121,13 @@ def copy(
     writer = gguf.GGUFWriter(target, arch)
     wanted = {f"{arch}.{key}" for key in (*_KEYS, *_MORE_KEYS.get(arch, ()))}
     added = {f"{arch}.{key}": value for key, value in (more or {}).items()}
+    zeros = {f"{arch}.{key}" for key in _ZEROS.get(arch, ())}
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture" or name in added:
             continue
         value = field.contents()
-        if whole or (name in wanted and value not in (0, 0.0)):
+        unread = name.removeprefix(f"{arch}.") in _UNREAD.get(arch, ())
+        if whole or (name in wanted and not unread and (_is_set(value) or name in zeros)):
             _add(gguf, writer, name, value, field.types)
     for name, value in added.items():
         kinds = gguf.GGUFValueType
@@ -91,8 +140,9 @@ def copy(
             writer, next(t.shape[1] for t in reader.tensors if "token_embd" in t.name)
         )
     biases = _BIASES.get(arch, ())
+    others = _OTHERS.get(arch, ())
     for tensor in reader.tensors:
-        surplus = tensor.name.endswith(_SURPLUS)
+        surplus = tensor.name.endswith((*_SURPLUS, *others))
         unusual = ".bias" in tensor.name and not tensor.name.endswith(biases)
         if whole or not (surplus or unusual):
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
@@ -100,6 +150,10 @@ def copy(
         getattr(writer, f"write_{write}_to_file")()
     writer.close()
     return target
+
+
+def _is_set(value: object) -> bool:
+    return any(value) if isinstance(value, list) else value not in (0, 0.0)
 
 
 def _add(gguf: Any, writer: Any, name: str, value: object, types: list[Any]) -> None:

@@ -16,6 +16,24 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 _FOUR = {"num_hidden_layers": 4}
 _MIXTURE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 _LOCAL = {"num_local_experts": 6, "num_experts_per_tok": 2}
+_GRANITE = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.3,
+    "logits_scaling": 4.0,
+}
+_ROUTED = {
+    "head_dim": 12,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+}
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 5000.0,
@@ -171,6 +189,37 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "logits_scaling": 4.0,
         },
     ),
+    "cohere": ("cohere", {"logit_scale": 0.5}),
+    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True}),
+    "granitemoe": ("granitemoe", {**_LOCAL, **_GRANITE}),
+    "granitemoeshared": (
+        "granitemoeshared",
+        {**_LOCAL, **_GRANITE, "shared_intermediate_size": 28},
+    ),
+    "seed_oss": ("seed_oss", {"head_dim": 12, "attention_out_bias": True}),
+    "stablelm": ("stablelm", {"partial_rotary_factor": 0.4, "use_qkv_bias": True}),
+    "arcee": ("arcee", {"mlp_bias": True}),
+    "nemotron": (
+        "nemotron",
+        {"partial_rotary_factor": 0.4, "attention_bias": True, "mlp_bias": True},
+    ),
+    "starcoder2": ("starcoder2", {"sliding_window": 7}),
+    "glm4": ("glm4", {"head_dim": 12, "attention_bias": True}),
+    "ernie4_5": ("ernie4_5", {"head_dim": 12, "use_bias": True}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 20,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "moe_layer_interval": 1,
+        },
+    ),
+    "dots1": ("dots1", _ROUTED),
+    "glm4_moe": ("glm4_moe", {**_ROUTED, "use_qk_norm": True, "attention_bias": True}),
+    "minimax_m2": ("minimax_m2", {**_LOCAL, "head_dim": 12, "rotary_dim": 6}),
 }
 _TEXT = {
     "vocab_size": 96,

@@ -33,7 +33,6 @@ from outrider.models.layer_kinds import (
     GATED_LAYERS,
     PLAIN_LAYERS,
     Experts,
-    Gate,
     LayerKind,
     LayerTraits,
     Norms,
@@ -107,7 +106,7 @@ class LayeredConfig(DecoderConfig):
         kv = self.num_kv_heads * self.head_dim
         attention += self.qk_norm * (heads + kv if traits.whole_heads else 2 * self.head_dim)
         attention += traits.sinks * self.num_heads
-        num_up = 1 if traits.gate is Gate.NONE else 2
+        num_up = traits.gate.num_up
         ffn = (num_up + 1) * hidden * self.ffn_size
         ffn += self.mlp_bias * (num_up * self.ffn_size + hidden)
         num_sparse = len(self.sparse_layers)
@@ -194,10 +193,12 @@ class LlamaConfig(LayeredConfig):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QwenHybridConfig(LayeredConfig):
     """Sizes and options of Qwen3-Next and Qwen3.5: `attention_layers` attend, the others are
-    recurrences of shape `delta`."""
+    recurrences of shape `delta`. With `tiled_values`, z and the input of the last product have the
+    value heads in the order of GGUF files: one of each group after another."""
 
     attention_layers: tuple[int, ...]
     delta: StateShape
+    tiled_values: bool = False
     qk_norm: bool = True
     traits: LayerTraits = GATED_LAYERS
 
@@ -320,7 +321,12 @@ def parse_qwen_hybrid(raw: JsonObject, generation: JsonObject | None = None) -> 
     text, family = _text_model(raw)
     shared = _layered(raw, text, family, generation)
     attention_layers, delta = given(family.recurrences, "recurrences")(text, shared["num_layers"])
-    config = QwenHybridConfig(**shared, attention_layers=attention_layers, delta=delta)
+    config = QwenHybridConfig(
+        **shared,
+        attention_layers=attention_layers,
+        delta=delta,
+        tiled_values=text.flag("linear_tiled_values", default=False),
+    )
     _check_layered(text.where, config)
     return config
 
@@ -344,7 +350,8 @@ def _layered(
     layers = tuple(
         LayerKind(kind.window if kind.window < most else 0, kind.rope) for kind in layers
     )
-    attention_bias = raw.flag("attention_bias", default=False)
+    all_biased = bool(family.bias_key) and raw.flag(family.bias_key, default=False)
+    attention_bias = raw.flag(family.qkv_bias_key, default=all_biased)
     experts = family.experts(raw)
     # Files of a hybrid mixture have no other FFN than the experts.
     usual_ffn = experts.shared_ffn_size if family.recurrences and experts else None
@@ -362,9 +369,13 @@ def _layered(
         "rope": rope,
         "tie_word_embeddings": _tied(outer, raw),
         "qkv_bias": family.qkv_bias or attention_bias,
-        "out_bias": attention_bias,
-        "mlp_bias": raw.flag("mlp_bias", default=False),
-        "qk_norm": family.qk_norm,
+        "out_bias": raw.flag(
+            "attention_out_bias",
+            default=attention_bias and family.qkv_bias_key == "attention_bias",
+        ),
+        "mlp_bias": raw.flag("mlp_bias", default=all_biased),
+        "qk_norm": family.qk_norm
+        or (bool(family.qk_norm_key) and raw.flag(family.qk_norm_key, default=False)),
         "fused_tensors": family.fused_tensors,
         "layers": () if set(layers) == {LayerKind(rope=rope)} else layers,
         "traits": family.traits(raw),

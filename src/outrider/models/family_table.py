@@ -18,7 +18,8 @@ from outrider.models.rope_config import COMMON_ROPE, MROPE, PARTIAL_ROPE, PHI3_R
 class Family:
     """Properties of a family: `defaults` of absent keys, `fixed` values of keys that it never
     reads, and its kinds of layers. `activations` are the names of its gate under `activation_key`;
-    the first is the default. `norm_key` names the epsilon of its norms. `reach` returns the number
+    the first is the default. `qk_norm_key` names the switch of norms of queries and keys,
+    `norm_key` the epsilon of its norms. `reach` returns the number
     of tokens up to which llama.py computes the family's own logits, and the reason. Families with
     `recurrences` are hybrids, which qwen_hybrid.py computes; null counts as absent in their files.
     """
@@ -33,6 +34,9 @@ class Family:
     recurrences: kinds.Recurrences | None = None
     qkv_bias: bool = False
     qk_norm: bool = False
+    qk_norm_key: str = ""
+    bias_key: str = ""
+    qkv_bias_key: str = "attention_bias"
     fused_tensors: bool = False
     activation_key: str = "hidden_act"
     activations: tuple[str, ...] = ("silu", "swish")
@@ -42,6 +46,7 @@ class Family:
 
 _NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 _NO_MLP_BIAS = {"mlp_bias": False}
+_QKV_BIAS_ALONE = {"mlp_bias": False, "attention_out_bias": False}
 _TIED = {"tie_word_embeddings": True}
 _QWEN = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 _QWEN3 = {**_QWEN, "head_dim": 128}
@@ -82,6 +87,13 @@ _QWEN3_MOE = Family(
     kinds.by_switch,
     experts=kinds.qwen_experts,
     qk_norm=True,
+)
+_DEEPSEEK = Family(fixed=_NO_MLP_BIAS, experts=kinds.deepseek_experts)
+_CENTRED = kinds.always(kinds.LayerTraits(centred=True, norm_bias=True))
+_GRANITE_MOE = Family(
+    {"num_local_experts": 8, "num_experts_per_tok": 2},
+    traits=kinds.granite_traits,
+    experts=kinds.granite_experts,
 )
 _QWEN_HYBRID = Family(
     {
@@ -239,7 +251,99 @@ FAMILY_TABLE: Mapping[str, Family] = {
         traits=_AFTER,
         qk_norm=True,
     ),
+    "cohere": Family(
+        {**_TIED, "layer_norm_eps": 1e-5, "eos_token_id": 255001},
+        _NO_MLP_BIAS,
+        traits=kinds.cohere_traits,
+        norm_key="layer_norm_eps",
+    ),
+    "olmoe": Family(
+        {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
+        _NO_MLP_BIAS,
+        traits=kinds.always(kinds.LayerTraits(whole_heads=True)),
+        experts=kinds.olmoe_experts,
+        qk_norm=True,
+    ),
     "granite": Family(traits=kinds.granite_traits),
+    "granitemoe": _GRANITE_MOE,
+    "granitemoeshared": _GRANITE_MOE,
+    "seed_oss": Family(
+        {"attention_bias": True, "attention_out_bias": False, "head_dim": 128, "rope_theta": 1e6}
+    ),
+    "stablelm": Family(
+        {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25},
+        _NO_MLP_BIAS,
+        rope=PARTIAL_ROPE,
+        traits=kinds.stablelm_traits,
+        norm_key="layer_norm_eps",
+        qkv_bias_key="use_qkv_bias",
+    ),
+    # Of GGUF files: transformers has no such family.
+    "orion": Family(traits=_CENTRED, norm_key="layer_norm_eps"),
+    # Of GGUF files: transformers has no such family.
+    "qwen": Family(fixed=_NO_BIAS, qkv_bias=True, fused_tensors=True),
+    "plamo": Family(traits=kinds.always(kinds.LayerTraits(norms=kinds.Norms.PARALLEL))),
+    "deepseek": _DEEPSEEK,
+    "arcee": Family(
+        {"rms_norm_eps": 1e-5},
+        traits=kinds.always(kinds.LayerTraits(gate=kinds.Gate.SQUARED)),
+        activations=("relu2",),
+    ),
+    "nemotron": Family(
+        {"norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+        rope=PARTIAL_ROPE,
+        traits=kinds.always(
+            kinds.LayerTraits(centred=True, norm_bias=True, from_one=True, gate=kinds.Gate.SQUARED)
+        ),
+        activations=("relu2",),
+        norm_key="norm_eps",
+    ),
+    "starcoder2": Family(
+        {"norm_epsilon": 1e-5, "num_key_value_heads": 2, "sliding_window": None, "use_bias": True},
+        windows=kinds.in_all_layers,
+        traits=kinds.always(kinds.BIASED_LAYERS),
+        activations=("gelu_pytorch_tanh", "gelu_new"),
+        norm_key="norm_epsilon",
+        bias_key="use_bias",
+    ),
+    "glm4": Family(
+        {"num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5},
+        _QKV_BIAS_ALONE,
+        rope=PARTIAL_ROPE,
+        traits=kinds.always(kinds.LayerTraits(norms=kinds.Norms.AROUND, interleaved=True)),
+        fused_tensors=True,
+    ),
+    "ernie4_5": Family(
+        {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "use_bias": False, "head_dim": 128},
+        traits=kinds.always(kinds.LayerTraits(interleaved=True)),
+        bias_key="use_bias",
+    ),
+    "ernie4_5_moe": Family(
+        {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "use_bias": False},
+        traits=kinds.always(kinds.LayerTraits(interleaved=True)),
+        experts=kinds.ernie_experts,
+        bias_key="use_bias",
+    ),
+    "dots1": replace(_DEEPSEEK, qk_norm=True),
+    "glm4_moe": replace(
+        _DEEPSEEK,
+        defaults={"num_key_value_heads": 8, "partial_rotary_factor": 0.5, "use_qk_norm": False},
+        fixed=_QKV_BIAS_ALONE,
+        rope=PARTIAL_ROPE,
+        qk_norm_key="use_qk_norm",
+    ),
+    "minimax_m2": replace(
+        _DEEPSEEK,
+        experts=kinds.minimax_experts,
+        traits=kinds.always(kinds.LayerTraits(whole_heads=True)),
+        rope=PARTIAL_ROPE,
+        qk_norm=True,
+    ),
+    "mellum": replace(
+        _QWEN3_MOE,
+        windows=kinds.all_but_every(4),
+        ropes=kinds.named_or_one,
+    ),
     "qwen2_5_vl_text": Family(
         {**_QWEN, "max_window_layers": 80, "num_key_value_heads": 8, "rope_theta": 1e6},
         _NO_BIAS,

@@ -29,12 +29,19 @@ class Norms(Enum):
 
 class Gate(Enum):
     """The formula of an FFN's gate g and `up` u: silu(g) * u; gelu(g) * u, with tanh; or gpt-oss's
-    g * sigmoid(alpha * g) * (u + 1), with g and u clamped to a limit. Without a gate: gelu(u)."""
+    g * sigmoid(alpha * g) * (u + 1), with g and u clamped to a limit. Without a gate: gelu(u), or
+    relu(u) squared."""
 
     SILU = "silu"
     GELU = "gelu"
     CLAMPED = "clamped"
     NONE = "none"
+    SQUARED = "squared"
+
+    @property
+    def num_up(self) -> int:
+        """Number of products of the FFN before the last one."""
+        return 1 if self in (Gate.NONE, Gate.SQUARED) else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +89,34 @@ BIASED_LAYERS = LayerTraits(centred=True, norm_bias=True, gate=Gate.NONE)
 
 
 class ExpertNames(Enum):
-    """The names and layout of a mixture in files: Qwen's, Mixtral's, or gpt-oss's, whose experts
-    are stacked as inputs by outputs, with the outputs of gate and up interleaved."""
+    """The names and layout of a mixture in files: Qwen's, Mixtral's, DeepSeek's, Granite's, or
+    gpt-oss's, whose experts are stacked as inputs by outputs, with the outputs of gate and up
+    interleaved."""
 
     QWEN = "qwen"
     MIXTRAL = "mixtral"
     GPT_OSS = "gpt_oss"
+    GRANITE = "granite"
+    DEEPSEEK = "deepseek"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """Sizes of a mixture: each token goes through `num_chosen` of `num_experts`, and through a
-    shared expert if that has a size. With `normalise`, weights of the chosen ones sum to 1."""
+    shared expert if that has a size, scaled by a gate of its own if `gates_shared`. Weights of
+    experts are the softmax of their scores, or the sigmoid of each (`has_sigmoids`). With
+    `normalise`, those of the chosen ones sum to 1; then they are multiplied by `scale`. With
+    `has_choice_bias`, experts are chosen by their weights plus a bias."""
 
     num_experts: int
     num_chosen: int
     ffn_size: int
     shared_ffn_size: int = 0
     normalise: bool = True
+    gates_shared: bool = True
+    has_sigmoids: bool = False
+    has_choice_bias: bool = False
+    scale: float = 1.0
     biased: bool = False
     gate: Gate = Gate.SILU
     alpha: float = 1.702
@@ -113,15 +130,21 @@ class Experts:
 
     def num_parameters(self, hidden_size: int) -> int:
         """Parameters of the whole mixture, with router, shared expert and its gate."""
-        shared = bool(self.shared_ffn_size) * hidden_size * (3 * self.shared_ffn_size + 1)
-        router = self.num_experts * (hidden_size + self.biased)
+        shared = bool(self.shared_ffn_size) * hidden_size
+        shared *= 3 * self.shared_ffn_size + self.gates_shared
+        router = self.num_experts * (hidden_size + self.biased + self.has_choice_bias)
         return self.expert_parameters(hidden_size) + router + shared
 
 
 def sparse_layers(raw: JsonObject, num_layers: int) -> tuple[int, ...]:
     """Layers whose FFN is a mixture."""
-    every = raw.integer("decoder_sparse_step", 1)
-    dense = set(raw.integers("mlp_only_layers"))
+    every = raw.integer("decoder_sparse_step", raw.integer("moe_layer_interval", 1))
+    first = raw.integer(
+        "first_k_dense_replace", raw.integer("moe_layer_start_index", 0, least=0), least=0
+    )
+    end = raw.integer("moe_layer_end_index", num_layers, least=-1)
+    dense = {*raw.integers("mlp_only_layers"), *range(first)}
+    dense |= set[int]() if end < 0 else {*range(end + 1, num_layers)}
     return tuple(
         index for index in range(num_layers) if index not in dense and (index + 1) % every == 0
     )
@@ -365,6 +388,16 @@ def cohere_traits(raw: JsonObject) -> LayerTraits:
     )
 
 
+def stablelm_traits(raw: JsonObject) -> LayerTraits:
+    for key in ("use_parallel_residual", "qk_layernorm"):
+        if raw.flag(key, default=False):
+            raise CheckpointError(
+                f"{raw.where}: {key} is not supported for model_type 'stablelm'.",
+                hint=OTHER_CHECKPOINT,
+            )
+    return LayerTraits(centred=True, norm_bias=True)
+
+
 def granite_traits(raw: JsonObject) -> LayerTraits:
     return LayerTraits(
         attention_scale=raw.number("attention_multiplier", 1.0),
@@ -411,6 +444,78 @@ def mixtral_experts(raw: JsonObject) -> Experts:
         num_chosen=raw.integer("num_experts_per_tok"),
         ffn_size=raw.integer("intermediate_size"),
         names=ExpertNames.MIXTRAL,
+    )
+
+
+def olmoe_experts(raw: JsonObject) -> Experts:
+    return Experts(
+        num_experts=_count(raw),
+        num_chosen=raw.integer("num_experts_per_tok"),
+        ffn_size=raw.integer("intermediate_size"),
+        normalise=raw.flag("norm_topk_prob", default=False),
+    )
+
+
+def granite_experts(raw: JsonObject) -> Experts:
+    return replace(
+        olmoe_experts(raw),
+        normalise=True,
+        shared_ffn_size=raw.integer("shared_intermediate_size", 0, least=0),
+        gates_shared=False,
+        names=ExpertNames.GRANITE,
+    )
+
+
+def deepseek_experts(raw: JsonObject) -> Experts:
+    """A mixture with the keys of DeepSeek's, without groups of experts."""
+    for key in ("n_group", "topk_group"):
+        if raw.integer(key, 1) != 1:
+            raise CheckpointError(
+                f"{raw.where}: {key} {raw.integer(key)} is not supported.", hint=OTHER_CHECKPOINT
+            )
+    ffn_size = raw.integer("moe_intermediate_size")
+    return Experts(
+        num_experts=raw.integer("n_routed_experts"),
+        num_chosen=raw.integer("num_experts_per_tok"),
+        ffn_size=ffn_size,
+        shared_ffn_size=raw.integer(
+            "shared_expert_intermediate_size",
+            raw.integer("n_shared_experts", 0, least=0) * ffn_size,
+            least=0,
+        ),
+        normalise=raw.flag("norm_topk_prob", default=True),
+        gates_shared=False,
+        has_sigmoids=raw.text("scoring_func", "sigmoid") == "sigmoid",
+        has_choice_bias=raw.flag("has_choice_bias", default=True),
+        scale=raw.number("routed_scaling_factor", 1.0),
+        names=ExpertNames.DEEPSEEK,
+    )
+
+
+def ernie_experts(raw: JsonObject) -> Experts:
+    """Ernie's mixture: its own keys, or those of GGUF files, which are DeepSeek's."""
+    if raw.has("moe_num_experts"):
+        ffn_size = raw.integer("moe_intermediate_size")
+        raw = JsonObject(
+            raw.where,
+            {
+                **raw.values,
+                "n_routed_experts": raw.integer("moe_num_experts"),
+                "num_experts_per_tok": raw.integer("moe_k"),
+                "n_shared_experts": raw.integer("moe_num_shared_experts", 0, least=0),
+                "moe_intermediate_size": ffn_size,
+                "scoring_func": "softmax",
+            },
+        )
+    return deepseek_experts(raw)
+
+
+def minimax_experts(raw: JsonObject) -> Experts:
+    """MiniMax's mixture: its own keys, or those of GGUF files, which are DeepSeek's."""
+    if raw.has("n_routed_experts"):
+        return deepseek_experts(raw)
+    return replace(
+        mixtral_experts(raw), has_sigmoids=True, has_choice_bias=True, names=ExpertNames.MIXTRAL
     )
 
 

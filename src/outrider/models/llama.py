@@ -239,7 +239,10 @@ class LlamaModel(PassDecoder):
         ]
         self._hidden_layers = capacity.hidden_layers
         self._passes = Passes(
-            placement.spec(part), up_size=2 * part.ffn_size, placement=placement, capacity=capacity
+            placement.spec(part),
+            up_size=part.traits.gate.num_up * part.ffn_size,
+            placement=placement,
+            capacity=capacity,
         )
         self._logit_parts = LogitParts(comm, config.vocab_size, self._passes.logits_MV)
         self._made_by, self._forward = kernels, self._make_forward()
@@ -288,7 +291,10 @@ class LlamaModel(PassDecoder):
         other._operators = [LayerOperators(config, one) for one in turns]
         other._hidden_layers = capacity.hidden_layers
         other._passes = Passes(
-            self._spec, up_size=2 * config.ffn_size, placement=placement, capacity=capacity
+            self._spec,
+            up_size=config.traits.gate.num_up * config.ffn_size,
+            placement=placement,
+            capacity=capacity,
         )
         other._logit_parts = LogitParts(self._comm, config.vocab_size, other._passes.logits_MV)
         other._forward = other._make_forward()
@@ -396,7 +402,8 @@ def _decoder_traits(config: LlamaConfig) -> DecoderTraits:
         centred=traits.centred,
         parallel=traits.norms is Norms.PARALLEL,
         whole_heads=traits.whole_heads,
-        gelu=traits.gate is Gate.GELU,
+        gate=traits.gate.value,
+        norm_bias=traits.norm_bias,
     )
 
 

@@ -22,12 +22,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from outrider.core.errors import ConfigError, ContractError, MachineError
+from outrider.core.errors import ConfigError, MachineError
 from outrider.kernels.native.forward import LayerWeights
 from outrider.kernels.native.ranks import NativeRanks
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedTable
 from outrider.models.families import LayeredConfig, LlamaConfig
-from outrider.models.layer_kinds import Gate, Norms
+from outrider.models.layer_kinds import Norms
 from outrider.models.mixture import read_mixture
 from outrider.models.rope import turning_order
 from outrider.models.weights import WeightReader, Weights
@@ -197,7 +197,7 @@ class Tables:
         return self.embedding if isinstance(self.embedding, Tensor) else self.embedding.kept
 
 
-def read_tables(reader: WeightReader, config: LlamaConfig, share: Share = WHOLE) -> Tables:
+def read_tables(reader: WeightReader, config: LayeredConfig, share: Share = WHOLE) -> Tables:
     embedding = reader.tokens(
         EMBEDDING, config.vocab_size, config.hidden_size, tied=config.tie_word_embeddings
     )
@@ -213,9 +213,11 @@ def read_tables(reader: WeightReader, config: LlamaConfig, share: Share = WHOLE)
 def read_norm(reader: WeightReader, config: LayeredConfig, name: str, size: int) -> Tensor:
     """The factors that a norm multiplies by; with them, if norms have one, the bias, [2, D]."""
     weight_D = reader.vector(f"{name}.weight", size)
+    if config.traits.from_one:
+        weight_D.add_(1)
     if config.traits.norm_bias:
         return torch.stack([weight_D, reader.vector(f"{name}.bias", size)])
-    return weight_D.add_(1) if config.traits.from_one else weight_D
+    return weight_D
 
 
 def mtp_prefixes(weights: Weights, config: LlamaConfig) -> tuple[str, ...]:
@@ -233,7 +235,7 @@ def read_attention(
 ) -> Mapping[str, Any]:
     """Read the attention of layer `index`, as a MixerReader does."""
     hidden, head, attended = config.hidden_size, config.head_dim, config.num_heads * config.head_dim
-    qkv, out = _qkv_names(prefix, config), {f"{prefix}self_attn.o_proj": hidden}
+    qkv, out = _qkv_names(reader, prefix, config), {f"{prefix}self_attn.o_proj": hidden}
     order_E = _qkv_order(config, share)
 
     def head_norm(name: str, num_heads: int) -> Tensor | None:
@@ -242,7 +244,7 @@ def read_attention(
         size = num_heads * head if config.traits.whole_heads else head
         weight_H = read_norm(reader, config, f"{prefix}self_attn.{name}", size)
         order_H = _turning_order(config)
-        return weight_H if order_H is None else weight_H[order_H]
+        return weight_H if order_H is None else weight_H.view(-1, head)[:, order_H].flatten()
 
     gate = None
     if config.traits.gated:
@@ -273,11 +275,11 @@ def read_layer(
     own. Raises CheckpointError for a tensor that is missing or has another shape."""
     prefix = f"{stem}layers.{index}."
     hidden, ffn = config.hidden_size, config.ffn_size
-    gate_up, down = _gate_up_names(prefix, config), {f"{prefix}mlp.down_proj": hidden}
+    gate_up, down = _gate_up_names(reader, prefix, config), {_down_name(reader, prefix): hidden}
     order_2F = _gate_up_order(config, share)
     norms = {
         role: read_norm(reader, config, f"{prefix}{name}", hidden)
-        for role, name in _NORM_NAMES[config.traits.norms].items()
+        for role, name in _norm_names(reader, prefix, config).items()
     }
     sparse = config.experts if index in config.sparse_layers else None
     has_bias = config.mlp_bias and not sparse
@@ -318,6 +320,27 @@ _NORM_NAMES = {
 }
 
 
+# GLM's names of the norms around attention and FFN.
+_GLM_NORMS = {
+    "attention": "input_layernorm",
+    "attended": "post_self_attn_layernorm",
+    "ffn": "post_attention_layernorm",
+    "fed": "post_mlp_layernorm",
+}
+# Names of an FFN's matrices; the second ones are StarCoder 2's.
+_UP_NAMES, _DOWN_NAMES = ("mlp.up_proj", "mlp.c_fc"), ("mlp.down_proj", "mlp.c_proj")
+
+
+def _norm_names(reader: WeightReader, prefix: str, config: LayeredConfig) -> Mapping[str, str]:
+    is_glm = f"{prefix}{_GLM_NORMS['attended']}.weight" in reader
+    return _GLM_NORMS if is_glm else _NORM_NAMES[config.traits.norms]
+
+
+def _down_name(reader: WeightReader, prefix: str) -> str:
+    found = (one for one in _DOWN_NAMES if f"{prefix}{one}.weight" in reader)
+    return prefix + next(found, _DOWN_NAMES[0])
+
+
 def _attention_kind(
     reader: WeightReader, config: LayeredConfig, prefix: str, index: int
 ) -> AttentionKind | None:
@@ -334,9 +357,9 @@ def _turning_order(config: LayeredConfig) -> Tensor | None:
     return turning_order(config.rope, config.head_dim, interleaved=config.traits.interleaved)
 
 
-def _qkv_names(prefix: str, config: LayeredConfig) -> dict[str, int]:
+def _qkv_names(reader: WeightReader, prefix: str, config: LayeredConfig) -> dict[str, int]:
     """Names and numbers of outputs of the parts of the fused matrix of queries, keys and values."""
-    if config.fused_tensors:
+    if config.fused_tensors and f"{prefix}self_attn.qkv_proj.weight" in reader:
         return {f"{prefix}self_attn.qkv_proj": config.qkv_size}
     attended, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return {
@@ -346,11 +369,12 @@ def _qkv_names(prefix: str, config: LayeredConfig) -> dict[str, int]:
     }
 
 
-def _gate_up_names(prefix: str, config: LayeredConfig) -> dict[str, int]:
+def _gate_up_names(reader: WeightReader, prefix: str, config: LayeredConfig) -> dict[str, int]:
     ffn = config.ffn_size
-    if config.traits.gate is Gate.NONE:
-        return {f"{prefix}mlp.up_proj": ffn}
-    if config.fused_tensors:
+    if config.traits.gate.num_up == 1:
+        up = next((one for one in _UP_NAMES if f"{prefix}{one}.weight" in reader), _UP_NAMES[0])
+        return {f"{prefix}{up}": ffn}
+    if config.fused_tensors and f"{prefix}mlp.gate_up_proj.weight" in reader:
         return {f"{prefix}mlp.gate_up_proj": 2 * ffn}
     return {f"{prefix}mlp.gate_proj": ffn, f"{prefix}mlp.up_proj": ffn}
 
@@ -372,9 +396,6 @@ def _qkv_order(config: LayeredConfig, share: Share) -> Tensor | None:
         keys = queries.numel() + torch.arange(2 * config.num_kv_heads * config.head_dim)
         heads = torch.cat([queries[:, 0], keys.view(-1, config.head_dim)])
     if order_H is not None:
-        # Norms of all heads as one would have to move as well; no family has both.
-        if config.qk_norm and config.traits.whole_heads:
-            raise ContractError("norms of all heads as one vector cannot be reordered")
         turned = heads[: -config.num_kv_heads]
         turned.copy_(turned[:, order_H])
     kinds = torch.split(heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads])

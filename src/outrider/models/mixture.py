@@ -27,6 +27,9 @@ from outrider.models.weights import WeightReader
 
 def gated(kernels: Kernels, gate: Gate, up_N2F: Tensor, out_NF: Tensor) -> None:
     """Compute the input of a dense FFN's second product from the output of its first."""
+    if gate is Gate.SQUARED:
+        out_NF.copy_(torch.relu(up_N2F)).square_()
+        return
     ops = {Gate.GELU: kernels.gelu_mul, Gate.NONE: kernels.gelu}
     ops.get(gate, kernels.silu_mul)(up_N2F, out_NF)
 
@@ -85,10 +88,16 @@ def mix(kernels: Kernels, sizes: Experts, weights: MixtureWeights, x_ND: Tensor)
         return out_ND
     scores_NO = x_ND.new_empty(x_ND.shape[0], weights.router.num_out)
     _multiply(kernels, weights.router, weights.router_bias_X, x_ND, scores_NO)
-    probs_NX = by_row(lambda row_X: torch.softmax(row_X, 0), scores_NO[:, : sizes.num_experts])
+    share = torch.sigmoid if sizes.has_sigmoids else lambda row_X: torch.softmax(row_X, 0)
+    probs_NX = by_row(share, scores_NO[:, : sizes.num_experts])
     parts_NQ, chosen_NQ = probs_NX.topk(sizes.num_chosen)
+    if weights.choice_bias_X is not None:
+        chosen_NQ = (probs_NX + weights.choice_bias_X).topk(sizes.num_chosen).indices
+        parts_NQ = probs_NX.gather(1, chosen_NQ)
     if sizes.normalise:
         parts_NQ = by_row(lambda row_Q: row_Q / row_Q.sum(), parts_NQ)
+    if sizes.scale != 1:
+        parts_NQ = parts_NQ * sizes.scale
     experts, order = _by_expert(host_rows(chosen_NQ))
     choices_P = torch.tensor(order, device=x_ND.device)
     rows_P = choices_P // sizes.num_chosen
@@ -101,6 +110,8 @@ def mix(kernels: Kernels, sizes: Experts, weights: MixtureWeights, x_ND: Tensor)
     if weights.shared is None:
         return out_ND
     shared_ND = feed(kernels, sizes, weights.shared, x_ND)
+    if not sizes.gates_shared:
+        return out_ND.add_(shared_ND)
     return out_ND.add_(shared_ND.mul_(by_row(torch.sigmoid, scores_NO[:, -1:])))
 
 
@@ -123,7 +134,11 @@ _NAMES = {
     ExpertNames.QWEN: ("mlp.", "gate", ("gate_proj", "up_proj", "down_proj")),
     ExpertNames.MIXTRAL: ("block_sparse_moe.", "gate", ("w1", "w3", "w2")),
     ExpertNames.GPT_OSS: ("mlp.", "router", ("gate_proj", "up_proj", "down_proj")),
+    ExpertNames.GRANITE: ("block_sparse_moe.", "router.layer", ("", "", "")),
+    ExpertNames.DEEPSEEK: ("mlp.", "gate", ("gate_proj", "up_proj", "down_proj")),
 }
+_CHOICE_BIAS = "e_score_correction_bias"
+_SHARED = {ExpertNames.DEEPSEEK: "shared_experts"}
 
 
 def read_mixture(
@@ -132,17 +147,18 @@ def read_mixture(
     """Read the mixture of `layer`, a prefix of names. Raises CheckpointError for a bad tensor."""
     prefix, router, parts = _NAMES[sizes.names]
     prefix = layer + prefix
-    if sizes.names is ExpertNames.MIXTRAL and f"{prefix}{router}.weight" not in reader:
-        prefix, parts = f"{layer}mlp.", _NAMES[ExpertNames.QWEN][2]
+    if f"{prefix}{router}.weight" not in reader:
+        prefix, (_, router, parts) = f"{layer}mlp.", _NAMES[ExpertNames.QWEN]
     outputs = {f"{prefix}{router}": sizes.num_experts}
     shared = None
     if sizes.shared_ffn_size:
-        outputs[f"{prefix}shared_expert_gate"] = 1
-        names = (f"{prefix}shared_expert.{part}" for part in _NAMES[ExpertNames.QWEN][2])
-        shared = _dense(reader, *names, sizes=(sizes.shared_ffn_size, hidden_size))
+        if sizes.gates_shared:
+            outputs[f"{prefix}shared_expert_gate"] = 1
+        shared = _shared(reader, sizes, layer, prefix, hidden_size)
     weights = MixtureWeights(
         router=reader.linear(outputs, hidden_size),
         router_bias_X=reader.bias(outputs, present=sizes.biased),
+        choice_bias_X=_choice_bias(reader, sizes, prefix, router),
         experts=_experts(reader, sizes, f"{prefix}experts.", parts, hidden_size),
         shared=shared,
     )
@@ -150,17 +166,51 @@ def read_mixture(
     return replace(weights, native=native(sizes, weights)) if native else weights
 
 
+# What names of stacks do not have of the prefix of experts, and the stacks of gate and up, and of
+# down: Qwen's and Granite's.
+_FUSED = (
+    ("", "gate_up_proj", "down_proj"),
+    ("experts.", "input_linear.weight", "output_linear.weight"),
+)
+
+
+def _shared(
+    reader: WeightReader, sizes: Experts, layer: str, prefix: str, hidden_size: int
+) -> DenseWeights:
+    ffn = sizes.shared_ffn_size
+    if f"{layer}shared_mlp.input_linear.weight" in reader:  # Granite's
+        return DenseWeights(
+            reader.linear({f"{layer}shared_mlp.input_linear": 2 * ffn}, hidden_size),
+            reader.linear({f"{layer}shared_mlp.output_linear": hidden_size}, ffn),
+        )
+    one = prefix + _SHARED.get(sizes.names, "shared_expert")
+    names = (f"{one}.{part}" for part in _NAMES[ExpertNames.QWEN][2])
+    return _dense(reader, *names, sizes=(ffn, hidden_size))
+
+
+def _choice_bias(reader: WeightReader, sizes: Experts, prefix: str, router: str) -> Tensor | None:
+    if not sizes.has_choice_bias:
+        return None
+    whole, row = f"{prefix}{router}.{_CHOICE_BIAS}", f"{prefix}moe_statics.{_CHOICE_BIAS}"
+    if row in reader:  # Ernie's
+        return reader.vector(row, 1, sizes.num_experts)[0]
+    own = f"{prefix}{_CHOICE_BIAS}"
+    return reader.vector(own if own in reader else whole, sizes.num_experts)
+
+
 def _experts(
     reader: WeightReader, sizes: Experts, prefix: str, parts: tuple[str, ...], hidden_size: int
 ) -> list[DenseWeights]:
     count, ffn = sizes.num_experts, sizes.ffn_size
-    if f"{prefix}gate_proj.weight" in reader:
+    if f"{prefix}gate_proj.weight" in reader or f"{prefix}gate_up_proj.weight" in reader:
         return _stacked(reader, sizes, prefix, hidden_size)
     if sizes.names is ExpertNames.GPT_OSS:
         return _transposed(reader, sizes, prefix, hidden_size)
-    if f"{prefix}gate_up_proj" in reader:
-        gate_up = reader.stacked({f"{prefix}gate_up_proj": 2 * ffn}, count, hidden_size)
-        down = reader.stacked({f"{prefix}down_proj": hidden_size}, count, ffn)
+    stem, *stacks = _FUSED[sizes.names is ExpertNames.GRANITE]
+    gate_up_name, down_name = (prefix.removesuffix(stem) + name for name in stacks)
+    if gate_up_name in reader:
+        gate_up = reader.stacked({gate_up_name: 2 * ffn}, count, hidden_size)
+        down = reader.stacked({down_name: hidden_size}, count, ffn)
         return [DenseWeights(*pair) for pair in zip(gate_up, down, strict=True)]
     return [
         _dense(reader, *(f"{prefix}{number}.{part}" for part in parts), sizes=(ffn, hidden_size))
@@ -180,14 +230,19 @@ def _dense(
 def _stacked(
     reader: WeightReader, sizes: Experts, prefix: str, hidden_size: int
 ) -> list[DenseWeights]:
-    """Experts in the layout of GGUF files: one tensor each has gate, up and down of all experts."""
+    """Experts in the layout of GGUF files: one tensor each has gate, up and down of all experts, or
+    one has gate and up."""
     count, ffn = sizes.num_experts, sizes.ffn_size
-    halves = [f"{prefix}{part}_proj" for part in ("gate", "up")]
-    gate_up = reader.stacked({f"{half}.weight": ffn for half in halves}, count, hidden_size)
+    halves = {f"{prefix}{part}_proj": ffn for part in ("gate", "up")}
+    if f"{prefix}gate_up_proj.weight" in reader:
+        halves = {f"{prefix}gate_up_proj": 2 * ffn}
+    outputs = {f"{half}.weight": size for half, size in halves.items()}
+    gate_up = reader.stacked(outputs, count, hidden_size)
     down = reader.stacked({f"{prefix}down_proj.weight": hidden_size}, count, ffn)
     if not sizes.biased:
         return [DenseWeights(*pair) for pair in zip(gate_up, down, strict=True)]
-    first_XO = torch.cat([reader.vector(f"{half}.bias", count, ffn) for half in halves], dim=1)
+    biases = [reader.vector(f"{half}.bias", count, size) for half, size in halves.items()]
+    first_XO = torch.cat(biases, dim=1)
     second_XD = reader.vector(f"{prefix}down_proj.bias", count, hidden_size)
     return [DenseWeights(*parts) for parts in zip(gate_up, down, first_XO, second_XD, strict=True)]
 

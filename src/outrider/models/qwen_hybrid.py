@@ -38,7 +38,7 @@ from outrider.kernels.reference.delta import DeltaWeights
 from outrider.models.decoder import ModelCapacity, Passes, Scratch, residuals
 from outrider.models.families import QwenHybridConfig
 from outrider.models.llama import LayerOperators
-from outrider.models.llama_weights import EMBEDDING, Tables, read_layer, read_norm
+from outrider.models.llama_weights import Tables, read_layer, read_tables
 from outrider.models.rope import turns_of
 from outrider.models.weights import Placement, TextNames, WeightReader, Weights
 
@@ -108,7 +108,7 @@ class QwenHybridModel:
         # On a device, states are reserved before the weights fill its memory.
         self._state = HybridState(self._arena(), config.delta, capacity.states, placement.device)
         reader = WeightReader(weights, kernels, placement, text=TextNames.of(weights))
-        self._tables = self._read_tables(reader)
+        self._tables = read_tables(reader, config)
         self._layers = [self._read_layer(reader, index) for index in range(config.num_layers)]
         kinds = [layer.recurrence is None for layer in self._layers]
         # The number of each layer among those of its kind.
@@ -185,8 +185,12 @@ class QwenHybridModel:
         return residuals(layers, scratch.x_ND, hidden_layers)
 
     def embed(self, plan: PackedPlan, scratch: Scratch) -> None:
-        torch.index_select(self._tables.embeddings, 0, plan.tokens_N, out=scratch.rows_ND)
-        scratch.x_ND.copy_(scratch.rows_ND)
+        embedding = self._tables.embedding
+        if isinstance(embedding, Tensor):
+            torch.index_select(embedding, 0, plan.tokens_N, out=scratch.rows_ND)
+            scratch.x_ND.copy_(scratch.rows_ND)
+        else:
+            embedding.read(plan.tokens_N, scratch.x_ND)
 
     def head(self, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor) -> None:
         self._operators.norm(self.kernels, x_MD, self._tables.norm_D, norm_MD)
@@ -222,18 +226,17 @@ class QwenHybridModel:
             out_NO.view(flat), recurrence.norm_V, config.rms_norm_eps, normed_NO.view(flat)
         )
         gated_N2O[:, :values] = first_NP[:, channels : channels + values]
-        gated_N2O[:, values:] = normed_NO
+        gated_N2O[:, values:] = self._as_stored(normed_NO)
         kernels.silu_mul(gated_N2O, out_NO)
         kernels.linear(out_NO, layer.out, x_ND, accumulate=True)
 
-    def _read_tables(self, reader: WeightReader) -> Tables:
-        config = self.config
-        embedding_VD = reader.table(EMBEDDING, config.vocab_size, config.hidden_size)
-        return Tables(
-            embedding=embedding_VD,
-            norm_D=read_norm(reader, config, "model.norm", config.hidden_size),
-            head=reader.head(embedding_VD, tied=config.tie_word_embeddings),
-        )
+    def _as_stored(self, heads_NO: Tensor) -> Tensor:
+        """Outputs of value heads in the order in which the last product reads them."""
+        delta = self.config.delta
+        if not self.config.tiled_values:
+            return heads_NO
+        heads = heads_NO.view(len(heads_NO), delta.num_key_heads, -1, delta.value_dim)
+        return heads.transpose(1, 2).reshape(heads_NO.shape)
 
     def _read_layer(self, reader: WeightReader, index: int) -> LayerWeights:
         config = self.config

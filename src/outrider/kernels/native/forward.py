@@ -35,6 +35,7 @@ from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan, Packe
 from outrider.kernels.reference.delta import DeltaWeights
 
 # Names of gates, in the order of `Gating` in csrc/linears.h.
+_FFN_GATES = ("silu", "gelu", "none", "squared")
 _GATINGS = ("silu", "gelu", "clamped")
 
 
@@ -50,13 +51,15 @@ class DenseWeights:
 
 @dataclass(frozen=True, slots=True)
 class MixtureWeights:
-    """Weights of a mixture. `router` scores all experts, and the shared one, if any, in its last
-    output. `native`, if any, runs the mixture in one call."""
+    """Weights of a mixture. `router` scores all experts, and the shared one, if it is gated, in its
+    last output. `choice_bias_X` is added to shares where experts are chosen, and to nothing else.
+    `native`, if any, runs the mixture in one call."""
 
     router: PackedLinear
     experts: Sequence[DenseWeights]
     shared: DenseWeights | None = None
     router_bias_X: Tensor | None = None
+    choice_bias_X: Tensor | None = None
     native: NativeMixture | None = None
 
     @property
@@ -85,6 +88,12 @@ class MixtureSizes(Protocol):
     def alpha(self) -> float: ...
     @property
     def limit(self) -> float: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def has_sigmoids(self) -> bool: ...
+    @property
+    def gates_shared(self) -> bool: ...
 
 
 class _Net(Structure):
@@ -97,9 +106,10 @@ class _Mixture(Structure):
         (LinearStruct, "router"),
         (c_void_p, "experts"),
         (_Net, "shared"),
-        (c_float, "alpha limit"),
+        (c_void_p, "choice_bias"),
+        (c_float, "alpha limit scale"),
         (c_int32, "hidden_size num_experts num_chosen ffn_size shared_ffn_size normalise gating"),
-        (c_int32, "num_scores"),
+        (c_int32, "num_scores has_sigmoids gates_shared"),
     )
 
 
@@ -117,8 +127,10 @@ class NativeMixture:
             LinearStruct.of(weights.router, weights.router_bias_X),
             ctypes.addressof(experts),
             _Net() if weights.shared is None else _net(weights.shared),
+            pointer(weights.choice_bias_X),
             sizes.alpha,
             sizes.limit,
+            sizes.scale,
             weights.router.num_in,
             sizes.num_experts,
             sizes.num_chosen,
@@ -127,6 +139,8 @@ class NativeMixture:
             sizes.normalise,
             _GATINGS.index(sizes.gate.value),
             weights.router.num_out,
+            sizes.has_sigmoids,
+            sizes.gates_shared,
         )
         self.address = ctypes.addressof(self._mixture)
         self._run = function(library, "mixture")
@@ -228,8 +242,8 @@ class DecoderTraits:
     """Traits of a decoder, by default a Llama's. The outputs of attention and FFN are multiplied by
     `residual_scale`, logits by `logit_scale` and then softly capped at `logit_cap`, if not 0.
     `centred` norms are layer norms without bias. If `parallel`, attention and FFN read the same
-    norm; if `whole_heads`, norms of queries and keys take all heads as one vector; `gelu` gates the
-    FFN instead of SiLU."""
+    norm; if `whole_heads`, norms of queries and keys take all heads as one vector. With
+    `norm_bias`, the bias of a norm follows its weight in memory. `gate` is the FFN's."""
 
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -238,7 +252,8 @@ class DecoderTraits:
     centred: bool = False
     parallel: bool = False
     whole_heads: bool = False
-    gelu: bool = False
+    norm_bias: bool = False
+    gate: str = "silu"
 
 
 PLAIN_DECODER = DecoderTraits()
@@ -316,7 +331,7 @@ class _Decoder(Structure):
         (c_int64, "local_stride"),
         (c_float, "eps embedding_scale residual_scale logit_scale logit_cap"),
         (c_int32, "num_layers hidden_size ffn_size vocab_size dtype num_captured"),
-        (c_int32, "parallel whole_heads gelu head_size"),
+        (c_int32, "parallel whole_heads gate norm_bias head_size"),
     )
 
 
@@ -376,7 +391,8 @@ class NativeForward:
             len(parts.hidden_layers),
             traits.parallel,
             traits.whole_heads,
-            traits.gelu,
+            _FFN_GATES.index(traits.gate),
+            traits.norm_bias,
             parts.head.num_out,
         )
         self.address = ctypes.addressof(self._decoder)

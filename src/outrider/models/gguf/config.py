@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from outrider.core.errors import CheckpointError
 from outrider.models.gguf.reader import Entry, Header, Texts, map_file
@@ -99,6 +100,36 @@ class Positions:
     is_yarn: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Value heads of recurrent layers: `groups` of `shared` heads, which share a key head, with
+    values of `dim`. Files have one of each group after another if they are `tiled`, else group by
+    group as checkpoints. `num_keys` rows of queries and keys come first."""
+
+    groups: int
+    shared: int
+    dim: int
+    num_keys: int
+    tiled: bool
+
+    def rows_of(self, part: str) -> Tensor | None:
+        """order_O: the row in the file of each row of the checkpoint's tensor; None if none moves.
+        Rows of z and columns of the output stay tiled (`QwenHybridConfig.tiled_values`)."""
+        if part in ("in_proj_qkv.weight", "conv1d.weight"):
+            return torch.cat([torch.arange(self.num_keys), self.num_keys + self._order(self.dim)])
+        single = ("in_proj_b.weight", "in_proj_a.weight", "dt_bias", "A_log")
+        return self._order(1) if part in single else None
+
+    def _order(self, dim: int) -> Tensor:
+        tiles = torch.arange(self.groups * self.shared * dim).view(self.shared, self.groups, dim)
+        return tiles.transpose(0, 1).flatten()
+
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """The rows of b and those of a, which Qwen3-Next stores key head by key head."""
+        rows = torch.arange(2 * self.groups * self.shared).view(self.groups, 2, self.shared)
+        return rows[:, 0].flatten(), rows[:, 1].flatten()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """An architecture: the `family` that its config.json names, and its differences from a Llama.
@@ -108,6 +139,8 @@ class Architecture:
     the names of the other tensors. Rows of queries and keys are paired as neighbours if `paired`;
     norms are 1 larger if `above_one`; matrices of `transposed` tensors are inputs by outputs in
     checkpoints. With `qkv_bias`, queries, keys and values have biases, and nothing else has.
+    With `turns_in_part`, only a part of a head turns with positions where config.json is silent.
+    Files with `mtp` may have an MTP block behind the last layer. Value heads may be `tiled`.
     """
 
     family: str
@@ -122,6 +155,9 @@ class Architecture:
     above_one: bool = False
     transposed: tuple[str, ...] = ()
     qkv_bias: bool = False
+    turns_in_part: bool = False
+    mtp: bool = False
+    tiled: bool = False
 
     def reads(self, key: str) -> bool:
         return key in _READ or any(key in part.keys for part in self.parts)
@@ -204,6 +240,18 @@ class Sizes:
                 hint="is it the file of a whole language model?",
             )
         self.vocab_size = embedding.shape[0]
+        predicted = self.integer("nextn_predict_layers", 0, least=0) if row.mtp else 0
+        self.num_layers = self.integer("block_count") - predicted
+
+    @property
+    def values(self) -> Values | None:
+        """The value heads of recurrent layers; None without such layers."""
+        if not self.is_set("ssm.time_step_rank") or not self.row.mtp:
+            return None
+        heads, groups = self.integer("ssm.time_step_rank"), self.integer("ssm.group_count")
+        dim = self.integer("ssm.inner_size") // heads
+        num_keys = 2 * groups * self.integer("ssm.state_size")
+        return Values(groups, max(1, heads // groups), dim, num_keys, self.row.tiled)
 
     @property
     def turning(self) -> int:
@@ -259,21 +307,27 @@ def layered(sizes: Sizes) -> dict[str, Any]:
     found: dict[str, Any] = {
         "hidden_size": sizes.hidden,
         "intermediate_size": sizes.integer("feed_forward_length"),
-        "num_hidden_layers": sizes.integer("block_count"),
+        "num_hidden_layers": sizes.num_layers,
         "num_attention_heads": sizes.num_heads,
         "num_key_value_heads": sizes.integer("attention.head_count_kv", sizes.num_heads),
         "head_dim": sizes.head_dim,
         "max_position_embeddings": sizes.integer("context_length"),
-        "rms_norm_eps": sizes.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": sizes.number("attention.layer_norm_rms_epsilon", _layer_eps(sizes)),
         "rope_theta": sizes.number("rope.freq_base", 10000.0),
         "hidden_act": "silu",
         # No key says which biases there are.
         "attention_bias": not sizes.row.qkv_bias and _has_bias(entries, "attn_"),
         "mlp_bias": _has_bias(entries, "ffn_"),
     }
-    if sizes.turning != sizes.head_dim:
+    if sizes.turning != sizes.head_dim or sizes.row.turns_in_part:
         found["partial_rotary_factor"] = sizes.turning / sizes.head_dim
     return found | _positions(sizes, found["max_position_embeddings"], found["rope_theta"])
+
+
+def _layer_eps(sizes: Sizes) -> float | None:
+    """The epsilon of layer norms, in models without others; None if there is none."""
+    key = "attention.layer_norm_epsilon"
+    return sizes.number(key) if sizes.has(key) else None
 
 
 def _has_bias(entries: Iterable[str], kind: str) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outrider.kernels.plan import BlockRows
 from outrider.models.gguf.blocks import decode, held_bytes
-from outrider.models.gguf.config import Sizes
+from outrider.models.gguf.config import Sizes, Values
 from outrider.models.gguf.reader import Entry, map_file
 
 # Factors of rotary frequencies, which config.json has, and no weights.
@@ -31,35 +31,53 @@ PAIRED = ("attn_q", "attn_k")
 _LAYER_PARTS = 6
 
 
+# Tensors whose names in checkpoints have no ending.
+_WHOLE = ("attn_sinks", "exp_probs_b", "ssm_a", "ssm_dt")
+# Tensors of an MTP block that belong to no layer of it.
+MTP_NAMES = {
+    "nextn.eh_proj": "mtp.fc",
+    "nextn.enorm": "mtp.pre_fc_norm_embedding",
+    "nextn.hnorm": "mtp.pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "mtp.norm",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSource:
     """The source of a checkpoint's tensor: `stored` is its name in the file. Its layout may differ:
-    rows of heads of `head_dim` are paired as neighbours (0: they are not), the matrix is
-    `transposed`, numbers are 1 larger (`above_one`), or a vector is a matrix of one row in
-    checkpoints (`is_row`). A bias that the file lacks is `zero`: a 0 for each row of the matrix
+    its rows are `order_O` of those in the file, rows of heads of `head_dim` are paired as
+    neighbours (0: they are not), the matrix is `transposed`, numbers are 1 larger (`above_one`) or
+    the exponentials of the checkpoint's, negated (`is_rate`), or checkpoints have one more axis, of
+    size 1 (`new_axis`). A bias that the file lacks is `zero`: a 0 for each row of the matrix
     `stored`."""
 
     stored: str
     head_dim: int = 0
+    order_O: Tensor | None = None
     transposed: bool = False
     above_one: bool = False
-    is_row: bool = False
+    is_rate: bool = False
+    new_axis: int | None = None
     zero: bool = False
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         if self.zero:
             return stored[:1]
-        if self.is_row:
-            return (1, *stored)
+        if self.order_O is not None:
+            stored = (len(self.order_O), *stored[1:])
+        if self.new_axis is not None:
+            return (*stored[: self.new_axis], 1, *stored[self.new_axis :])
         return stored[::-1] if self.transposed else stored
 
     def laid_out(self, tensor: Tensor) -> Tensor:
         """The tensor in a checkpoint's layout."""
         order_O = self.order(tensor.shape[0])
         if order_O is not None:
-            return tensor[order_O]
-        if self.is_row:
-            return tensor[None]
+            tensor = tensor[order_O]
+        if self.new_axis is not None:
+            tensor = tensor.unsqueeze(self.new_axis)
+        if self.is_rate:
+            return torch.log(-tensor)
         if self.above_one:
             return tensor - 1
         return tensor.T.contiguous() if self.transposed else tensor
@@ -67,8 +85,8 @@ class TensorSource:
     def order(self, num_rows: int) -> Tensor | None:
         """order_O: the row in the file of each row of the checkpoint; None if no row moves. In a
         checkpoint's head, all first partners of pairs come before all second ones."""
-        if not self.head_dim or num_rows % self.head_dim:
-            return None
+        if self.order_O is not None or not self.head_dim or num_rows % self.head_dim:
+            return self.order_O
         order_H = torch.arange(self.head_dim).view(-1, 2).T.flatten()
         return torch.arange(num_rows).view(-1, self.head_dim)[:, order_H].flatten()
 
@@ -76,17 +94,22 @@ class TensorSource:
 def tensor_sources(sizes: Sizes) -> Mapping[str, TensorSource]:
     """The tensors by their checkpoint names. Unknown ones keep their own, which no model reads."""
     header, row = sizes.header, sizes.row
+    ffn_size = sizes.integer("feed_forward_length", 0, least=0)
     found: dict[str, TensorSource] = {}
     for stored in header.entries:
         if stored in FACTORS:
             continue
         module, _, ending = stored.rpartition(".")
+        if ending not in ("weight", "bias"):
+            module, ending = stored, ""
         block, _, part = module.removeprefix("blk.").partition(".")
-        if module.startswith("blk.") and part:
+        if module.startswith("blk.") and part and block.isdecimal():
             known = row.names.get(part)
-            fused = known == "mlp.up_proj" and f"blk.{block}.ffn_gate.weight" not in header.entries
             # Gate and up may be one matrix under the name of up.
-            name = f"{row.stem}{block}.{'mlp.gate_up_proj' if fused else known}"
+            fused = known == "mlp.up_proj" and header.entries[stored].shape[0] == 2 * ffn_size
+            name = _layer(sizes, int(block)) + ("mlp.gate_up_proj" if fused else known or "")
+            if row.mtp and known in MTP_NAMES:
+                name = MTP_NAMES[known]
         else:
             known = row.outer.get(module)
             name = known or ""
@@ -94,12 +117,40 @@ def tensor_sources(sizes: Sizes) -> Mapping[str, TensorSource]:
             stored,
             sizes.head_dim if row.paired and part in PAIRED else 0,
             transposed=part in row.transposed and ending == "weight",
-            above_one=row.above_one and module.endswith("norm"),
-            is_row=part == "ffn_gate_inp_shexp",
+            above_one=row.above_one and stored.endswith("norm.weight") and part != "ssm_norm",
+            new_axis={"ffn_gate_inp_shexp": 0, "ssm_conv1d": 1}.get(part),
+            is_rate=part == "ssm_a",
         )
-        whole = name if part == "attn_sinks" else f"{name}.{ending}"
-        found[whole if known else stored] = source
+        whole = name if part in _WHOLE else f"{name}.{ending}"
+        if known:
+            found |= (
+                {whole: source} if sizes.values is None else by_values(sizes.values, whole, source)
+            )
+        else:
+            found[stored] = source
     return {**found, **_zero_biases(found, always=row.qkv_bias)}
+
+
+def _layer(sizes: Sizes, block: int) -> str:
+    """The prefix of the names of a layer, or of one of an MTP block behind the last layer."""
+    behind = block - sizes.num_layers
+    is_mtp = sizes.row.mtp and behind >= 0
+    return f"mtp.layers.{behind}." if is_mtp else f"{sizes.row.stem}{block}."
+
+
+def by_values(values: Values, name: str, source: TensorSource) -> dict[str, TensorSource]:
+    """Sources of a tensor of a recurrent layer, whose value heads lie in another order in files."""
+    stem, _, part = name.rpartition("linear_attn.")
+    if not stem:
+        return {name: source}
+    if part == "in_proj_ba.weight":
+        parts = zip(("b", "a"), values.halves(), strict=True)
+        return {
+            f"{stem}linear_attn.in_proj_{key}.weight": replace(source, order_O=order)
+            for key, order in parts
+        }
+    rows = values.rows_of(part) if values.tiled else None
+    return {name: source if rows is None else replace(source, order_O=rows)}
 
 
 def _zero_biases(found: Mapping[str, TensorSource], *, always: bool) -> dict[str, TensorSource]:
@@ -191,6 +242,7 @@ class GgufTensors:
         *stack, num_out, num_in = entry.shape
         raw = np.frombuffer(self._memory, np.uint8, entry.num_bytes, entry.offset)
         order_O = source.order(num_out)
+        num_out = num_out if order_O is None else len(order_O)
         return [
             BlockRows(part, entry.kind.number, num_out, num_in, order_O)
             for part in raw.reshape(prod(stack), -1)

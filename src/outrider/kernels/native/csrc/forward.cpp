@@ -30,6 +30,8 @@ void outrider_head_norm(Team*, float* qkv, const float* q_weight, const float* k
                         int num_rows, int num_heads, int num_kv_heads, int dim);
 void outrider_silu_mul(Team*, const float* gate_up, float* out, int num_rows, int size);
 void outrider_gelu_mul(Team*, const float* gate_up, float* out, int num_rows, int size);
+void outrider_gelu(Team*, const float* x, float* out, int num_rows, int size);
+void outrider_squared_relu(Team*, const float* x, float* out, int num_rows, int size);
 void outrider_sigmoid_mul(Team*, const float* gate, float* x, int num_rows, int size);
 void outrider_soft_cap(Team*, float* x, float cap, int num_rows, int size);
 }
@@ -40,6 +42,9 @@ void announce(Ranks& ranks, const Pass& pass, const int32_t* tokens, const int32
               int num_wanted);
 
 namespace {
+
+// An FFN's gate, by its number in forward.py. From PLAIN_GELU on there is one product and no gate.
+enum FfnGate { SILU_MUL, GELU_MUL, PLAIN_GELU, SQUARED_RELU };
 
 // What attention reads in the layer of heads.
 enum Attends { NORMED, PAIR, RESIDUAL };
@@ -97,9 +102,9 @@ struct Decoder {
     int64_t local_stride;
     float eps, embedding_scale, residual_scale, logit_scale, logit_cap;
     int32_t num_layers, hidden_size, ffn_size, vocab_size, dtype, num_captured;
-    // Whether attention and FFN read the same norm, query and key norms take all heads as one, and
-    // the gate goes through GELU.
-    int32_t parallel, whole_heads, gelu;
+    // Whether attention and FFN read the same norm, and query and key norms take all heads as one;
+    // the FFN's gate; and whether the bias of a norm lies behind its weight.
+    int32_t parallel, whole_heads, gate, norm_bias;
     int32_t head_size;  // outputs of the head: the vocabulary, or a rank's part of it
 };
 
@@ -107,7 +112,8 @@ void norm(const Decoder& d, const float* x, const float* weight, float* out, int
     if (d.no_bias == nullptr)
         outrider_rms_norm(d.team, x, weight, d.eps, out, num, d.hidden_size);
     else
-        outrider_layer_norm(d.team, x, weight, d.no_bias, d.eps, out, num, d.hidden_size);
+        outrider_layer_norm(d.team, x, weight, d.norm_bias ? weight + d.hidden_size : d.no_bias,
+                            d.eps, out, num, d.hidden_size);
 }
 
 void scale_all(float* x, float scale, int64_t size) {
@@ -275,8 +281,10 @@ void feed(const Decoder& d, const Layer& layer, int num) {
     }
     if (layer.mixture != nullptr)
         return add_rows(d, mixed(*layer.mixture, reads, num), layer.fed_norm, num);
-    layer.gate_up(reads, d.up, num, 2 * d.ffn_size, false);
-    (d.gelu ? outrider_gelu_mul : outrider_silu_mul)(d.team, d.up, d.activated, num, d.ffn_size);
+    layer.gate_up(reads, d.up, num, (d.gate < PLAIN_GELU ? 2 : 1) * d.ffn_size, false);
+    constexpr decltype(&outrider_gelu) GATES[] = {outrider_silu_mul, outrider_gelu_mul,
+                                                  outrider_gelu, outrider_squared_relu};
+    GATES[d.gate](d.team, d.up, d.activated, num, d.ffn_size);
     add(d, layer.down, d.activated, layer.fed_norm, num);
 }
 

@@ -39,9 +39,11 @@ struct Mixture {
     Linear router;
     const Net* experts;
     Net shared;
-    float alpha, limit;
+    // Added to shares where experts are chosen, and to nothing else; may be null.
+    const float* choice_bias;
+    float alpha, limit, scale;
     int32_t hidden_size, num_experts, num_chosen, ffn_size, shared_ffn_size, normalise, gating;
-    int32_t num_scores;
+    int32_t num_scores, has_sigmoids, gates_shared;
 };
 
 // What the mixture gives for rows of `x`: memory of this thread, until it asks again.

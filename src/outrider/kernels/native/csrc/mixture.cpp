@@ -71,20 +71,34 @@ Memory memory_for(const Mixture& m, int64_t rows) {
     return memory;
 }
 
-// The experts of a row, the likeliest first, and their shares. Of equal ones the first is taken; a
-// NaN is the least likely of all.
-void choose(const Mixture& m, const float* scores, float* probs, int32_t* chosen, float* weights) {
+// Shares of all experts of a row, and their sum: those of the softmax are not divided by it yet.
+double shares(const Mixture& m, const float* scores, float* probs) {
+    if (m.has_sigmoids) {
+        for (int e = 0; e < m.num_experts; ++e)
+            probs[e] = static_cast<float>(1 / (1 + std::exp(-static_cast<double>(scores[e]))));
+        return 1;
+    }
     const float most = *std::max_element(scores, scores + m.num_experts);
     double sum = 0;
     for (int e = 0; e < m.num_experts; ++e) {
         probs[e] = static_cast<float>(std::exp(static_cast<double>(scores[e]) - most));
         sum += probs[e];
     }
+    return sum;
+}
+
+// The experts of a row, the likeliest first, and their shares. Of equal ones the first is taken; a
+// NaN is the least likely of all.
+void choose(const Mixture& m, const float* scores, float* probs, int32_t* chosen, float* weights) {
+    const double sum = shares(m, scores, probs);
+    const auto rank = [&](int e) {
+        return m.choice_bias == nullptr ? probs[e] : probs[e] / sum + m.choice_bias[e];
+    };
     double kept = 0;
     for (int q = 0; q < m.num_chosen; ++q) {
         int best = -1;
         for (int e = 0; e < m.num_experts; ++e)
-            if (probs[e] >= 0.0f && (best < 0 || probs[e] > probs[best])) best = e;
+            if (probs[e] >= 0.0f && (best < 0 || rank(e) > rank(best))) best = e;
         if (best < 0)
             for (best = 0; probs[best] < 0.0f;) ++best;
         chosen[q] = best;
@@ -93,7 +107,8 @@ void choose(const Mixture& m, const float* scores, float* probs, int32_t* chosen
         probs[best] = -1.0f;
     }
     const double whole = m.normalise ? kept : sum;
-    for (int q = 0; q < m.num_chosen; ++q) weights[q] = static_cast<float>(weights[q] / whole);
+    for (int q = 0; q < m.num_chosen; ++q)
+        weights[q] = static_cast<float>(weights[q] / whole) * m.scale;
 }
 
 // Choices by expert, and of each expert the first.
@@ -132,15 +147,15 @@ void add_scaled(const float* from, float scale, float* to, int size) {
     }
 }
 
-// The net that every row goes through, by the part that its own score gives it.
+// The net that every row goes through, whole or by the part that its own score gives it.
 void add_shared(const Mixture& m, const float* x, int num_rows, const Memory& memory) {
     const int ffn = m.shared_ffn_size;
     m.shared.gate_up(x, memory.up, num_rows, 2 * ffn, false);
     activate(m, memory.up, memory.activated, num_rows, ffn);
     m.shared.down(memory.activated, memory.given, num_rows, m.hidden_size, false);
     for (int64_t n = 0; n < num_rows; ++n) {
-        const double score = memory.scores[n * m.num_scores + m.num_experts];
-        const auto part = static_cast<float>(1 / (1 + std::exp(-score)));
+        const double score = m.gates_shared ? memory.scores[n * m.num_scores + m.num_experts] : 0;
+        const auto part = m.gates_shared ? static_cast<float>(1 / (1 + std::exp(-score))) : 1.0f;
         add_scaled(memory.given + n * m.hidden_size, part, memory.out + n * m.hidden_size,
                    m.hidden_size);
     }

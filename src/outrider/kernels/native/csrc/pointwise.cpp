@@ -230,6 +230,16 @@ void outrider_gelu(Team* team, const float* x, float* out, int num_rows, int siz
     });
 }
 
+void outrider_squared_relu(Team* team, const float* x, float* out, int num_rows, int size) {
+    for_rows(*team, num_rows, size, [&](int n) {
+        const int64_t at = static_cast<int64_t>(n) * size;
+        for (int i = 0; i < size; i += LANES) {
+            const Vec some = larger(splat(0.0f), load_some(x + at + i, size - i));
+            store_some(out + at + i, some * some, size - i);
+        }
+    });
+}
+
 void outrider_silu_mul(Team* team, const float* gate_up, float* out, int num_rows, int size) {
     for_rows(*team, num_rows, size, [&](int n) {
         const float* row = gate_up + static_cast<int64_t>(n) * 2 * size;
