@@ -91,6 +91,7 @@ _SURPLUS = (
 
 # Tensors that only some published models of an architecture have, and which are refused.
 _OTHERS: Mapping[str, tuple[str, ...]] = {
+    "qwen3next": ("ssm_in.weight",),
     "stablelm": ("attn_q_norm.weight", "attn_k_norm.weight"),
 }
 # Settings that are 0 in the file.

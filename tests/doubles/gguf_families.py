@@ -19,7 +19,35 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "smollm3": "smollm3",
     "gpt_oss": "gpt-oss",
+    "gemma": "gemma",
+    "mixtral": "llama",
+    "granite": "granite",
+    "granitemoe": "granitemoe",
+    "granitemoeshared": "granitemoe",
+    "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "olmoe": "olmoe",
+    "exaone4": "exaone4",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "seed_oss": "seed_oss",
+    "stablelm": "stablelm",
+    "arcee": "arcee",
+    "nemotron": "nemotron",
+    "starcoder2": "starcoder2",
+    "glm4": "glm4",
+    "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "dots1": "dots1",
+    "glm4_moe": "glm4moe",
+    "minimax_m2": "minimax-m2",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_next": "qwen3next",
 }
+HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
+# Queries and keys of these are stored with neighbours as pairs.
+_PAIRED = ("smollm3", "llama", "granite", "granitemoe", "arcee")
 _KEYS = {
     "num_experts": "expert_count",
     "num_local_experts": "expert_count",
@@ -28,22 +56,76 @@ _KEYS = {
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
+    "n_routed_experts": "expert_count",
+    "moe_num_experts": "expert_count",
+    "moe_k": "expert_used_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "moe_layer_start_index": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+    "norm_eps": "attention.layer_norm_epsilon",
+    "norm_epsilon": "attention.layer_norm_epsilon",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+    "logit_scale": "logit_scale",
+    "attention_multiplier": "attention.scale",
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
 }
 _GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-_OWN = {
+_AFTER = {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_SHARED_EXPERTS = {
+    f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")
+}
+_RECURRENT = {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+_OWN: Mapping[str, Mapping[str, str]] = {
+    "olmo2": _AFTER,
+    "exaone4": _AFTER,
+    "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
+    "glm4": {
+        "post_self_attn_layernorm": "post_attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "post_mlp_layernorm": "post_ffw_norm",
+        "mlp.gate_up_proj": "ffn_up",
+    },
+    "glm4moe": {"post_attention_layernorm": "post_attention_norm"},
+    "starcoder2": {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
+    **dict.fromkeys(HYBRIDS, _RECURRENT),
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
 }
 _MODULES = {
+    **_SHARED_EXPERTS,
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
     "self_attn.sinks": "attn_sinks",
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{stored: stored for stored in ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")},
+    "nextn.shared_head_norm": "nextn.shared_head_norm",
     **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
 Numbers = np.ndarray[Any, Any]
@@ -56,6 +138,7 @@ def write_gguf(folder: Path, path: Path) -> Path:
     read = cast("Any", safetensors_numpy).load_file
     tensors: dict[str, Numbers] = read(folder / "model.safetensors")
     file = from_config({**config, "model_type": arch}, arch)
+    _more_keys(file, arch, config)
     for key, value in config.items():
         if key in _KEYS and value is not None:
             file.metadata[f"{arch}.{_KEYS[key]}"] = value
@@ -63,10 +146,12 @@ def write_gguf(folder: Path, path: Path) -> Path:
         file.metadata[f"{arch}.expert_feed_forward_length"] = config["intermediate_size"]
     _rope(file, arch, config)
     own = _OWN.get(arch, {})
+    if arch in HYBRIDS:
+        behind = {_behind(name, config): values for name, values in tensors.items()}
+        tensors = _recurrent(behind, arch, config)
     for name, stored_values in _unstacked(tensors, arch).items():
-        values = stored_values
         if name.startswith("blk."):
-            file.add(name, np.ascontiguousarray(values))
+            file.add(name, np.ascontiguousarray(stored_values))
             continue
         *outer, ending = name.split(".")
         outer = outer[1:] if outer[0] == "model" else outer
@@ -75,20 +160,134 @@ def write_gguf(folder: Path, path: Path) -> Path:
             outer, ending = [*outer, "sinks"], "weight"
         module = ".".join(outer[2:] if layer else outer)
         stored = own.get(module) or _MODULES.get(module) or module_named(module)
-        if arch.startswith("gemma") and name.endswith("norm.weight"):
-            values = values + np.float32(1)
-        if stored == "ffn_gate_inp_shexp":
-            values = values[0]
-        if arch == "smollm3" and stored in ("attn_q", "attn_k"):
-            key = "num_attention_heads" if stored == "attn_q" else "num_key_value_heads"
-            halves = values.reshape(config[key], 2, -1, *values.shape[1:])
-            values = halves.swapaxes(1, 2).reshape(values.shape)
+        values = _laid_out(stored_values, arch, stored, ending, config)
         file.add(f"{layer}{stored}.{ending}", np.ascontiguousarray(values))
     return file.write(path)
 
 
+_MTP = {
+    "mtp.fc": "nextn.eh_proj",
+    "mtp.pre_fc_norm_embedding": "nextn.enorm",
+    "mtp.pre_fc_norm_hidden": "nextn.hnorm",
+    "mtp.norm": "nextn.shared_head_norm",
+}
+
+
+def _behind(name: str, config: Mapping[str, Any]) -> str:
+    """A tensor of an MTP block as one of the layers behind the last."""
+    first = config.get("num_hidden_layers", 0)
+    if name.startswith("mtp.layers."):
+        _, _, number, rest = name.split(".", 3)
+        return f"model.layers.{first + int(number)}.{rest}"
+    stem, _, ending = name.rpartition(".")
+    return f"model.layers.{first}.{_MTP[stem]}.{ending}" if stem in _MTP else name
+
+
+def _laid_out(
+    values: Numbers, arch: str, stored: str, ending: str, config: Mapping[str, Any]
+) -> Numbers:
+    above = arch.startswith(("gemma", "nemotron")) or arch in HYBRIDS
+    if above and stored.endswith("norm") and ending == "weight" and stored != "ssm_norm":
+        return values + np.float32(1)
+    if stored == "ffn_gate_inp_shexp":
+        return values[0]
+    if arch in _PAIRED and stored in ("attn_q", "attn_k"):
+        key = "num_attention_heads" if stored == "attn_q" else "num_key_value_heads"
+        halves = values.reshape(config[key], 2, -1, *values.shape[1:])
+        return halves.swapaxes(1, 2).reshape(values.shape)
+    return values
+
+
+def _more_keys(file: Gguf, arch: str, config: Mapping[str, Any]) -> None:
+    """Keys that are made of several, or of none."""
+    own: dict[str, Any] = {}
+    if "moe_intermediate_size" in config:
+        own["expert_feed_forward_length"] = config["moe_intermediate_size"]
+    if arch in ("dots1", "glm4moe", "minimax-m2"):
+        own["expert_gating_func"] = 2
+        own["expert_weights_norm"] = True
+    if arch == "minimax-m2":
+        own["expert_feed_forward_length"] = config["intermediate_size"]
+    if arch == "ernie4_5-moe":
+        own["interleave_moe_layer_step"] = 1
+    if arch in HYBRIDS:
+        values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        recurrent = [kind == "linear_attention" for kind in config["layer_types"]]
+        own |= {"ssm.inner_size": values, "attention.recurrent_layers": recurrent}
+        own["rope.dimension_sections"] = [2, 1, 1, 0]
+        depth = config.get("mtp_num_hidden_layers", 0)
+        own["block_count"] = config["num_hidden_layers"] + depth
+        own |= {"nextn_predict_layers": depth} if depth else {}
+    if config.get("layer_types") and arch in ("cohere2", "olmo2"):
+        sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
+        own["attention.sliding_window_pattern"] = sliding
+    part = config.get("rope_parameters", {}).get("partial_rotary_factor")
+    if part:
+        head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        own["rope.dimension_count"] = int(head * part)
+    file.metadata |= {f"{arch}.{key}": value for key, value in own.items()}
+
+
+def tiled(values: Numbers, config: Mapping[str, Any], dim: int) -> Numbers:
+    """Rows of value heads, stored by key head, as one head of each key head after another."""
+    groups = config["linear_num_key_heads"]
+    heads = values.reshape(groups, -1, dim, *values.shape[1:])
+    return heads.swapaxes(0, 1).reshape(values.shape)
+
+
+_BY_HEAD = ("in_proj_z.weight", "in_proj_b.weight", "in_proj_a.weight")
+
+
+def _by_purpose(rows: Numbers, config: Mapping[str, Any], block: str) -> dict[str, Numbers]:
+    """Qwen3-Next's first product, stored key head by key head, as q, k and v, and as z."""
+    keys, key = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    shared = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
+    by_key = rows.reshape(keys, -1, rows.shape[1])
+    parts = np.split(by_key, np.cumsum([key, key, shared]), axis=1)
+    flat = [one.reshape(-1, rows.shape[1]) for one in parts]
+    return {
+        f"{block}attn_qkv.weight": np.concatenate(flat[:3]),
+        f"{block}attn_gate.weight": flat[3],
+    }
+
+
+def _recurrent(
+    tensors: Mapping[str, Numbers], arch: str, config: Mapping[str, Any]
+) -> dict[str, Numbers]:
+    """Tensors of recurrent layers in the layout of GGUF files, most of them under their names."""
+    found: dict[str, Numbers] = {}
+    dim, keys = config["linear_value_head_dim"], config["linear_num_key_heads"]
+    num_keys = 2 * keys * config["linear_key_head_dim"]
+
+    def moved(rows: Numbers, size: int) -> Numbers:
+        return tiled(rows, config, size) if arch != "qwen3next" else rows
+
+    for name, values in tensors.items():
+        before, _, part = name.rpartition("linear_attn.")
+        block = f"blk.{before.split('.')[2]}." if before else ""
+        rows = values.reshape(len(values), -1) if part == "conv1d.weight" else values
+        if part == "in_proj_qkvz.weight":
+            found |= _by_purpose(rows, config, block)
+        elif part in ("in_proj_qkv.weight", "conv1d.weight"):
+            stored = "attn_qkv" if part.startswith("in") else "ssm_conv1d"
+            whole = np.concatenate([rows[:num_keys], moved(rows[num_keys:], dim)])
+            found[f"{block}{stored}.weight"] = whole
+        elif part == "out_proj.weight":
+            found[f"{block}ssm_out.weight"] = moved(rows.T, dim).T
+        elif part in ("A_log", "dt_bias"):
+            is_rate = part == "A_log"
+            stored = "ssm_a" if is_rate else "ssm_dt.bias"
+            found[f"{block}{stored}"] = moved(-np.exp(rows) if is_rate else rows, 1)
+        elif part in _BY_HEAD:
+            found[name] = moved(rows, dim if part == "in_proj_z.weight" else 1)
+        else:
+            found[name] = rows
+    return found
+
+
 def _rope(file: Gguf, arch: str, config: Mapping[str, Any]) -> None:
     rope: dict[str, Any] = config["rope_parameters"]
+    rope = rope.get("full_attention", rope) if arch != "gemma3" else rope
     if arch == "gemma3":
         file.metadata[f"{arch}.rope.freq_base_swa"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
@@ -100,13 +299,41 @@ def _rope(file: Gguf, arch: str, config: Mapping[str, Any]) -> None:
         file.metadata |= {f"{arch}.rope.scaling.{key}": value for key, value in more.items()}
 
 
+_MIXTRAL = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+
+def _usual(after: str) -> str:
+    """`0.up_proj.weight` for Mixtral's `0.w3.weight`; other names as they are."""
+    return ".".join(_MIXTRAL.get(part, part) for part in after.split("."))
+
+
+def _granite(found: dict[str, Numbers], name: str, values: Numbers) -> bool:
+    """Whether `name` is one of Granite's tensors with gate and up as one, which are taken apart."""
+    if not name.endswith(("input_linear.weight", "output_linear.weight")):
+        return False
+    ending = "exps" if values.ndim == 3 else "shexp"
+    block = f"blk.{name.split('.')[2]}."
+    if "output" in name:
+        found[f"{block}ffn_down_{ending}.weight"] = values
+        return True
+    for part, half in zip(("gate", "up"), np.split(values, 2, axis=-2), strict=True):
+        found[f"{block}ffn_{part}_{ending}.weight"] = half
+    return True
+
+
 def _unstacked(tensors: Mapping[str, Numbers], arch: str) -> dict[str, Numbers]:
     """With gate, up and down of all experts in a tensor each, `blk.N.ffn_gate_exps`."""
     found: dict[str, Numbers] = {}
     experts: dict[str, dict[int, Numbers]] = {}
     for name, stored_values in tensors.items():
         values = stored_values
-        before, _, after = name.partition(".mlp.experts.")
+        if "e_score_correction_bias" in name:
+            found[f"blk.{name.split('.')[2]}.exp_probs_b.bias"] = values.reshape(-1)
+            continue
+        if _granite(found, name, values):
+            continue
+        before, _, after = name.replace("block_sparse_moe", "mlp").partition(".mlp.experts.")
+        after = _usual(after)
         block = f"blk.{before.split('.')[-1]}."
         if not after:
             found[name] = values

@@ -190,7 +190,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
     "cohere": ("cohere", {"logit_scale": 0.5}),
-    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True}),
+    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
     "granitemoe": ("granitemoe", {**_LOCAL, **_GRANITE}),
     "granitemoeshared": (
         "granitemoeshared",

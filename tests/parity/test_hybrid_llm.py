@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from doubles.gguf_families import write_gguf
+from doubles.tiny_families import add_words
 from doubles.tiny_hybrids import hybrid_config, write_hybrid
+from doubles.tiny_mtp import write_hybrid_with_mtp
 from outrider.api.llm import LLM
 from outrider.cli.main import run
 from outrider.core.config import EngineConfig
@@ -99,3 +102,55 @@ def test_a_folder_without_the_weights_of_a_layer_is_refused(
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(Exception, match="has shape"):
         LLM(str(tmp_path), config=CPU)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """Hybrids with an MTP block as folders, and the GGUF files that llama.cpp's converter makes."""
+    found: dict[str, tuple[Path, Path]] = {}
+    for name in ("qwen3_5", "qwen3_5_moe", "qwen3_next"):
+        folder = tmp_path_factory.mktemp(name)
+        # Every layer of a mixture in a file is sparse.
+        changes = {"mlp_only_layers": []} if name == "qwen3_next" else {}
+        write_hybrid_with_mtp(folder, name, **changes)
+        found[name] = (folder, write_gguf(folder, folder.parent / f"{name}.gguf"))
+        add_words(folder)
+    return found
+
+
+GGUF = EngineConfig(device="cpu", dtype="float32", batch_size=3, k=3, context=96)
+IDS = ([5, 9, 7, 5, 9, 7, 5, 9], [3, 4, 3, 4, 3], [8])
+
+
+def ids_of(path: Path, tokenizer: Path, **changes: object) -> list[tuple[int, ...]]:
+    config = replace(GGUF, tokenizer=str(tokenizer), **changes)  # type: ignore[arg-type]
+    with LLM(path, config=config) as llm:
+        params = SamplingParams(max_tokens=24, ignore_eos=True)
+        return [result.token_ids for result in llm.generate(list(IDS), params)]
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+def test_a_hybrid_in_a_gguf_file_drafts_with_its_own_block(
+    files: dict[str, tuple[Path, Path]], name: str
+) -> None:
+    """It is the folder's model, and no drafter or rollback changes its text."""
+    folder, path = files[name]
+    plain = ids_of(path, folder, drafter="none")
+    assert plain == ids_of(folder, folder, drafter="none")
+    assert ids_of(path, folder, drafter="mtp", state_rollback="ring") == plain
+    assert ids_of(path, folder, drafter="mtp", state_rollback="replay", k=1) == plain
+    assert ids_of(path, folder, drafter="mtp", tree_nodes=8) == plain
+    assert ids_of(path, folder, drafter="ngram", k=5) == plain
+
+
+def test_an_mtp_block_in_a_gguf_file_is_the_folders(
+    files: dict[str, tuple[Path, Path]],
+) -> None:
+    folder, path = files["qwen3_5"]
+    rounds: list[int] = []
+    for one in (path, folder):
+        config = replace(GGUF, tokenizer=str(folder), drafter="mtp", k=2)
+        with LLM(one, config=config) as llm:
+            params = SamplingParams(max_tokens=40, ignore_eos=True)
+            rounds.append(sum(r.stats.num_rounds for r in llm.generate(list(IDS), params)))
+    assert rounds[0] == rounds[1]

@@ -176,9 +176,16 @@ def test_what_a_model_cannot_do_ends_its_window(folder_of: Callable[[str], Path]
     assert any("queries that grow with the position" in note for note in model.config.notes)
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen2_moe", "qwen3_moe", "gemma2_plain", "gemma3_plain", "smollm3", "gpt_oss"]
-)
+# Cases of which GGUF files say all that counts.
+IN_GGUF = (
+    "qwen2_moe", "qwen3_moe", "gemma", "gemma2_plain", "gemma3_plain", "smollm3", "gpt_oss",
+    "mixtral", "granite", "granitemoe", "granitemoeshared", "olmo2", "olmo3", "olmoe",
+    "exaone4_whole", "cohere", "cohere2", "seed_oss", "stablelm", "arcee", "nemotron",
+    "starcoder2", "glm4", "ernie4_5", "ernie4_5_moe", "dots1", "glm4_moe", "minimax_m2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_GGUF)
 def test_a_gguf_file_is_the_checkpoint_that_it_was_made_from(
     name: str, folder_of: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -88,10 +88,11 @@ _QWEN3_MOE = Family(
     experts=kinds.qwen_experts,
     qk_norm=True,
 )
-_DEEPSEEK = Family(fixed=_NO_MLP_BIAS, experts=kinds.deepseek_experts)
+_ROUTED = {"moe_intermediate_size": 1408, "n_routed_experts": 64, "num_experts_per_tok": 6}
+_DEEPSEEK = Family(_ROUTED, _NO_MLP_BIAS, experts=kinds.deepseek_experts)
 _CENTRED = kinds.always(kinds.LayerTraits(centred=True, norm_bias=True))
 _GRANITE_MOE = Family(
-    {"num_local_experts": 8, "num_experts_per_tok": 2},
+    {"num_local_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 32},
     traits=kinds.granite_traits,
     experts=kinds.granite_experts,
 )
@@ -252,13 +253,18 @@ FAMILY_TABLE: Mapping[str, Family] = {
         qk_norm=True,
     ),
     "cohere": Family(
-        {**_TIED, "layer_norm_eps": 1e-5, "eos_token_id": 255001},
+        {**_TIED, "layer_norm_eps": 1e-5, "eos_token_id": 255001, "rope_theta": 500000.0},
         _NO_MLP_BIAS,
         traits=kinds.cohere_traits,
         norm_key="layer_norm_eps",
     ),
     "olmoe": Family(
-        {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
+        {
+            "rms_norm_eps": 1e-5,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "num_key_value_heads": 16,
+        },
         _NO_MLP_BIAS,
         traits=kinds.always(kinds.LayerTraits(whole_heads=True)),
         experts=kinds.olmoe_experts,
@@ -268,10 +274,15 @@ FAMILY_TABLE: Mapping[str, Family] = {
     "granitemoe": _GRANITE_MOE,
     "granitemoeshared": _GRANITE_MOE,
     "seed_oss": Family(
-        {"attention_bias": True, "attention_out_bias": False, "head_dim": 128, "rope_theta": 1e6}
+        {
+            "attention_bias": True,
+            "attention_out_bias": False,
+            "head_dim": 128,
+            "num_key_value_heads": 8,
+        }
     ),
     "stablelm": Family(
-        {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25},
+        {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "num_key_value_heads": 32},
         _NO_MLP_BIAS,
         rope=PARTIAL_ROPE,
         traits=kinds.stablelm_traits,
@@ -285,12 +296,12 @@ FAMILY_TABLE: Mapping[str, Family] = {
     "plamo": Family(traits=kinds.always(kinds.LayerTraits(norms=kinds.Norms.PARALLEL))),
     "deepseek": _DEEPSEEK,
     "arcee": Family(
-        {"rms_norm_eps": 1e-5},
+        {"rms_norm_eps": 1e-5, "num_key_value_heads": 32, "head_dim": 80},
         traits=kinds.always(kinds.LayerTraits(gate=kinds.Gate.SQUARED)),
         activations=("relu2",),
     ),
     "nemotron": Family(
-        {"norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+        {"norm_eps": 1e-5, "partial_rotary_factor": 0.5, "head_dim": 128},
         rope=PARTIAL_ROPE,
         traits=kinds.always(
             kinds.LayerTraits(centred=True, norm_bias=True, from_one=True, gate=kinds.Gate.SQUARED)
@@ -299,7 +310,7 @@ FAMILY_TABLE: Mapping[str, Family] = {
         norm_key="norm_eps",
     ),
     "starcoder2": Family(
-        {"norm_epsilon": 1e-5, "num_key_value_heads": 2, "sliding_window": None, "use_bias": True},
+        {**_TIED, "norm_epsilon": 1e-5, "num_key_value_heads": 2, "use_bias": True},
         windows=kinds.in_all_layers,
         traits=kinds.always(kinds.BIASED_LAYERS),
         activations=("gelu_pytorch_tanh", "gelu_new"),
@@ -307,33 +318,82 @@ FAMILY_TABLE: Mapping[str, Family] = {
         bias_key="use_bias",
     ),
     "glm4": Family(
-        {"num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5},
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1.5625e-07,
+            "attention_bias": True,
+        },
         _QKV_BIAS_ALONE,
         rope=PARTIAL_ROPE,
         traits=kinds.always(kinds.LayerTraits(norms=kinds.Norms.AROUND, interleaved=True)),
         fused_tensors=True,
     ),
     "ernie4_5": Family(
-        {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "use_bias": False, "head_dim": 128},
+        {
+            **_TIED,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "head_dim": 128,
+            "num_key_value_heads": 2,
+        },
         traits=kinds.always(kinds.LayerTraits(interleaved=True)),
         bias_key="use_bias",
     ),
     "ernie4_5_moe": Family(
-        {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "use_bias": False},
+        {
+            **_TIED,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "num_key_value_heads": 4,
+            "moe_num_experts": 64,
+            "moe_k": 6,
+            "moe_intermediate_size": 1536,
+            "moe_layer_start_index": 1,
+        },
         traits=kinds.always(kinds.LayerTraits(interleaved=True)),
         experts=kinds.ernie_experts,
         bias_key="use_bias",
     ),
-    "dots1": replace(_DEEPSEEK, qk_norm=True),
+    "dots1": replace(
+        _DEEPSEEK,
+        defaults={
+            **_ROUTED,
+            "num_key_value_heads": 32,
+            "norm_topk_prob": False,
+            "sliding_window": 4096,
+            "max_window_layers": 62,
+        },
+        windows=kinds.dots_windows,
+        qk_norm=True,
+    ),
     "glm4_moe": replace(
         _DEEPSEEK,
-        defaults={"num_key_value_heads": 8, "partial_rotary_factor": 0.5, "use_qk_norm": False},
+        defaults={
+            "num_key_value_heads": 8,
+            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1e-5,
+            "moe_intermediate_size": 1408,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "first_k_dense_replace": 1,
+        },
         fixed=_QKV_BIAS_ALONE,
         rope=PARTIAL_ROPE,
         qk_norm_key="use_qk_norm",
     ),
     "minimax_m2": replace(
         _DEEPSEEK,
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "num_local_experts": 256,
+            "num_experts_per_tok": 8,
+            "rope_theta": 5e6,
+        },
+        ropes=kinds.minimax_rope,
         experts=kinds.minimax_experts,
         traits=kinds.always(kinds.LayerTraits(whole_heads=True)),
         rope=PARTIAL_ROPE,

@@ -329,7 +329,10 @@ def local_copy(name: HubName) -> Path | None:
 
 def local_gguf(name: HubName) -> Path | None:
     """The first GGUF file of a model in the cache; None if it is not there or not whole."""
-    store = store_of(name)
+    try:
+        store = store_of(name)
+    except HFValidationError:
+        return None
     commit = name.revision
     with suppress(OSError, ValueError):
         commit = read_text(store / "refs" / name.revision, FileKind.SYSTEM).strip()

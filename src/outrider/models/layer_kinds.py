@@ -225,6 +225,12 @@ def qwen2_moe_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
     return by_kinds(raw, num_layers, lambda index: switched and index < end and index % 2 == 0)
 
 
+def dots_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
+    """Windows of dots.llm1: without `layer_types`, layers from `max_window_layers` on slide."""
+    first = raw.integer("max_window_layers", least=0)
+    return by_kinds(raw, num_layers, lambda index: raw.has("sliding_window") and index >= first)
+
+
 def all_but_every(default: int) -> Windows:
     """A reader of windows: every `default`-th layer sees the whole text, the others slide.
     `sliding_window_pattern` may have another number, or a letter for each layer: L slides."""
@@ -309,6 +315,18 @@ def named_or_one(
     return _named_by_kind(raw, rules, windows) or one_rope(raw, rules, windows)
 
 
+def minimax_rope(
+    raw: JsonObject, rules: RopeRules, windows: Sequence[int]
+) -> Sequence[Rope | None]:
+    """One rope; `rotary_dim` dimensions of a head turn where no part of it is named."""
+    part = raw.child("rope_parameters")
+    named = raw.has("partial_rotary_factor") or (part and part.has("partial_rotary_factor"))
+    if raw.has("rotary_dim") and not named:
+        share = raw.integer("rotary_dim") / raw.integer("head_dim")
+        raw = JsonObject(raw.where, {**raw.values, "partial_rotary_factor": share})
+    return one_rope(raw, rules, windows)
+
+
 def gpt_oss_rope(
     raw: JsonObject, rules: RopeRules, windows: Sequence[int]
 ) -> Sequence[Rope | None]:
@@ -380,6 +398,8 @@ def _cap(raw: JsonObject, key: str) -> float:
 
 
 def cohere_traits(raw: JsonObject) -> LayerTraits:
+    if raw.flag("use_qk_norm", default=False):
+        raise CheckpointError(f"{raw.where}: use_qk_norm is not supported.", hint=OTHER_CHECKPOINT)
     return LayerTraits(
         norms=Norms.PARALLEL,
         centred=True,

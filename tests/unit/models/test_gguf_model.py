@@ -150,7 +150,7 @@ def test_positions_that_are_stretched(tmp_path: Path, kind: str) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another architecture": ({"general.architecture": "bert"}, "architecture 'bert'"),
     "no architecture": ({"general.architecture": None}, "general.architecture is missing"),
-    "experts": ({"llama.expert_count": 8}, "llama.expert_count"),
+    "experts": ({"llama.expert_count": 8}, "llama.expert_used_count is missing"),
     "a scale": ({"llama.attention.scale": 0.5}, "llama.attention.scale"),
     "no layers": ({"llama.block_count": None}, "llama.block_count is missing"),
     "a layer's own heads": (

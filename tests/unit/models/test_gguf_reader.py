@@ -306,13 +306,13 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:12ab\nsize 491400
 OTHERS = {
     "a pointer": (LFS, "a pointer of Git LFS", "git lfs pull"),
     "a page": (b"\n<!DOCTYPE html>\n<html lang=en>", "a web page", "/resolve/"),
-    "another page": (b"\xef\xbb\xbf<HTML><head>", "a web page", "hf download"),
-    "an error": (b'{"error":"Repository not found"}', "a server's answer", "hf download"),
-    "a line": (b"Invalid username or password.", "a server's answer", "hf download"),
+    "another page": (b"\xef\xbb\xbf<HTML><head>", "a web page", "outrider pull"),
+    "an error": (b'{"error":"Repository not found"}', "a server's answer", "outrider pull"),
+    "a line": (b"Invalid username or password.", "a server's answer", "outrider pull"),
     "of March 2023": (b"lmgg" + bytes(40), "before GGUF", "convert_llama_ggml"),
     "of May 2023": (b"tjgg\3\0\0\0" + bytes(40), "before GGUF", "convert_llama_ggml"),
     "safetensors": (struct.pack("<Q", 40) + b'{"__metadata__":{}}', "safetensors", "config.json"),
-    "a checkpoint": (b"PK\3\4" + bytes(40), "a ZIP archive", "hf download"),
+    "a checkpoint": (b"PK\3\4" + bytes(40), "a ZIP archive", "outrider pull"),
     "zeros": (bytes(400), "begins with zeros", "download it again"),
     "noise": (b"\x93\x12\x34\x56", "begins with", "download it again"),
 }

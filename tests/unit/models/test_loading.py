@@ -72,7 +72,7 @@ def test_a_gguf_file_that_is_not_there_is_called_a_file(tmp_path: Path) -> None:
     for name in ("nowhere.gguf", "org/model.gguf"):
         with pytest.raises(CheckpointError, match=f"there is no file {name}") as caught:
             resolve(name)
-        assert "hf download" in str(caught.value.hint)
+        assert "outrider run ORG/NAME-GGUF" in str(caught.value.hint)
     (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"")
     with pytest.raises(CheckpointError, match="there is no file") as caught:
         resolve(str(tmp_path / "model-Q4_K_S.gguf"))
@@ -123,11 +123,12 @@ def test_a_hub_that_fails_is_reported(error: Exception, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("name", "revision"),
-    [("org/name", None), ("org/name@v1.0", "v1.0"), ("o/n@refs/pr/1", "refs/pr/1")],
+    [("org/name", "main"), ("org/name@v1.0", "v1.0"), ("o/n@refs/pr/1", "refs/pr/1")],
 )
 def test_the_hub_is_asked_for_data_files_only(
-    name: str, revision: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, revision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "model.safetensors").touch()
     asked: dict[str, object] = {}
 
     def download(repo: str, **options: object) -> str:

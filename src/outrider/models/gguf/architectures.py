@@ -465,14 +465,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "exaone": _row("llama"),
     "pangu-embedded": _row("llama"),
     "orion": _row("orion", centred("layer_norm_eps")),
-    "stablelm": _row("stablelm", centred("layer_norm_eps"), Part(stablelm), turns_in_part=True),
+    "stablelm": _row(
+        "stablelm", centred("layer_norm_eps"), Part(stablelm), turns_in_part=True, out_bias=False
+    ),
     "qwen": _row("qwen", Part(halved_ffn), qkv_bias=True),
     "olmo2": _row(
         "olmo2",
         Part(olmo3, ("attention.sliding_window_pattern", "rope.freq_base_swa")),
         names=_AFTER,
         absent=_NO_NORMS_BEFORE,
-        positions=Positions(by_kind=True, stretches_local=False),
+        positions=Positions(by_kind=True, stretches_local=False, in_windows=True),
     ),
     "olmoe": _row("olmoe", _EXPERTS, names=_ROUTED),
     "exaone4": _row("exaone4", mixed_windows(0), names=_AFTER, absent=_NO_NORMS_BEFORE),
@@ -517,6 +519,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         routed(has_sigmoids=True),
         Part(glm4_moe, ("rope.dimension_sections",)),
         turns_in_part=True,
+        out_bias=False,
         names={**_DEEPSEEK, "post_attention_norm": "post_attention_layernorm"},
         absent=("ffn_norm",),
     ),
@@ -537,13 +540,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "starcoder2": _row(
         "starcoder2",
+        _WINDOW,
         _activation("gelu_pytorch_tanh"),
         centred("norm_epsilon"),
         absent=("ffn_gate",),
         names={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     ),
     "plamo": _row("plamo", absent=("ffn_norm",)),
-    "glm4": _row("glm4", _SECTIONS, names=_AROUND, absent=("ffn_gate",), turns_in_part=True),
+    "glm4": _row(
+        "glm4", _SECTIONS, names=_AROUND, absent=("ffn_gate",), turns_in_part=True, out_bias=False
+    ),
     "ernie4_5": _row("ernie4_5", _SECTIONS),
     "ernie4_5-moe": _row(
         "ernie4_5_moe",
@@ -589,11 +595,14 @@ def sizes_of(header: Header) -> Sizes:
 def first_missing(sizes: Sizes) -> str | None:
     """The GGUF name of the first missing tensor that models of this kind have; None if none."""
     row, entries = sizes.row, sizes.header.entries
+    stored = {name.split(".")[2] for name in entries if name.startswith("blk.")}
     own = {part for part, name in row.names.items() if _LLAMA_LAYER.get(part) != name}
+    if not any(part.endswith("_exps") for part in stored):
+        own = {part for part in own if "_exps" not in part and "_shexp" not in part}
+        own -= {"ffn_gate_inp", "ffn_gate_inp_shexp"}
     parts = {"attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", *own}
     if not any(part.endswith("_exps") for part in own):
         parts |= {*_FFN}
-    stored = {name.split(".")[2] for name in entries if name.startswith("blk.")}
     if "attn_qkv" in stored:
         parts = parts - {"attn_q", "attn_k", "attn_v"} | {"attn_qkv"}
     parts -= {*row.absent}

@@ -91,13 +91,15 @@ class Positions:
     their own: those of the others, whose base is `local_theta` unless that is 0, and which are not
     stretched unless `stretches_local`. With `has_factors`, a scaling is a list of factors, and the
     types of the common ones mean nothing. If `is_yarn`, config.json means YaRN if it says
-    nothing, and YaRN's bounds are not rounded."""
+    nothing, and YaRN's bounds are not rounded. With `in_windows` kinds
+    differ only in files with a window."""
 
     by_kind: bool = False
     stretches_local: bool = True
     local_theta: float = 0.0
     has_factors: bool = False
     is_yarn: bool = False
+    in_windows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,8 @@ class Architecture:
     checkpoints, under `stem` and the number of the layer; files have no `absent` ones. `outer` are
     the names of the other tensors. Rows of queries and keys are paired as neighbours if `paired`;
     norms are 1 larger if `above_one`; matrices of `transposed` tensors are inputs by outputs in
-    checkpoints. With `qkv_bias`, queries, keys and values have biases, and nothing else has.
+    checkpoints. With `qkv_bias`, queries, keys and values have biases, and nothing else has;
+    without `out_bias`, they may have them without the output.
     With `turns_in_part`, only a part of a head turns with positions where config.json is silent.
     Files with `mtp` may have an MTP block behind the last layer. Value heads may be `tiled`.
     """
@@ -156,6 +159,7 @@ class Architecture:
     transposed: tuple[str, ...] = ()
     qkv_bias: bool = False
     turns_in_part: bool = False
+    out_bias: bool = True
     mtp: bool = False
     tiled: bool = False
 
@@ -341,7 +345,7 @@ def _positions(sizes: Sizes, max_tokens: int, theta: float) -> dict[str, Any]:
     ways = sizes.row.positions
     scaling = _Scaling(sizes, max_tokens, theta)
     whole = scaling.whole()
-    if ways.by_kind:
+    if ways.by_kind and (sizes.is_set("attention.sliding_window") or not ways.in_windows):
         local = whole if ways.stretches_local else scaling.unstretched()
         local_theta = sizes.number("rope.freq_base_swa", ways.local_theta or theta)
         kinds = {

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outrider.kernels.plan import BlockRows
 from outrider.models.gguf.blocks import decode, held_bytes
-from outrider.models.gguf.config import Sizes, Values
+from outrider.models.gguf.config import Architecture, Sizes, Values
 from outrider.models.gguf.reader import Entry, map_file
 
 # Factors of rotary frequencies, which config.json has, and no weights.
@@ -128,7 +128,7 @@ def tensor_sources(sizes: Sizes) -> Mapping[str, TensorSource]:
             )
         else:
             found[stored] = source
-    return {**found, **_zero_biases(found, always=row.qkv_bias)}
+    return {**found, **_zero_biases(found, row)}
 
 
 def _layer(sizes: Sizes, block: int) -> str:
@@ -153,13 +153,13 @@ def by_values(values: Values, name: str, source: TensorSource) -> dict[str, Tens
     return {name: source if rows is None else replace(source, order_O=rows)}
 
 
-def _zero_biases(found: Mapping[str, TensorSource], *, always: bool) -> dict[str, TensorSource]:
+def _zero_biases(found: Mapping[str, TensorSource], row: Architecture) -> dict[str, TensorSource]:
     """Zero biases of modules without a bias, in models where other modules have one: llama.cpp adds
     only the biases that a file has, while our decoders read one for every such module."""
     qkv = ("q_proj", "k_proj", "v_proj")
     zeros: dict[str, TensorSource] = {}
     for group, needed in (
-        (qkv if always else (*qkv, "o_proj"), always),
+        (qkv if row.qkv_bias or not row.out_bias else (*qkv, "o_proj"), row.qkv_bias),
         (("gate_proj", "up_proj", "down_proj"), False),
     ):
         sources = {
