@@ -51,7 +51,8 @@ void outrider_linear_float32(const Weights*, const float*, float*, int, int);
 void outrider_linear_bfloat16(const Weights*, const float*, float*, int, int);
 void outrider_linear_float16(const Weights*, const float*, float*, int, int);
 int64_t outrider_grouped_bytes(int, int, int);
-void outrider_pack_grouped(Team*, int, const uint8_t*, const int32_t*, uint8_t*, int, int);
+void outrider_pack_grouped(Team*, int, const uint8_t*, const int32_t*, const uint8_t*, uint8_t*, int,
+                           int);
 void outrider_grouped_rows(const Grouped*, const int32_t*, float*, int);
 void outrider_linear_grouped(const Grouped*, const float*, float*, int, int);
 void outrider_linear_int8(const Weights*, const float*, float*, int, int);

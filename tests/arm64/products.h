@@ -137,7 +137,9 @@ inline const std::vector<BlockType> BLOCK_TYPES = {
     {"Q3_K", 11, 256, 110, {108}},   {"Q4_K", 12, 256, 144, {0, 2}},
     {"Q5_K", 13, 256, 176, {0, 2}},  {"Q6_K", 14, 256, 210, {208}},
     {"IQ4_NL", 20, 32, 18, {0}},     {"IQ4_XS", 23, 256, 136, {0}},
-    {"MXFP4", 39, 32, 17, {}},
+    {"MXFP4", 39, 32, 17, {}},       {"NVFP4", 40, 64, 36, {}},
+    {"TQ1_0", 34, 256, 54, {52}},    {"TQ2_0", 35, 256, 66, {64}},
+    {"Q1_0", 41, 128, 18, {0}},      {"Q2_0", 42, 64, 18, {0}},
 };
 
 // Rows of random blocks, read back, and their products with rows of activations; the numbers of
@@ -156,10 +158,10 @@ inline void grouped(const BlockType& type, int num_out, int num_in) {
         if (type.halves.empty()) raw[at] = static_cast<uint8_t>(118 + raw[at] % 8);
     }
     std::vector<uint8_t> packed(outrider_grouped_bytes(type.number, num_out, num_in) + 4096);
-    outrider_pack_grouped(three, type.number, raw.data(), nullptr, packed.data(), num_out, num_in);
+    outrider_pack_grouped(three, type.number, raw.data(), nullptr, nullptr, packed.data(), num_out, num_in);
     const auto weights = [&](Team* team) {
         Grouped found{team, num_in, num_out, 1, 0, {}};
-        found.parts[0] = {packed.data(), type.number, 0, num_out, 0};
+        found.parts[0] = {packed.data(), type.number, 0, num_out, 1.0f};
         return found;
     };
     const Grouped w = weights(three);

@@ -26,12 +26,22 @@ TENSORS = {
     "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q2_K": (10, 256, 84),
     "Q3_K": (11, 256, 110), "Q4_K": (12, 256, 144), "Q5_K": (13, 256, 176),
     "Q6_K": (14, 256, 210), "IQ4_NL": (20, 32, 18), "IQ4_XS": (23, 256, 136), "MXFP4": (39, 32, 17),
+    "IQ2_XXS": (16, 256, 66), "IQ2_XS": (17, 256, 74), "IQ3_XXS": (18, 256, 98),
+    "IQ1_S": (19, 256, 50), "IQ3_S": (21, 256, 110), "IQ2_S": (22, 256, 82), "IQ1_M": (29, 256, 56),
+    "TQ1_0": (34, 256, 54), "TQ2_0": (35, 256, 66), "NVFP4": (40, 64, 36), "Q1_0": (41, 128, 18),
+    "Q2_0": (42, 64, 18),
 }  # fmt: skip
-# Where a block has its float16 scale, and the one of its minimums; MXFP4 has an exponent at 0.
+# Where a block has its float16 scale, and the one of its minimums. MXFP4 has an exponent at 0,
+# NVFP4 floats of 8 bits, and IQ1_M the quarters of its float16 in the upper halves of four bytes.
 SCALES: dict[str, tuple[int, ...]] = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82),
     "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,),
-    "IQ4_XS": (0,),
+    "IQ4_XS": (0,), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ3_XXS": (0,), "IQ1_S": (0,), "IQ3_S": (0,),
+    "IQ2_S": (0,), "TQ1_0": (52,), "TQ2_0": (64,), "Q1_0": (0,), "Q2_0": (0,),
+}  # fmt: skip
+# Bytes that hold scales of other forms.
+OTHER_SCALES: dict[str, tuple[int, ...]] = {
+    "MXFP4": (0,), "NVFP4": (0, 1, 2, 3), "IQ1_M": (49, 51, 53, 55),
 }  # fmt: skip
 # Largest magnitudes of what scales are multiplied by.
 _REACH = {"Q4": 15, "Q5": 31, "Q8": 127, "Q2": 45, "Q3": 128, "Q6": 4096, "IQ": 127}
@@ -48,6 +58,12 @@ def random_blocks(kind: str, num: int, seed: int) -> np.ndarray[Any, Any]:
         raw[:, at : at + 2] = scales.astype("<f2").view(np.uint8)
     if kind == "MXFP4":
         raw[:, 0] = rng.integers(118, 125, num)
+    if kind == "NVFP4":
+        raw[:, :4] = rng.integers(1, 40, (num, 4))
+    if kind == "IQ1_M":
+        halves = (rng.standard_normal(num) / 40).astype("<f2").view(np.uint16)
+        for quarter, at in enumerate(OTHER_SCALES["IQ1_M"]):
+            raw[:, at] = (halves >> 4 * quarter & 15) << 4 | raw[:, at] & 15
     return raw
 
 

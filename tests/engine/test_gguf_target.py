@@ -71,6 +71,8 @@ def test_an_unknown_rule_can_be_replaced_by_another_tokenizer(tmp_path: Path) ->
 MIXES = (
     ("Q4_0",), ("Q4_1", "Q8_0"), ("Q5_0", "Q5_1"), ("Q4_K", "Q4_K", "Q6_K"), ("Q5_K", "Q6_K"),
     ("Q2_K", "Q3_K"), ("IQ4_NL", "IQ4_XS"), ("MXFP4",),
+    ("IQ2_XXS", "IQ2_XS", "IQ3_XXS"), ("IQ1_S", "IQ1_M", "IQ2_S", "IQ3_S"), ("NVFP4",),
+    ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0"),
 )  # fmt: skip
 
 

@@ -81,13 +81,17 @@ class AttentionKind:
 @dataclass(frozen=True, slots=True)
 class BlockRows:
     """Rows of a matrix as a GGUF file stores them: `raw` has blocks of type number `kind`, row by
-    row. Output o is row `order_O[o]`, or row o if there is no order."""
+    row. Output o is row `order_O[o]`, or row o if there is no order. `codebook_EV` has the groups
+    of V numbers to which the blocks of some types refer, a byte for each number. All numbers are
+    multiplied by `factor`."""
 
     raw: NDArray[np.uint8]
     kind: int
     num_out: int
     num_in: int
     order_O: Tensor | None = None
+    codebook_EV: NDArray[np.uint8] | None = None
+    factor: float = 1.0
 
     def in_order(self, order_O: Tensor) -> BlockRows:
         """The same rows with their outputs in another order."""

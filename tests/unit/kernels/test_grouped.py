@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from doubles.gguf_writer import SCALES, TENSORS, random_blocks
+from doubles.gguf_writer import OTHER_SCALES, SCALES, TENSORS, random_blocks
 from outrider.core import env
 from outrider.core.errors import ContractError
 from outrider.kernels.native import build
@@ -20,9 +21,10 @@ from outrider.kernels.native import build as levels
 from outrider.kernels.native.ops import NativeGrouped
 from outrider.kernels.plan import BlockRows, PackedLinear
 from outrider.models.gguf.blocks import TYPES, decode, held_bytes
+from outrider.models.gguf.codebooks import codebook, has_codebook
 from unit.kernels.implementations import kernels_named, randn, row_choices, software
 
-KINDS = (*SCALES, "MXFP4")
+KINDS = (*SCALES, *OTHER_SCALES)
 # Half a block of columns, several, and a tail; 768 inputs are more than a slice of any type.
 SHAPES = ((768, 45), (256, 8), (1024, 100))
 
@@ -38,7 +40,11 @@ def grouped(num_threads: int) -> NativeGrouped:
 def blocks(kind: str, num_out: int, num_in: int, *, seed: int = 0) -> BlockRows:
     number, block, _ = TENSORS[kind]
     raw = random_blocks(kind, num_out * num_in // block, seed)
-    return BlockRows(raw.reshape(-1), number, num_out, num_in)
+    return BlockRows(raw.reshape(-1), number, num_out, num_in, codebook_EV=book(kind))
+
+
+def book(kind: str) -> NDArray[np.uint8] | None:
+    return codebook(kind) if has_codebook(kind) else None
 
 
 def packed(side: NativeGrouped, *parts: BlockRows) -> PackedLinear:
@@ -107,7 +113,7 @@ def test_no_number_of_a_file_changes(kind: str, shape: tuple[int, int]) -> None:
     num_in, num_out = shape
     side, one = grouped(2), blocks(kind, num_out, num_in)
     order = torch.randperm(num_out, generator=torch.Generator().manual_seed(1))
-    for item in (one, BlockRows(one.raw, one.kind, num_out, num_in, order)):
+    for item in (one, one.in_order(order)):
         table = side.table(packed(side, item), torch.float32)
         assert table.floats().equal(numbers(item))
         some = torch.tensor([num_out - 1, 0, 3])
@@ -176,11 +182,12 @@ def test_codes_at_their_limits_do_not_overflow(kind: str) -> None:
     """The largest codes against the largest integers, of either sign."""
     number, block, num_bytes = TENSORS[kind]
     raw = random_blocks(kind, 16 * 512 // block, 0)
-    kept = {at + i for at in SCALES.get(kind, ()) for i in (0, 1)} or {0}
+    kept = {at + i for at in SCALES.get(kind, ()) for i in (0, 1)} or set(OTHER_SCALES[kind])
     for place in range(num_bytes):
         if place not in kept:
             raw[:, place] = 255
-    side, one = grouped(1), BlockRows(raw.reshape(-1), number, 16, 512)
+    side = grouped(1)
+    one = BlockRows(raw.reshape(-1), number, 16, 512, codebook_EV=book(kind))
     x_NI = torch.ones(6, 512) * torch.tensor([1.0, -1.0, 3.0, -2.0, 1e-3, 1e3])[:, None]
     exact_NO = x_NI.double() @ numbers(one).double().T
     largest = x_NI.abs().double() @ numbers(one).double().abs().T
@@ -212,11 +219,22 @@ def test_it_adds_to_its_output_and_writes_nothing_else(num_rows: int) -> None:
     assert bool((room[[0, -1]] == 5).all())
 
 
+def test_a_factor_multiplies_the_sums_and_the_rows_of_its_part() -> None:
+    """The second scale of NVFP4: of each part its own."""
+    side, x_NI, one = grouped(2), randn(9, 256), blocks("NVFP4", 40, 256)
+    matrix = packed(side, one, replace(one, factor=0.375))
+    out_NO = run(side, matrix, x_NI)
+    assert out_NO[:, 40:].equal(out_NO[:, :40] * 0.375)
+    rows_NI = torch.empty(2, 256)
+    side.table(matrix, torch.float32).read(torch.tensor([3, 43]), rows_NI)
+    assert rows_NI[1].equal(rows_NI[0] * 0.375)
+
+
 def test_matrices_that_it_cannot_hold_are_left_to_others() -> None:
     side, fine = grouped(1), blocks("Q4_0", 4, 64)
     assert side.pack([fine] * 8) is not None
     assert side.pack([fine] * 9) is None
-    assert side.pack([fine, BlockRows(fine.raw, 16, 4, 64)]) is None
+    assert side.pack([fine, BlockRows(fine.raw, 9, 4, 64)]) is None
     with pytest.raises(ContractError, match="widths"):
         side.pack([fine, blocks("Q4_0", 4, 32)])
     with pytest.raises(ContractError, match="widths"):

@@ -167,7 +167,7 @@ WRONG: dict[str, tuple[Gguf | bytes, str]] = {
     "no dimensions": (_with("flat", Stored((), "F32", _ONE)), "0 dimensions"),
     "nine dimensions": (_with("deep", Stored((1,) * 9, "F32", _ONE)), "9 dimensions"),
     "no whole blocks": (_with("odd", Stored((2, 48), "Q4_1", _ONE)), "no whole number of Q4_1s"),
-    "a known type that is not read": (_with("odd", Stored((32,), 16, _ONE)), "IQ2_XXS"),
+    "a known type that is not read": (_with("odd", Stored((32,), 9, _ONE)), "Q8_1"),
     "an unknown type": (_with("odd", Stored((32,), 999, _ONE)), "number 999"),
     "beyond the file": (_with("far", Stored((32,), "F32", _ONE, offset=2**40)), "cut off"),
     "nearly beyond all": (_with("far", Stored((32,), "F32", _ONE, offset=2**64 - 32)), "cut off"),

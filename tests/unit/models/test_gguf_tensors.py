@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from doubles.gguf_writer import LLAMA, small_llama
+from doubles.gguf_writer import LLAMA, small_llama, wide_llama
+from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError
 from outrider.models.families import LlamaConfig, read_native_config
 from outrider.models.weights import Weights, stored_in
@@ -80,3 +81,27 @@ def test_a_layer_that_is_missing_is_named_by_its_first_tensor(tmp_path: Path) ->
     wide = small_llama({"llama.feed_forward_length": 96}).write(tmp_path / "b.gguf")
     with pytest.raises(CheckpointError, match="its settings imply"):
         stored_in(wide).check_claim(read_native_config(wide).num_parameters)
+
+
+def test_a_second_scale_multiplies_the_numbers_of_a_matrix(tmp_path: Path) -> None:
+    """NVFP4: `.scale` of a matrix counts, `.input_scale` is of activations in 4 bits."""
+    file = wide_llama(["NVFP4"])
+    plain = dict(Weights.at(file.write(tmp_path / "plain.gguf")).each())
+    file.add("blk.0.attn_q.scale", np.array([0.75], np.float32))
+    file.add("blk.1.ffn_up.scale", np.array([3.0], np.float32))
+    file.add("blk.1.ffn_up.input_scale", np.array([9.0], np.float32))
+    scaled = dict(Weights.at(file.write(tmp_path / "scaled.gguf")).each())
+    factors = {
+        "model.layers.0.self_attn.q_proj.weight": 0.75,
+        "model.layers.1.mlp.up_proj.weight": 3.0,
+    }
+    assert scaled.keys() == plain.keys()
+    for name, tensor in scaled.items():
+        assert tensor.equal(plain[name] * factors.get(name, 1.0))
+    config = EngineConfig(drafter="none", dtype="float32")
+    ids = []
+    for name in ("plain", "scaled"):
+        with LLM(tmp_path / f"{name}.gguf", config=config) as llm:
+            (result,) = llm.generate([[5, 9, 7]], SamplingParams(max_tokens=24, ignore_eos=True))
+            ids.append(result.token_ids)
+    assert ids[0] != ids[1]

@@ -120,7 +120,7 @@ _SIGNATURES = {
     "mixture": "pppi",
     "ngram": "p:p",
     "pack": "pppii",
-    "pack_grouped": "pipppii",
+    "pack_grouped": "pippppii",
     "peak": "pil:l",
     "pick": "ppdl:l",
     "quantise": "pipipii",
@@ -453,7 +453,9 @@ _BLOCK_BYTES = {4: 20, 8: 34}
 
 
 class _Rows(Structure):
-    _fields_ = struct_fields((c_void_p, "packed"), (c_int32, "type first_out num_out unused"))
+    _fields_ = struct_fields(
+        (c_void_p, "packed"), (c_int32, "type first_out num_out"), (c_float, "factor")
+    )
 
 
 class _Grouped(Structure):
@@ -490,8 +492,10 @@ class NativeGrouped(NativeLinear):
             to, order = data.data_ptr() + start, one.order_O
             order = None if order is None else order.to(torch.int32).contiguous()
             rows = None if order is None else order.data_ptr()
-            self._pack(self.team, one.kind, one.raw.ctypes.data, rows, to, one.num_out, one.num_in)
-            grouped.parts[index] = _Rows(to, one.kind, first_out, one.num_out)
+            raw, book = one.raw.ctypes.data, one.codebook_EV
+            book = None if book is None else book.ctypes.data
+            self._pack(self.team, one.kind, raw, rows, book, to, one.num_out, one.num_in)
+            grouped.parts[index] = _Rows(to, one.kind, first_out, one.num_out, one.factor)
             first_out += one.num_out
         pointer, call = ctypes.addressof(grouped), self._linear_address
         return PackedLinear(num_out, num_in, data, pointer, grouped, call=call)

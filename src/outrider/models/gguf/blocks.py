@@ -7,7 +7,9 @@ float32. Two integers of 4 bits share a byte: the lower halves come first, then 
     Q5_0:  x = d (q - 16)        Q5_1:  x = d q + m         (fifth bits lie in 4 bytes)
     Q2_K, Q4_K, Q5_K:  x = (d s) q - (e t), with s and t for each 16 or 32 of 256 numbers
     Q3_K, Q6_K:        x = (d s) q, with s for each 16 numbers
-    IQ4_NL, IQ4_XS, MXFP4:  x = d v[q] or (d s) v[q], by a table v
+    IQ4_NL, IQ4_XS, MXFP4, NVFP4:  x = d v[q] or (d s) v[q], by a table v
+    TQ1_0, TQ2_0, Q2_0: x = d (q - 1)    Q1_0: x = d (2q - 1)
+    IQ1, IQ2, IQ3:      groups of numbers in a codebook (codebooks.py)
 
 Products are rounded in the order of the brackets, as the reference implementation rounds them.
 
@@ -23,6 +25,8 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from outrider.models.gguf import codebooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +60,39 @@ TYPES: Mapping[int, TensorType] = {
     12: TensorType("Q4_K", 12, 256, 144),
     13: TensorType("Q5_K", 13, 256, 176),
     14: TensorType("Q6_K", 14, 256, 210),
+    16: TensorType("IQ2_XXS", 16, 256, 66),
+    17: TensorType("IQ2_XS", 17, 256, 74),
+    18: TensorType("IQ3_XXS", 18, 256, 98),
+    19: TensorType("IQ1_S", 19, 256, 50),
     20: TensorType("IQ4_NL", 20, 32, 18),
+    21: TensorType("IQ3_S", 21, 256, 110),
+    22: TensorType("IQ2_S", 22, 256, 82),
     23: TensorType("IQ4_XS", 23, 256, 136),
+    29: TensorType("IQ1_M", 29, 256, 56),
     30: TensorType("BF16", 30, 1, 2),
+    34: TensorType("TQ1_0", 34, 256, 54),
+    35: TensorType("TQ2_0", 35, 256, 66),
     39: TensorType("MXFP4", 39, 32, 17),
+    40: TensorType("NVFP4", 40, 64, 36),
+    41: TensorType("Q1_0", 41, 128, 18),
+    42: TensorType("Q2_0", 42, 64, 18),
     **{
         number: TensorType(name, number)
         for number, name in {
-            4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
-            18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32",
-            27: "I64", 28: "F64", 29: "IQ1_M", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8",
-            34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
+            4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32",
+            27: "I64", 28: "F64", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8",
         }.items()
     },
 }  # fmt: skip
 SUPPORTED = tuple(kind.name for kind in TYPES.values() if kind.supported)
 
-# Where kernels run on blocks, scales of 6 bits and of 4 take a byte, integers of 2 and 3 bits take
-# 4 bits, and an exponent takes 2 bytes.
-_HELD = {"Q2_K": 164, "Q3_K": 146, "Q4_K": 148, "Q5_K": 180, "IQ4_XS": 138, "MXFP4": 18}
+# Where kernels run on blocks, scales of 6 bits and of 4 take a byte, integers of 1 to 3 bits take
+# 4 bits, and exponents and floats of 8 bits take 2 bytes.
+_HELD = {
+    "Q2_K": 164, "Q3_K": 146, "Q4_K": 148, "Q5_K": 180, "IQ4_XS": 138, "MXFP4": 18, "NVFP4": 40,
+    "IQ1_S": 138, "IQ1_M": 146, "IQ2_XXS": 138, "IQ2_XS": 146, "IQ2_S": 146, "IQ3_XXS": 138,
+    "IQ3_S": 138, "TQ1_0": 144, "TQ2_0": 144, "Q1_0": 72, "Q2_0": 36,
+}  # fmt: skip
 
 
 def held_bytes(kind: TensorType) -> int:
@@ -238,6 +256,51 @@ def _mxfp4(blocks_NB: Bytes, out_NX: Floats) -> None:
     out_NX *= np.ldexp(np.float32(1), blocks_NB[:, :1].astype(np.int32) - 128)
 
 
+def _nvfp4(blocks_NB: Bytes, out_NX: Floats) -> None:
+    """Four scales, half of an unsigned float of 4 bits of exponent and 3 of fraction; 0x7f is 0,
+    as in the reference."""
+    bits = blocks_NB[:, :4]
+    exponents = np.maximum(bits >> 3 & 15, 1).astype(np.int32) - 11
+    fractions = (bits & 7) | np.where(bits >> 3 & 15, np.uint8(8), np.uint8(0))
+    scales = np.ldexp(np.where(bits == 0x7F, 0, fractions).astype(np.float32), exponents)
+    out_NSP = out_NX.reshape(-1, 4, 16)
+    np.take(_E2M1, _nibbles(blocks_NB[:, 4:].reshape(-1, 4, 8)), out=out_NSP, mode="clip")
+    out_NSP *= scales[:, :, None]
+
+
+def _tq1_0(blocks_NB: Bytes, out_NX: Floats) -> None:
+    """Five digits of base 3 in each of 32, then of 16 bytes, and four in each of 4; then d. A byte
+    is their fraction of 256: times 3, its ninth and tenth bits are the first digit."""
+    at = 0
+    for first, last, digits in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
+        for digit in range(digits):
+            rest = blocks_NB[:, first:last] * np.uint8(3**digit)
+            to = at + (last - first)
+            np.subtract(rest.astype(np.uint16) * 3 >> 8, 1, out=out_NX[:, at:to], dtype=np.float32)
+            at = to
+    out_NX *= _half(blocks_NB, 52)
+
+
+def _tq2_0(blocks_NB: Bytes, out_NX: Floats) -> None:
+    """Two bits: 32 numbers' in the lowest bits of 32 bytes, the next 32's above them; then d."""
+    ints = _bits(blocks_NB[:, :64].reshape(-1, 2, 32), 2).reshape(out_NX.shape)
+    np.subtract(ints, 1, out=out_NX, dtype=np.float32)
+    out_NX *= _half(blocks_NB, 64)
+
+
+def _q1_0(blocks_NB: Bytes, out_NX: Floats) -> None:
+    bits_NX = np.unpackbits(blocks_NB[:, 2:], axis=1, bitorder="little")
+    np.subtract(bits_NX << 1, 1, out=out_NX, dtype=np.float32)
+    out_NX *= _half(blocks_NB, 0)
+
+
+def _q2_0(blocks_NB: Bytes, out_NX: Floats) -> None:
+    """d, then two bits for each number in order."""
+    ints_NX = (blocks_NB[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3
+    np.subtract(ints_NX.reshape(out_NX.shape), 1, out=out_NX, dtype=np.float32)
+    out_NX *= _half(blocks_NB, 0)
+
+
 DECODERS: Mapping[str, Callable[[Bytes, Floats], None]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -252,4 +315,16 @@ DECODERS: Mapping[str, Callable[[Bytes, Floats], None]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
+    "Q1_0": _q1_0,
+    "Q2_0": _q2_0,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
+    "IQ1_S": codebooks.iq1_s,
+    "IQ1_M": codebooks.iq1_m,
+    "IQ2_XXS": codebooks.iq2_xxs,
+    "IQ2_XS": codebooks.iq2_xs,
+    "IQ2_S": codebooks.iq2_s,
+    "IQ3_XXS": codebooks.iq3_xxs,
+    "IQ3_S": codebooks.iq3_s,
 }

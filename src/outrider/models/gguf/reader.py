@@ -242,8 +242,8 @@ class _Cursor:
                 f"{self.path}: {name} has the type {said}, which is not supported.",
                 hint=f"choose a file of one of: {', '.join(SUPPORTED)}",
             )
-        if 0 in sizes or prod(sizes) > self.size * 4:
-            # No type takes less than two bits a number.
+        if 0 in sizes or prod(sizes) > self.size * 8:
+            # No type takes less than a bit a number.
             raise self._wrong(f"{name} has the sizes {list(sizes)}, more than the file can hold")
         if sizes[0] % kind.block:
             raise self._wrong(f"a row of {name}, {sizes[0]}, is no whole number of {kind.name}s")

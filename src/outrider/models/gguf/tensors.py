@@ -17,16 +17,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.kernels.plan import BlockRows
 from outrider.models.gguf.blocks import decode, held_bytes
+from outrider.models.gguf.codebooks import codebook, has_codebook
 from outrider.models.gguf.config import Architecture, Sizes, Values
 from outrider.models.gguf.reader import Entry, map_file
 
 # Factors of rotary frequencies, which config.json has, and no weights.
 FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 PAIRED = ("attn_q", "attn_k")
+# Of NVFP4: the factor of a matrix, and one of activations in 4 bits, which stay in 8 or more here.
+SCALES = (".scale", ".input_scale")
 # Names such as `model.layers.0.mlp.up_proj.weight`.
 _LAYER_PARTS = 6
 
@@ -49,7 +53,8 @@ class TensorSource:
     neighbours (0: they are not), the matrix is `transposed`, numbers are 1 larger (`above_one`) or
     the exponentials of the checkpoint's, negated (`is_rate`), or checkpoints have one more axis, of
     size 1 (`new_axis`). A bias that the file lacks is `zero`: a 0 for each row of the matrix
-    `stored`."""
+    `stored`. `factor` names the tensor of what all numbers are multiplied by, one for each matrix of
+    a stack (NVFP4's second scale)."""
 
     stored: str
     head_dim: int = 0
@@ -59,6 +64,7 @@ class TensorSource:
     is_rate: bool = False
     new_axis: int | None = None
     zero: bool = False
+    factor: str = ""
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         if self.zero:
@@ -97,7 +103,7 @@ def tensor_sources(sizes: Sizes) -> Mapping[str, TensorSource]:
     ffn_size = sizes.integer("feed_forward_length", 0, least=0)
     found: dict[str, TensorSource] = {}
     for stored in header.entries:
-        if stored in FACTORS:
+        if stored in FACTORS or stored.endswith(SCALES):
             continue
         module, _, ending = stored.rpartition(".")
         if ending not in ("weight", "bias"):
@@ -120,6 +126,7 @@ def tensor_sources(sizes: Sizes) -> Mapping[str, TensorSource]:
             above_one=row.above_one and stored.endswith("norm.weight") and part != "ssm_norm",
             new_axis={"ffn_gate_inp_shexp": 0, "ssm_conv1d": 1}.get(part),
             is_rate=part == "ssm_a",
+            factor=f"{module}.scale" if f"{module}.scale" in header.entries else "",
         )
         whole = name if part in _WHOLE else f"{name}.{ending}"
         if known:
@@ -243,9 +250,11 @@ class GgufTensors:
         raw = np.frombuffer(self._memory, np.uint8, entry.num_bytes, entry.offset)
         order_O = source.order(num_out)
         num_out = num_out if order_O is None else len(order_O)
+        factors = np.broadcast_to(self._factors(source), prod(stack))
+        book = codebook(entry.kind.name) if has_codebook(entry.kind.name) else None
         return [
-            BlockRows(part, entry.kind.number, num_out, num_in, order_O)
-            for part in raw.reshape(prod(stack), -1)
+            BlockRows(part, entry.kind.number, num_out, num_in, order_O, book, float(factor))
+            for part, factor in zip(raw.reshape(prod(stack), -1), factors, strict=True)
         ]
 
     def get_tensor(self, name: str) -> Tensor:
@@ -257,4 +266,15 @@ class GgufTensors:
         # Copied if nothing is decoded: PyTorch accepts no read-only memory.
         numbers = decode(raw, entry.kind) if entry.kind.is_quantised else raw.copy()
         flat: Tensor = torch.from_numpy(numbers)  # pyright: ignore[reportUnknownMemberType]
-        return source.laid_out(flat.view(self.dtype_of(name)).view(entry.shape))
+        tensor = flat.view(self.dtype_of(name)).view(entry.shape)
+        if source.factor:
+            factors = torch.tensor(self._factors(source))
+            tensor = tensor * factors.view(-1, *[1] * (tensor.dim() - 1))
+        return source.laid_out(tensor)
+
+    def _factors(self, source: TensorSource) -> NDArray[np.float32]:
+        """One factor, or one for each matrix of a stack."""
+        if not source.factor:
+            return np.ones(1, np.float32)
+        entry = self._entries[source.factor]
+        return np.fromfile(entry.path, np.float32, entry.num_values, offset=entry.offset)

@@ -27,7 +27,7 @@ void finish(const Output& to, const Job& job, const Vec* sums, int row, int rows
         for (int v = 0; v < BLOCK_VECS; ++v) {
             const int first = block * UNIT_BLOCK + v * LANES, count = job.part->num_out - first;
             if (count <= 0) break;
-            const Vec sum = sums[r * BLOCK_VECS + v];
+            const Vec sum = sums[r * BLOCK_VECS + v] * splat(job.part->factor);
             const Vec result = to.accumulate ? load_some(out + first, count) + sum : sum;
             store_some(out + first, result, count);
         }

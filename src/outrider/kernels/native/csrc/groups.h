@@ -37,6 +37,7 @@ struct Format {
     bool has_min, is_signed;
     int zero;  // -1: each unit of an output has its own, a byte
     const int8_t* table;
+    float step = 1;  // factor of the scales of scales, a power of two
 
     constexpr int code_bytes() const {
         constexpr int BYTES[] = {16, 20, 24, 32, 16};
@@ -46,6 +47,8 @@ struct Format {
     constexpr int head_bytes() const {
         return scales == SUPER ? UNIT_BLOCK * 2 * (has_min ? 2 : 1) : 0;
     }
+    // Scales of a unit's two sets are integers times one float16.
+    constexpr bool has_two_integers() const { return sets == 2 && scales == SUPER; }
     constexpr bool has_zeros() const { return zero < 0; }
     constexpr int zeros_at() const { return scale_bytes() * (has_min ? 2 : 1); }
     constexpr int codes_at() const { return zeros_at() + (has_zeros() ? UNIT_BLOCK : 0); }
@@ -70,6 +73,12 @@ constexpr int8_t NON_LINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
 // Twice the numbers of E2M1: the scale is halved.
 constexpr int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 constexpr int TABLE_ZERO = 127;
+// Magnitudes and their negatives, by models/gguf/codebooks.py.
+constexpr int8_t IQ2[16] = {8, 25, 43, 0, 0, 0, 0, 0, -8, -25, -43};
+constexpr int8_t IQ3_XXS[16] = {4,  12,  20,  28,  36,  44,  52,  62,
+                                -4, -12, -20, -28, -36, -44, -52, -62};
+constexpr int8_t IQ3_S[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
+constexpr int8_t IQ1[16] = {-7, 1, 9, 0, 0, 0, 0, 0, -9, -1, 7};
 
 // By the numbers that GGUF has for types.
 template <int TYPE>
@@ -95,11 +104,35 @@ constexpr Format FORMAT<13> = {U5, SUPER, 1, true, false, 0, nullptr};  // Q5_K
 template <>
 constexpr Format FORMAT<14> = {U6, SUPER, 2, false, true, 32, nullptr};  // Q6_K
 template <>
+constexpr Format FORMAT<16> = {TABLE4, SUPER, 1, false, true, TABLE_ZERO, IQ2, 0.125};  // IQ2_XXS
+template <>
+constexpr Format FORMAT<17> = {TABLE4, SUPER, 2, false, true, TABLE_ZERO, IQ2, 0.125};  // IQ2_XS
+template <>
+constexpr Format FORMAT<18> = {TABLE4, SUPER, 1, false, true, TABLE_ZERO, IQ3_XXS, 0.25};
+template <>
+constexpr Format FORMAT<19> = {TABLE4, SUPER, 1, false, true, TABLE_ZERO, IQ1, 0.125};  // IQ1_S
+template <>
 constexpr Format FORMAT<20> = {TABLE4, HALF, 1, false, false, TABLE_ZERO, NON_LINEAR};  // IQ4_NL
+template <>
+constexpr Format FORMAT<21> = {TABLE4, SUPER, 1, false, true, TABLE_ZERO, IQ3_S};
+template <>
+constexpr Format FORMAT<22> = FORMAT<17>;  // IQ2_S
 template <>
 constexpr Format FORMAT<23> = {TABLE4, SUPER, 1, false, true, TABLE_ZERO, NON_LINEAR};  // IQ4_XS
 template <>
+constexpr Format FORMAT<29> = {TABLE4, SUPER, 2, false, true, TABLE_ZERO, IQ1, 0.125};  // IQ1_M
+template <>
+constexpr Format FORMAT<34> = FORMAT<2>;  // TQ1_0
+template <>
+constexpr Format FORMAT<35> = FORMAT<2>;  // TQ2_0
+template <>
 constexpr Format FORMAT<39> = {TABLE4, BRAIN, 1, false, false, TABLE_ZERO, E2M1};  // MXFP4
+template <>
+constexpr Format FORMAT<40> = {TABLE4, HALF, 2, false, false, TABLE_ZERO, E2M1};  // NVFP4
+template <>
+constexpr Format FORMAT<41> = FORMAT<2>;  // Q1_0
+template <>
+constexpr Format FORMAT<42> = FORMAT<2>;  // Q2_0
 // Of published checkpoints (models/published/tensors.py), by numbers beyond GGUF's.
 template <>
 constexpr Format FORMAT<128> = {U4, HALF, 1, false, false, -1, nullptr};
@@ -111,10 +144,11 @@ constexpr Format FORMAT<130> = {U8, BRAIN, 1, false, false, 128, nullptr};
 // Null for a type without a format.
 const Format* format_of(int type);
 
-// Some outputs of a matrix: those of one type. Mirrored by `_Rows` in kernels/native/grouped.py.
+// Some outputs of a matrix: those of one type; `factor` multiplies their sums. Mirrored by `_Rows` in kernels/native/grouped.py.
 struct Part {
     const uint8_t* packed;
-    int32_t type, first_out, num_out, unused;
+    int32_t type, first_out, num_out;
+    float factor;
 };
 
 constexpr int MOST_PARTS = 8;

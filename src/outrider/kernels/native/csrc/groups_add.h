@@ -7,7 +7,7 @@
 //     sum = fma(sum of (code - zero) * integer, scale * row's scale, sum)
 //     sum = fma(minimum, row's scale * sum of integers, sum)
 //
-// in the order of the inputs. Two sets of a unit have scales that are integers times one float16:
+// in the order of the inputs. Where a unit's two sets have scales that are integers times one float16,
 // their sums are multiplied by those, added, and then take one step together. Only CPUs without a
 // fused multiply-add have other bits.
 #pragma once
@@ -173,8 +173,18 @@ ALWAYS_INLINE void add_set(const Place<ROWS>& at, int set, const uint8_t* table,
                            BitVec (&part)[ROWS][BLOCK_VECS]) {
     constexpr int EIGHTS = UNIT / 8 / F.sets;
     constexpr int TOGETHER = std::min(narrow_eights(BITS[F.codes]), EIGHTS);
-    if constexpr (is_signed_code(F.codes)) {
+    if constexpr (is_signed_code(F.codes) && !F.has_two_integers()) {
         for (int e = 0; e < EIGHTS; ++e) add_eight<F>(at, set * EIGHTS + e, table, part);
+        return;
+    }
+    if constexpr (is_signed_code(F.codes)) {
+        BitVec sums[ROWS][BLOCK_VECS] = {};
+        for (int e = 0; e < EIGHTS; ++e) add_eight<F>(at, set * EIGHTS + e, table, sums);
+        unrolled<BLOCK_VECS>([&](auto v) {
+            const auto scale =
+                cast<BitVec>(integers(at.scales + set * UNIT_BLOCK + v * LANES, F.is_signed));
+            unrolled<ROWS>([&](auto r) { part[r][v] += sums[r][v] * scale; });
+        });
         return;
     }
     for (int e = 0; e < EIGHTS; e += TOGETHER) {
@@ -183,10 +193,10 @@ ALWAYS_INLINE void add_set(const Place<ROWS>& at, int set, const uint8_t* table,
         for (int i = 0; i < TOGETHER; ++i) add_eight<F>(at, set * EIGHTS + e + i, table, sums);
         unrolled<BLOCK_VECS>([&](auto v) {
             IntVec scale;
-            if constexpr (F.sets == 2)
+            if constexpr (F.has_two_integers())
                 scale = integers(at.scales + set * UNIT_BLOCK + v * LANES, F.is_signed);
             unrolled<ROWS>([&](auto r) {
-                if constexpr (F.sets == 2) part[r][v] += scaled<BITS[F.codes]>(sums[r][v], scale);
+                if constexpr (F.has_two_integers()) part[r][v] += scaled<BITS[F.codes]>(sums[r][v], scale);
                 else part[r][v] += widened<BITS[F.codes]>(sums[r][v]);
             });
         });
@@ -199,6 +209,28 @@ struct Factors {
     const Begin* begins;
     int64_t num_rows;  // between the begins of two sets
 };
+
+// One unit whose two sets have float16 scales of their own: a step for each.
+template <const Format& F, int ROWS>
+ALWAYS_INLINE void add_two(const Place<ROWS>& at, const Factors& by, const uint8_t* table,
+                           Vec (&sums)[ROWS][BLOCK_VECS]) {
+    unrolled<2>([&](auto set) {
+        BitVec part[ROWS][BLOCK_VECS];
+        unrolled<ROWS>([&](auto r) {
+            const uint32_t below =
+                is_signed_code(F.codes) ? 0 : by.begins[set * by.num_rows + r].modulo();
+            unrolled<BLOCK_VECS>([&](auto v) { part[r][v] = below - BitVec{}; });
+        });
+        add_set<F>(at, set, table, part);
+        unrolled<BLOCK_VECS>([&](auto v) {
+            const Vec scale = halves(at.scales + set * UNIT_BLOCK * 2, v, F.scales == BRAIN);
+            unrolled<ROWS>([&](auto r) {
+                Vec& sum = sums[r][v];
+                sum = fused(floats(cast<IntVec>(part[r][v])), scale * splat(by.xs[r]), sum);
+            });
+        });
+    });
+}
 
 // One unit of a block for all rows of a tile.
 template <const Format& F, int ROWS>
@@ -219,7 +251,7 @@ ALWAYS_INLINE void add_unit(const Place<ROWS>& at, const Factors& by, const Vec*
         if constexpr (F.scales != SUPER) scale = halves(at.scales, v, F.scales == BRAIN);
         else if constexpr (F.sets == 1)
             scale *= floats(integers(at.scales + v * LANES, F.is_signed));
-        if constexpr (!F.has_min && F.sets == 2)
+        if constexpr (!F.has_min && F.has_two_integers() && !is_signed_code(F.codes))
             unrolled<2>([&](auto set) {
                 const auto factor =
                     cast<BitVec>(integers(at.scales + set * UNIT_BLOCK + v * LANES, F.is_signed));
@@ -254,10 +286,12 @@ ALWAYS_INLINE void add_unit(const Place<ROWS>& at, const Factors& by, const Vec*
 template <const Format& F, int ROWS>
 void add(const Tile& tile, const uint8_t* block, Vec* to) {
     constexpr int FACTORS = F.has_min ? 2 : 1;
+    // Types that differ only by their table and step share a kernel.
+    const Format& own = *tile.job.format;
     uint8_t table[16] = {};
     if constexpr (F.codes == TABLE4)
         for (int i = 0; i < 16; ++i)
-            table[i] = static_cast<uint8_t>(F.table[i] + (is_signed_code(TABLE4) ? 0 : F.zero));
+            table[i] = static_cast<uint8_t>(own.table[i] + (is_signed_code(TABLE4) ? 0 : F.zero));
     const int8_t* x[ROWS];
     for (int r = 0; r < ROWS; ++r) x[r] = tile.inputs.values_of(tile.row + r);
     Vec sums[ROWS][BLOCK_VECS];
@@ -272,12 +306,14 @@ void add(const Tile& tile, const uint8_t* block, Vec* to) {
         if (F.scales == SUPER && (u == tile.first || u % UNITS_OF_SUPER == 0))
             unrolled<FACTORS * BLOCK_VECS>([&](auto v) {
                 heads[v] = halves(block + F.head_at(u), v, false);
+                if constexpr (F.codes == TABLE4) heads[v] *= splat(own.step);
             });
         const uint8_t* unit = block + F.unit_at(u);
         for (int line = 0; line < tile.pace; line += CACHE_LINE) __builtin_prefetch(asked + line);
         const Place<ROWS> at{unit + F.codes_at(), unit, x, u * UNIT};
         const Factors by{tile.scales_of(u), tile.begins_of(u * F.sets), tile.inputs.num_rows};
-        add_unit<F>(at, by, heads, table, sums);
+        if constexpr (F.sets == 2 && F.scales != SUPER) add_two<F>(at, by, table, sums);
+        else add_unit<F>(at, by, heads, table, sums);
     }
     unrolled<ROWS>([&](auto r) {
         unrolled<BLOCK_VECS>([&](auto v) { to[r * BLOCK_VECS + v] = sums[r][v]; });

@@ -5,7 +5,11 @@ namespace outrider {
 
 const Adds* common_adds(int type) {
     switch (type) {
-        case 2: return &ADDS<2>;
+        case 2:
+        case 34:
+        case 35:
+        case 41:
+        case 42: return &ADDS<2>;
         case 3: return &ADDS<3>;
         case 8: return &ADDS<8>;
         case 12: return &ADDS<12>;

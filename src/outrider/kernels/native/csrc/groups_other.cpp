@@ -1,4 +1,4 @@
-// Kernels of the other types; see groups_add.h.
+// Kernels of the other types; see groups_add.h. Types that differ by their tables share one.
 #include "groups_add.h"
 
 namespace outrider {
@@ -10,7 +10,15 @@ const Adds* other_adds(int type) {
         case 10: return &ADDS<10>;
         case 11: return &ADDS<11>;
         case 20: return &ADDS<20>;
-        case 23: return &ADDS<23>;
+        case 23:
+        case 16:
+        case 18:
+        case 19:
+        case 21: return &ADDS<23>;
+        case 17:
+        case 22:
+        case 29: return &ADDS<17>;
+        case 40: return &ADDS<40>;
         case 39: return &ADDS<39>;
         case 128: return &ADDS<128>;
         case 129: return &ADDS<129>;

@@ -15,6 +15,7 @@ struct Unit {
     uint8_t codes[UNIT];
     uint16_t scale[2], min[2], super_scale, super_min;
     uint8_t zero;
+    const uint8_t* codebook;  // entries of indices of magnitudes, or null
 };
 
 inline uint16_t half_at(const uint8_t* from) {
@@ -145,6 +146,150 @@ void iq4_xs(const uint8_t* from, int u, Unit& unit) {
     nibbles(from + 8 + u * 16, unit.codes);
 }
 
+// Digits of base 3, -1 to 1: a byte is a fraction of 256, and times 3 its upper bits are a digit.
+void tq1_0(const uint8_t* from, int u, Unit& unit) {
+    constexpr uint8_t POWERS[] = {1, 3, 9, 27, 81};
+    for (int i = 0; i < UNIT; ++i) {
+        const int at = u * UNIT + i;
+        const int first = at < 160 ? 0 : at < 240 ? 160 : 240;
+        const int width = at < 160 ? 32 : at < 240 ? 16 : 4;
+        const int start = at < 160 ? 0 : at < 240 ? 32 : 48;
+        const auto rest = static_cast<uint8_t>(from[start + (at - first) % width] *
+                                               POWERS[(at - first) / width]);
+        unit.codes[i] = static_cast<uint8_t>(7 + (rest * 3 >> 8));
+    }
+    unit.scale[0] = half_at(from + 52);
+}
+
+void tq2_0(const uint8_t* from, int u, Unit& unit) {
+    two_bits(from + u / 4 * 32, u % 4 * 2, unit.codes);
+    for (uint8_t& code : unit.codes) code += 7;
+    unit.scale[0] = half_at(from + 64);
+}
+
+void q1_0(const uint8_t* from, int u, Unit& unit) {
+    for (int i = 0; i < UNIT; ++i)
+        unit.codes[i] = static_cast<uint8_t>(7 + (from[2 + 4 * u + i / 8] >> i % 8 & 1) * 2);
+    unit.scale[0] = half_at(from);
+}
+
+void q2_0(const uint8_t* from, int u, Unit& unit) {
+    for (int i = 0; i < UNIT; ++i)
+        unit.codes[i] = static_cast<uint8_t>(7 + (from[2 + 8 * u + i / 4] >> i % 4 * 2 & 3));
+    unit.scale[0] = half_at(from);
+}
+
+// Half of an unsigned float of 4 bits of exponent and 3 of fraction, as float16.
+inline uint16_t half_of_e4m3(uint8_t bits) {
+    if (bits == 0x7f || (bits & 0x7f) == 0) return 0;
+    int exponent = bits >> 3 & 15, fraction = bits & 7;
+    if (exponent > 0) return static_cast<uint16_t>((exponent + 7) << 10 | fraction << 7);
+    for (exponent = 1; fraction < 8; --exponent) fraction *= 2;
+    return static_cast<uint16_t>((exponent + 7) << 10 | (fraction & 7) << 7);
+}
+
+void nvfp4(const uint8_t* from, int u, Unit& unit) {
+    for (int set = 0; set < 2; ++set) {
+        const int part = 2 * u + set;
+        unit.scale[set] = half_of_e4m3(from[part]);
+        for (int i = 0; i < 8; ++i) {
+            const uint8_t both = from[4 + 8 * part + i];
+            unit.codes[16 * set + i] = both & 15;
+            unit.codes[16 * set + 8 + i] = both >> 4;
+        }
+    }
+}
+
+// Codes of a group: an entry of the codebook; bit i of `above` moves number i by half of the table.
+template <int NUMBERS>
+inline void group(Unit& unit, int g, int index, int above) {
+    const uint8_t* entry = unit.codebook + index * NUMBERS;
+    for (int i = 0; i < NUMBERS; ++i)
+        unit.codes[g * NUMBERS + i] = static_cast<uint8_t>(entry[i] | (above >> i & 1) << 3);
+}
+
+inline uint32_t word_at(const uint8_t* from) {
+    return half_at(from) | static_cast<uint32_t>(half_at(from + 2)) << 16;
+}
+
+// The eighth sign makes the number of negative ones even.
+inline int even_signs(uint32_t bits) {
+    return static_cast<int>(bits | (__builtin_popcount(bits) & 1u) << 7);
+}
+
+inline void odd_scales(int both, Unit& unit) {
+    for (int set = 0; set < 2; ++set)
+        unit.scale[set] = static_cast<uint16_t>(2 * (both >> 4 * set & 15) + 1);
+}
+
+void iq2_xxs(const uint8_t* from, int u, Unit& unit) {
+    const uint8_t* indices = from + 2 + 8 * u;
+    const uint32_t word = word_at(indices + 4);
+    for (int g = 0; g < 4; ++g) group<8>(unit, g, indices[g], even_signs(word >> 7 * g & 127));
+    unit.scale[0] = static_cast<uint16_t>(2 * (word >> 28) + 1);
+    unit.super_scale = half_at(from);
+}
+
+void iq2_xs(const uint8_t* from, int u, Unit& unit) {
+    for (int g = 0; g < 4; ++g) {
+        const int word = half_at(from + 2 + 8 * u + 2 * g);
+        group<8>(unit, g, word & 511, even_signs(word >> 9));
+    }
+    odd_scales(from[66 + u], unit);
+    unit.super_scale = half_at(from);
+}
+
+void iq2_s(const uint8_t* from, int u, Unit& unit) {
+    for (int g = 0; g < 4; ++g) {
+        const int upper = from[66 + u] >> 2 * g & 3;
+        group<8>(unit, g, from[2 + 4 * u + g] | upper << 8, from[34 + 4 * u + g]);
+    }
+    odd_scales(from[74 + u], unit);
+    unit.super_scale = half_at(from);
+}
+
+void iq3_xxs(const uint8_t* from, int u, Unit& unit) {
+    const uint32_t word = word_at(from + 66 + 4 * u);
+    for (int g = 0; g < 8; ++g) {
+        const int signs = even_signs(word >> 7 * (g / 2) & 127);
+        group<4>(unit, g, from[2 + 8 * u + g], signs >> 4 * (g % 2));
+    }
+    unit.scale[0] = static_cast<uint16_t>(2 * (word >> 28) + 1);
+    unit.super_scale = half_at(from);
+}
+
+void iq3_s(const uint8_t* from, int u, Unit& unit) {
+    for (int g = 0; g < 8; ++g) {
+        const int index = from[2 + 8 * u + g] | (from[66 + u] >> g & 1) << 8;
+        group<4>(unit, g, index, from[74 + 4 * u + g / 2] >> 4 * (g % 2));
+    }
+    unit.scale[0] = static_cast<uint16_t>(2 * (from[106 + u / 2] >> 4 * (u % 2) & 15) + 1);
+    unit.super_scale = half_at(from);
+}
+
+void iq1_s(const uint8_t* from, int u, Unit& unit) {
+    const int word = half_at(from + 34 + 2 * u), above = word >> 15 ? 0xff : 0;
+    for (int g = 0; g < 4; ++g)
+        group<8>(unit, g, from[2 + 4 * u + g] | (word >> 3 * g & 7) << 8, above);
+    unit.scale[0] = static_cast<uint16_t>(2 * (word >> 12 & 7) + 1);
+    unit.super_scale = half_at(from);
+}
+
+void iq1_m(const uint8_t* from, int u, Unit& unit) {
+    const uint8_t* words = from + 48;
+    for (int g = 0; g < 4; ++g) {
+        const int upper = from[32 + 2 * u + g / 2] >> 4 * (g % 2);
+        group<8>(unit, g, from[4 * u + g] | (upper & 7) << 8, upper & 8 ? 0xff : 0);
+    }
+    for (int set = 0; set < 2; ++set) {
+        const int scale = half_at(words + u / 2 * 2) >> (u % 2 * 6 + set * 3) & 7;
+        unit.scale[set] = static_cast<uint16_t>(2 * scale + 1);
+    }
+    unit.super_scale = 0;
+    for (int quarter = 0; quarter < 4; ++quarter)
+        unit.super_scale |= static_cast<uint16_t>(words[2 * quarter + 1] >> 4 << 4 * quarter);
+}
+
 // Input i of column c: byte `at`, bits from `shift` on.
 struct Spot {
     int at, shift;
@@ -233,7 +378,8 @@ inline void put(const Format& f, const Unit& unit, int u, int c, uint8_t* block)
 using Decode = void (*)(const uint8_t* block, int unit, Unit& to);
 
 // One output, column c of a block.
-using PackRow = void (*)(const uint8_t* row, int units, int c, uint8_t* block);
+using PackRow = void (*)(const uint8_t* row, int units, int c, const uint8_t* codebook,
+                         uint8_t* block);
 
 struct Type {
     int number, block_bytes, units;
@@ -242,8 +388,9 @@ struct Type {
 };
 
 template <int TYPE, int BLOCK_BYTES, int UNITS, Decode DECODE>
-void pack_row(const uint8_t* row, int units, int c, uint8_t* block) {
+void pack_row(const uint8_t* row, int units, int c, const uint8_t* codebook, uint8_t* block) {
     Unit unit{};
+    unit.codebook = codebook;
     for (int u = 0; u < units; ++u) {
         DECODE(row + u / UNITS * BLOCK_BYTES, u % UNITS, unit);
         put(FORMAT<TYPE>, unit, u, c, block);
@@ -256,12 +403,20 @@ constexpr Type known() {
 }
 
 constexpr Type TYPES[] = {
-    known<2, 18, 1, q4_0>(),   known<3, 20, 1, q4_1>(),   known<6, 22, 1, q5_0>(),
-    known<7, 24, 1, q5_1>(),   known<8, 34, 1, q8_0>(),   known<10, 84, 8, q2_k>(),
-    known<11, 110, 8, q3_k>(), known<12, 144, 8, q4_k>(), known<13, 176, 8, q5_k>(),
-    known<14, 210, 8, q6_k>(), known<20, 18, 1, q4_0>(),  known<23, 136, 8, iq4_xs>(),
-    known<39, 17, 1, mxfp4>(), known<128, 19, 1, published_4>(), known<129, 19, 1, published_4>(),
-    known<130, 34, 1, q8_0>(),
+    known<2, 18, 1, q4_0>(),     known<3, 20, 1, q4_1>(),
+    known<6, 22, 1, q5_0>(),     known<7, 24, 1, q5_1>(),
+    known<8, 34, 1, q8_0>(),     known<10, 84, 8, q2_k>(),
+    known<11, 110, 8, q3_k>(),   known<12, 144, 8, q4_k>(),
+    known<13, 176, 8, q5_k>(),   known<14, 210, 8, q6_k>(),
+    known<16, 66, 8, iq2_xxs>(), known<17, 74, 8, iq2_xs>(),
+    known<18, 98, 8, iq3_xxs>(), known<19, 50, 8, iq1_s>(),
+    known<20, 18, 1, q4_0>(),    known<21, 110, 8, iq3_s>(),
+    known<22, 82, 8, iq2_s>(),   known<23, 136, 8, iq4_xs>(),
+    known<29, 56, 8, iq1_m>(),   known<34, 54, 8, tq1_0>(),
+    known<35, 66, 8, tq2_0>(),   known<39, 17, 1, mxfp4>(),
+    known<40, 36, 2, nvfp4>(),   known<41, 18, 4, q1_0>(),
+    known<42, 18, 2, q2_0>(),    known<128, 19, 1, published_4>(),
+    known<129, 19, 1, published_4>(), known<130, 34, 1, q8_0>(),
 };
 
 const Type* type_of(int number) {
@@ -286,7 +441,7 @@ float factor(const Format& f, const uint8_t* head, const uint8_t* unit, int at, 
         return half_of(unit + (is_min ? f.scale_bytes() : 0), at, f.scales == BRAIN);
     const uint8_t byte = unit[(is_min ? f.scale_bytes() : 0) + at];
     const float number = f.is_signed ? static_cast<float>(static_cast<int8_t>(byte)) : byte;
-    return half_of(head, (is_min ? UNIT_BLOCK : 0) + c, false) * number;
+    return half_of(head, (is_min ? UNIT_BLOCK : 0) + c, false) * f.step * number;
 }
 
 void read_unit(const Format& f, const uint8_t* block, int u, int c, float* to) {
@@ -325,9 +480,9 @@ int64_t outrider_grouped_bytes(int type, int num_out, int num_in) {
 }
 
 // Packs rows of blocks; output o is row order[o], or o where `order` is null. A row ends with a
-// whole block.
+// whole block. `codebook` has a byte for each number of its entries; null for types without one.
 void outrider_pack_grouped(Team* team, int type, const uint8_t* rows, const int32_t* order,
-                           uint8_t* to, int num_out, int num_in) {
+                           const uint8_t* codebook, uint8_t* to, int num_out, int num_in) {
     const Type& known = *type_of(type);
     const Format& f = known.format;
     const int units = units_of(num_in), num_blocks = (num_out + UNIT_BLOCK - 1) / UNIT_BLOCK;
@@ -341,7 +496,7 @@ void outrider_pack_grouped(Team* team, int type, const uint8_t* rows, const int3
             for (int c = 0; c < count; ++c) {
                 const int out = block * UNIT_BLOCK + c;
                 const uint8_t* row = rows + (order == nullptr ? out : order[out]) * row_bytes;
-                known.pack_row(row, units, c, packed);
+                known.pack_row(row, units, c, codebook, packed);
             }
         }
     });
@@ -360,6 +515,7 @@ void outrider_grouped_rows(const Grouped* weights, const int32_t* rows, float* t
         for (int u = 0; u < units; ++u) {
             float unit[UNIT];
             read_unit(f, block, u, c, unit);
+            for (float& number : unit) number *= part->factor;
             std::copy(unit, unit + std::min(UNIT, w.num_in - u * UNIT), to + u * UNIT);
         }
     }
