@@ -36,11 +36,12 @@ Packer = Callable[[Numbers], Packed]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`config` is the folder's quantization_config."""
+    """`config` is the folder's quantization_config, or what another `key` of config.json has."""
 
     name: str
     config: Mapping[str, Any]
     pack: Packer
+    key: str = "quantization_config"
 
 
 def words(codes: Sequence[int], bits: int) -> list[int]:
@@ -240,6 +241,166 @@ def mxfp4(stack: Numbers) -> Packed:
     return Packed(parts, numbers.transpose(0, 2, 1))
 
 
+def _nearest(table: Sequence[float], value: float) -> int:
+    return int(np.argmin([abs(known - value) for known in table]))
+
+
+SIGNED_FP4 = (*FP4, *(-value for value in FP4))
+
+
+def _in_bytes(codes: Numbers, *, low_first: bool = True) -> Tensor:
+    """Two codes of 4 bits a byte."""
+    rows: list[list[int]] = []
+    for row in codes.tolist():
+        pairs = zip(row[::2], row[1::2], strict=True)
+        rows.append([a | b << 4 if low_first else b | a << 4 for a, b in pairs])
+    return torch.tensor(rows, dtype=torch.uint8)
+
+
+def floats_of_4_bits(kind: str) -> Packer:
+    """`mx`: 32 with a power of two. `nv` and `modelopt`: 16 with a float8, and one number for all,
+    which the first divides by."""
+    group = 32 if kind == "mx" else 16
+
+    def pack(weight: Numbers) -> Packed:
+        rows, columns = weight.shape
+        codes = np.zeros(weight.shape, np.int64)
+        numbers = np.zeros(weight.shape, np.float32)
+        scales = np.zeros((rows, columns // group), np.float32)
+        over = np.float32(448 * 6 / np.abs(weight).max())
+        for row, part in np.ndindex(*scales.shape):
+            place = np.s_[row, part * group : (part + 1) * group]
+            wide = float(np.abs(weight[place]).max())
+            if kind == "mx":
+                scale = np.float32(2.0 ** np.ceil(np.log2(wide / 6)))
+                factor = np.float32(1)
+            else:
+                scale = torch.tensor(wide / 6 * over).to(torch.float8_e4m3fn).float().numpy()
+                factor = np.float32(1) / over
+            scales[row, part] = scale
+            each = [_nearest(SIGNED_FP4, v / (scale * factor)) for v in weight[place].tolist()]
+            codes[place] = each
+            exact = np.array([SIGNED_FP4[code] for code in each], np.float32) * scale
+            numbers[place] = exact * factor
+        if kind == "mx":
+            exponents = (np.log2(scales) + 127).astype(np.int64).tolist()
+            parts = {".weight_scale": torch.tensor(exponents, dtype=torch.uint8)}
+            return Packed({".weight_packed": _in_bytes(codes), **parts}, numbers)
+        stored = torch.tensor(scales.tolist()).to(torch.float8_e4m3fn)
+        if kind == "nv":
+            end = {".weight_global_scale": torch.tensor([float(over)])}
+            return Packed(
+                {".weight_packed": _in_bytes(codes), ".weight_scale": stored, **end}, numbers
+            )
+        end = {".weight_scale_2": torch.tensor(float(factor)), ".input_scale": torch.tensor(0.5)}
+        return Packed({".weight": _in_bytes(codes), ".weight_scale": stored, **end}, numbers)
+
+    return pack
+
+
+def mxfp8(weight: Numbers) -> Packed:
+    rows, columns = weight.shape
+    scales = np.zeros((rows, columns // 32), np.int64)
+    values, numbers = np.zeros(weight.shape, np.float32), np.zeros(weight.shape, np.float32)
+    for row, part in np.ndindex(*scales.shape):
+        place = np.s_[row, part * 32 : part * 32 + 32]
+        power = int(np.ceil(np.log2(float(np.abs(weight[place]).max()) / 448)))
+        scales[row, part] = power + 127
+        coded = torch.tensor((weight[place] / 2.0**power).tolist()).to(torch.float8_e4m3fn)
+        values[place] = coded.float().numpy()
+        numbers[place] = values[place] * np.float32(2.0**power)
+    parts = {
+        ".weight": torch.tensor(values.tolist()).to(torch.float8_e4m3fn),
+        ".weight_scale": torch.tensor(scales.tolist(), dtype=torch.uint8),
+    }
+    return Packed(parts, numbers)
+
+
+# Any 16 numbers will do for a table, as files hold their own.
+NF4 = (-1, -0.7, -0.53, -0.39, -0.28, -0.18, -0.09, 0, 0.08, 0.16, 0.25, 0.34, 0.44, 0.56, 0.72, 1)
+
+
+def bitsandbytes(kind: str, *, nested: bool = False) -> Packer:
+    """Groups of 16 in one row, their scales in float32 or, `nested`, as bytes of a second table in
+    groups of 256."""
+
+    def pack(weight: Numbers) -> Packed:
+        rows, columns = weight.shape
+        if kind == "int8":
+            tops = np.abs(weight).max(axis=1)
+            codes = np.round(weight / tops[:, None] * 127).astype(np.int64)
+            parts = {
+                ".weight": torch.tensor(codes.tolist(), dtype=torch.int8),
+                ".SCB": torch.tensor(tops.tolist()),
+                ".weight_format": torch.tensor(0, dtype=torch.uint8),
+            }
+            scales = (tops / np.float32(127)).astype(np.float32)
+            return Packed(parts, codes.astype(np.float32) * scales[:, None])
+        parts = {}
+        scales = np.abs(weight).reshape(-1, 16).max(axis=1).astype(np.float32)
+        state: dict[str, Any] = {"quant_type": kind, "blocksize": 16, "shape": [rows, columns]}
+        if nested:
+            table = np.linspace(-1, 1, 256, dtype=np.float32)
+            offset = np.float32(scales.mean())
+            tops = [
+                np.abs(scales[at : at + 256] - offset).max() for at in range(0, len(scales), 256)
+            ]
+            outer = np.array(tops, np.float32)
+            by_scale = np.repeat(outer, 256)[: len(scales)]
+            inner = [
+                _nearest(table.tolist(), float(s)) for s in np.asarray((scales - offset) / by_scale)
+            ]
+            scales = table[inner] * by_scale + offset
+            parts |= {
+                ".weight.nested_absmax": torch.tensor(outer.tolist()),
+                ".weight.nested_quant_map": torch.tensor(table.tolist()),
+            }
+            state |= {"nested_blocksize": 256, "nested_offset": float(offset)}
+        parts[".weight.absmax"] = (
+            torch.tensor(inner, dtype=torch.uint8) if nested else torch.tensor(scales.tolist())
+        )
+        spread = np.repeat(scales, 16).reshape(rows, columns)
+        codes = np.array([[_nearest(NF4, float(v)) for v in row] for row in weight / spread])
+        document = json.dumps(state).encode()
+        parts |= {
+            ".weight": _in_bytes(codes, low_first=False).reshape(-1, 1),
+            ".weight.quant_map": torch.tensor(NF4),
+            f".weight.quant_state.bitsandbytes__{kind}": torch.tensor(
+                list(document), dtype=torch.uint8
+            ),
+        }
+        return Packed(parts, np.array(NF4, np.float32)[codes] * spread)
+
+    return pack
+
+
+def mlx(bits: int, dtype: torch.dtype = torch.bfloat16) -> Packer:
+    """Groups of 32 with a scale and an offset; a row is one stream of bits."""
+
+    def pack(weight: Numbers) -> Packed:
+        rows, columns = weight.shape
+        parts = weight.reshape(rows, columns // 32, 32)
+        top = (1 << bits) - 1
+        low, high = parts.min(axis=2), parts.max(axis=2)
+        scales = torch.tensor(((high - low) / top).tolist()).to(dtype)
+        offsets = torch.tensor(low.tolist()).to(dtype)
+        by_column = [np.repeat(one.float().numpy(), 32, axis=1) for one in (scales, offsets)]
+        codes = np.clip(np.round((weight - by_column[1]) / by_column[0]), 0, top).astype(np.int64)
+        rows_of_words: list[list[int]] = []
+        for row in codes.tolist():
+            stream = sum(code << (bits * at) for at, code in enumerate(row))
+            count = columns * bits // 32
+            rows_of_words.append([stream >> 32 * at & 0xFFFFFFFF for at in range(count)])
+        stored = {
+            ".weight": torch.tensor(rows_of_words, dtype=torch.int64).to(torch.uint32),
+            ".scales": scales,
+            ".biases": offsets,
+        }
+        return Packed(stored, codes.astype(np.float32) * by_column[0] + by_column[1])
+
+    return pack
+
+
 def compressed(layout: str, **weights: object) -> dict[str, Any]:
     """As llm-compressor writes it."""
     return {
@@ -318,6 +479,43 @@ FORMATS = (
         "gptq-int8", {**_GPTQ, "bits": 8, "group_size": -1}, gptq(8, 0, less=1, named=False)
     ),
     Format("gptq-int2", {**_GPTQ, "bits": 2}, gptq(2, 32, less=1)),
+    Format(
+        "mxfp4-compressed",
+        compressed("mxfp4-pack-quantized", type="float", num_bits=4, group_size=32),
+        floats_of_4_bits("mx"),
+    ),
+    Format(
+        "nvfp4-compressed",
+        compressed("nvfp4-pack-quantized", type="float", num_bits=4, group_size=16),
+        floats_of_4_bits("nv"),
+    ),
+    Format(
+        "nvfp4-modelopt",
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        floats_of_4_bits("modelopt"),
+    ),
+    Format(
+        "mxfp8-compressed",
+        compressed("mxfp8-quantized", **_FLOAT, strategy="group", group_size=32),
+        mxfp8,
+    ),
+    Format("mxfp8-modelopt", {"quant_method": "modelopt", "quant_algo": "MXFP8"}, mxfp8),
+    Format("nf4", {"quant_method": "bitsandbytes", "load_in_4bit": True}, bitsandbytes("nf4")),
+    Format(
+        "fp4-nested", {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        bitsandbytes("fp4", nested=True),
+    ),
+    Format(
+        "bitsandbytes-int8", {"quant_method": "bitsandbytes", "load_in_8bit": True},
+        bitsandbytes("int8"),
+    ),
+    *(
+        Format(f"mlx-{bits}", {"group_size": 32, "bits": bits}, mlx(bits), "quantization")
+        for bits in (2, 3, 4, 5, 6, 8)
+    ),
+    Format(
+        "mlx-float16", {"group_size": 32, "bits": 4}, mlx(4, torch.float16), "quantization"
+    ),
 )  # fmt: skip
 
 
@@ -338,7 +536,7 @@ def write_published(
         plain[name] = torch.from_numpy(packed.numbers)  # pyright: ignore[reportUnknownMemberType]
     quantised = write_checkpoint(folder / form.name, item)
     other = write_checkpoint(folder / f"{form.name}-plain", item)
-    text = json.dumps({**config, "quantization_config": form.config})
+    text = json.dumps({**config, form.key: form.config})
     (quantised / "config.json").write_text(text)
     save_tensors(quantised / "model.safetensors", stored)
     save_tensors(other / "model.safetensors", plain)

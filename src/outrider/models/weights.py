@@ -29,8 +29,9 @@ from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import BlockRows, PackedLinear, PackedTable
 from outrider.models.checkpoint import Checkpoint, open_checkpoint
+from outrider.models.published.codes import Codes
 from outrider.models.published.scheme import scheme_in
-from outrider.models.published.tensors import Codes, Quantised
+from outrider.models.published.tensors import Quantised
 
 HEAD = "lm_head.weight"
 # Old files store the rotary frequencies.

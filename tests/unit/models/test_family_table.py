@@ -161,7 +161,7 @@ def test_mixtures() -> None:
         ("qwen3_moe", {"num_experts_per_tok": 129}, "num_experts_per_tok 129 is above"),
         ("cohere2", {"logit_scale": 0}, "logit_scale must be above 0"),
         ("granite", {"attention_multiplier": "1"}, "attention_multiplier must be a number"),
-        ("gpt_oss", {"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "hqq"}}, "hqq"),
         ("gemma3_text", {"rope_parameters": {FULL: {"rope_type": "ntk"}}}, "rope type 'ntk'"),
     ],
 )

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from doubles.hf_checkpoints import write_hf
-from doubles.published import FORMATS, Format, mxfp4, write_published
+from doubles.published import FORMATS, Format, mlx, mxfp4, write_published
 from doubles.tiny_checkpoints import save_tensors, variant
 from outrider import EngineConfig
 from outrider.api.memory import files_of, memory_parts
@@ -31,7 +31,7 @@ from outrider.kernels.plan import BlockRows
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model
-from outrider.models.published.tensors import Codes
+from outrider.models.published.codes import Codes
 from outrider.models.weights import Weights, stored_in
 from unit.kernels.implementations import kernels_named
 from unit.models.configs import parse
@@ -46,9 +46,14 @@ def matrix(rows: int = SHAPE[0], columns: int = SHAPE[1]) -> np.ndarray[Any, Any
     return rng.normal(0, 0.3, (rows, columns)).astype(np.float32)
 
 
-def folder_of(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+def folder_of(
+    path: Path,
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    key: str = "quantization_config",
+) -> Path:
     path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    (path / "config.json").write_text(json.dumps({key: config}))
     save_tensors(path / "model.safetensors", {n: t.contiguous() for n, t in tensors.items()})
     return path
 
@@ -62,7 +67,8 @@ def stored(form: Format) -> dict[str, Tensor]:
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_numbers_are_those_of_the_formula(tmp_path: Path, form: Format, dtype: torch.dtype) -> None:
     wanted = torch.from_numpy(form.pack(matrix()).numbers).to(dtype)  # pyright: ignore[reportUnknownMemberType]
-    with Weights.at(folder_of(tmp_path, dict(form.config), stored(form))) as weights:
+    folder = folder_of(tmp_path, dict(form.config), stored(form), form.key)
+    with Weights.at(folder) as weights:
         assert weights.names == (f"{MATRIX}.weight",)
         found = weights.take(f"{MATRIX}.weight", *SHAPE, dtype=dtype)
         weights.check_all_taken()
@@ -74,7 +80,7 @@ def test_pieces_of_a_matrix_are_made_alike(tmp_path: Path, monkeypatch: pytest.M
     form = BY_NAME["fp8-block"]
     wanted = form.pack(matrix()).numbers
     folder = folder_of(tmp_path, dict(form.config), stored(form))
-    monkeypatch.setattr("outrider.models.published.tensors._AT_ONCE", 7 * SHAPE[1])
+    monkeypatch.setattr("outrider.models.published.codes._AT_ONCE", 7 * SHAPE[1])
     with Weights.at(folder) as weights:
         assert np.array_equal(weights.take(f"{MATRIX}.weight", *SHAPE).numpy(), wanted)
 
@@ -168,10 +174,14 @@ def test_gpt_oss_runs_from_its_blocks(tmp_path: Path) -> None:
     assert bool((near > 0.98).all())
 
 
+# Blocks of these have 64 inputs.
+NVFP4 = ("nvfp4-compressed", "nvfp4-modelopt")
+WIDE = (80, 128)
 # Kernels run on the codes of these.
 WITH_BLOCKS = frozenset(
     ("packed-int4", "packed-int4-zeros", "packed-int8-channel", "int8", "awq", "gptq", "gptq-v2",
-     "gptq-int2")
+     "gptq-int2", "mxfp4-compressed", "mlx-2", "mlx-3", "mlx-4", "mlx-float16",
+     *NVFP4)
 )  # fmt: skip
 
 
@@ -180,6 +190,11 @@ def grouped() -> NativeGrouped:
     library = build.built_kernels(env.compiler(), env.cache_folder()).library
     assert library is not None
     return NativeGrouped(library, 1)
+
+
+def packed_for_blocks(form: Format) -> dict[str, Tensor]:
+    weight = matrix(*WIDE) if form.name in NVFP4 else matrix()
+    return {MATRIX + part: tensor for part, tensor in form.pack(weight).parts.items()}
 
 
 def read_back(blocks: Sequence[BlockRows]) -> Tensor:
@@ -192,9 +207,11 @@ def read_back(blocks: Sequence[BlockRows]) -> Tensor:
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_blocks_have_the_numbers_of_the_codes(tmp_path: Path, form: Format) -> None:
-    with Weights.at(folder_of(tmp_path, dict(form.config), stored(form))) as weights:
-        blocks = weights.stacked_blocks(f"{MATRIX}.weight", 1, *SHAPE)
-        numbers = weights.take(f"{MATRIX}.weight", *SHAPE)
+    folder = folder_of(tmp_path, dict(form.config), packed_for_blocks(form), form.key)
+    shape = WIDE if form.name in NVFP4 else SHAPE
+    with Weights.at(folder) as weights:
+        blocks = weights.stacked_blocks(f"{MATRIX}.weight", 1, *shape)
+        numbers = weights.take(f"{MATRIX}.weight", *shape)
     if form.name not in WITH_BLOCKS:
         assert blocks is None
         return
@@ -419,12 +436,12 @@ def test_another_shape_than_the_configs_is_refused(tmp_path: Path) -> None:
 
 PACKED = dict(BY_NAME["packed-int4"].config)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'bitsandbytes'"),
-    "old bitsandbytes": ({"load_in_8bit": True}, "'bitsandbytes'"),
     "unnamed": ({"bits": 4}, "does not say how"),
     "hqq": ({"quant_method": "hqq"}, "by 'hqq'"),
-    "nvfp4": ({**PACKED, "format": "nvfp4-pack-quantized"}, "'nvfp4-pack-quantized'"),
-    "nvfp4 of modelopt": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "as 'NVFP4'"),
+    "mxfp6": ({**PACKED, "format": "mxfp6-pack-quantized"}, "'mxfp6-pack-quantized'"),
+    "another algorithm of modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "as 'W4A8_AWQ'",
+    ),
     "sparse": ({**PACKED, "format": "marlin-24"}, "'marlin-24'"),
     "rotated": ({**PACKED, "transform_config": {"config_groups": {"u": {}}}}, "transform_config"),
     "no groups": ({**PACKED, "config_groups": {}}, "config_groups"),
@@ -451,16 +468,40 @@ def test_methods_that_are_not_read_are_refused_by_name(name: str) -> None:
 
 def test_the_hint_of_a_refusal_is_a_way_on() -> None:
     with pytest.raises(CheckpointError) as caught:
-        parse(quantization_config=REFUSED["bitsandbytes"][0])
+        parse(quantization_config=REFUSED["hqq"][0])
     assert "--quantise int4" in str(caught.value.hint)
 
 
-def test_folders_of_mlx_are_refused_by_name() -> None:
-    own = {"group_size": 64, "bits": 4}
+def test_a_mode_of_mlx_that_is_not_read_is_refused_by_name() -> None:
+    own = {"group_size": 64, "bits": 4, "mode": "trellis"}
     for config in ({"quantization": own}, {"quantization": own, "quantization_config": own}):
-        with pytest.raises(CheckpointError, match="in MLX's format") as caught:
+        with pytest.raises(CheckpointError, match="MLX in the mode 'trellis'"):
             parse(**config)
-        assert "original checkpoint" in str(caught.value.hint)
+
+
+def test_modules_of_mlx_have_settings_of_their_own(tmp_path: Path) -> None:
+    """A module may have another group and another number of bits, and a stack is of experts."""
+    other = mlx(6).pack(matrix(8, 64))
+    stack = [mlx(4).pack(matrix(8, 128) * factor) for factor in (1, 2, 3)]
+    tensors = {"gate" + part: tensor for part, tensor in other.parts.items()}
+    for part in (".weight", ".scales", ".biases"):
+        # Stacks have groups of 64: of two scales of 32 the first stands for both.
+        parts = [one.parts[part] for one in stack]
+        tensors["mlp.switch_mlp.up_proj" + part] = torch.stack(
+            [one if part == ".weight" else one[:, ::2] for one in parts]
+        )
+    config = {"group_size": 64, "bits": 4, "gate": {"group_size": 32, "bits": 6}, "head": False}
+    with Weights.at(folder_of(tmp_path, config, tensors, "quantization")) as weights:
+        assert np.array_equal(weights.take("gate.weight", 8, 64).numpy(), other.numbers)
+        found = weights.take("mlp.experts.up_proj.weight", 3, 8, 128)
+        blocks = weights.stacked_blocks("mlp.experts.up_proj.weight", 3, 8, 128)
+        weights.check_all_taken()
+    for number, one in enumerate(stack):
+        groups = found[number].view(8, 4, 32)[:, ::2]
+        assert np.array_equal(groups.numpy(), one.numbers.reshape(8, 4, 32)[:, ::2])
+    assert blocks is not None
+    grouped()
+    assert torch.equal(read_back([blocks[1]]), found[1])
 
 
 def test_gptq_without_a_word_in_config_json(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ class TensorSource:
     neighbours (0: they are not), the matrix is `transposed`, numbers are 1 larger (`above_one`) or
     the exponentials of the checkpoint's, negated (`is_rate`), or checkpoints have one more axis, of
     size 1 (`new_axis`). A bias that the file lacks is `zero`: a 0 for each row of the matrix
-    `stored`. `factor` names the tensor of what all numbers are multiplied by, one for each matrix of
-    a stack (NVFP4's second scale)."""
+    `stored`. `factor` names the tensor of what all numbers are multiplied by, one for each matrix
+    of a stack (NVFP4's second scale)."""
 
     stored: str
     head_dim: int = 0

@@ -2,9 +2,14 @@
 
     compressed-tensors   integers of 4 or 8 bits, packed or not, and float8, by llm-compressor
     fp8, fbgemm_fp8      float8 with a scale for a tensor, an output, or a block of 128 x 128
-    modelopt             the same, by NVIDIA's optimiser, if its config says FP8
+    modelopt             float8, MXFP8 and NVFP4, by NVIDIA's optimiser
     awq, gptq            integers of 2, 4 or 8 bits in words of 32, with zeros
     mxfp4                4-bit floats, 32 of them with a power of two (gpt-oss)
+    bitsandbytes         NF4 and FP4, 64 of them with a scale, and int8
+    mlx                  integers of 2 to 8 bits with scales and offsets; MXFP4, MXFP8, NVFP4
+
+compressed-tensors also names MXFP4, MXFP8 and NVFP4. In MX formats 32 numbers share a power of two;
+in NVFP4 16 share a float8, and a matrix has one more factor.
 
 Files may also quantise activations and the KV cache. These stay in floats here, which is closer to
 the model before quantisation.
@@ -13,15 +18,20 @@ the model before quantisation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from outrider.core.errors import CheckpointError
+from outrider.core.errors import CheckpointError, given
 from outrider.models.checkpoint import CONFIG, Checkpoint
 from outrider.models.json_object import JsonObject
 
 KEY = "quantization_config"
+# MLX has a key of its own.
+_MLX_KEY = "quantization"
 # Old folders of GPTQ have a file of its own for the config.
 _GPTQ_FILE = "quantize_config.json"
+# ModelOpt's file, which newer versions repeat in config.json.
+_MODELOPT_FILE = "hf_quant_config.json"
+_FLOATS_OF_4_BITS = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
 # Inputs of a block that kernels run on.
 _UNIT = 32
 
@@ -32,7 +42,8 @@ class Scheme:
     share a scale (0: all of them), if the shapes of a layout do not show it. `zero_offset` is added
     to stored zeros (GPTQ's first version). `block` has the numbers of outputs and inputs that share
     a scale; None for other methods. With `has_blocks`, kernels may run on the codes
-    (`Codes.blocks`): integers or blocks of MXFP4, with inputs in order."""
+    (`Codes.blocks`): integers or 4-bit floats, with inputs in order. `modules` are the modes and
+    groups of MLX by module; "" is any other."""
 
     where: str
     method: str
@@ -41,6 +52,15 @@ class Scheme:
     zero_offset: int = 0
     block: tuple[int, int] | None = None
     has_blocks: bool = False
+    modules: Mapping[str, Grouping] = field(default_factory=dict[str, "Grouping"])
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """How MLX quantises a module: `mode` is affine, mxfp4, mxfp8 or nvfp4."""
+
+    mode: str
+    group_size: int
 
 
 def scheme_of(raw: JsonObject) -> Scheme | None:
@@ -49,7 +69,9 @@ def scheme_of(raw: JsonObject) -> Scheme | None:
     Raises CheckpointError for an unsupported method or setting.
     """
     text = raw.child("text_config")
-    _refuse_mlx(raw)
+    mlx = raw.values.get(_MLX_KEY)
+    if isinstance(mlx, dict) and "bits" in mlx:
+        return _mlx(given(raw.child(_MLX_KEY), "settings of MLX"))
     found = raw.child(KEY) or (text.child(KEY) if text else None)
     if found is None:
         return None
@@ -60,18 +82,6 @@ def scheme_of(raw: JsonObject) -> Scheme | None:
     return reader(found)
 
 
-def _refuse_mlx(raw: JsonObject) -> None:
-    """Raise CheckpointError for a folder of MLX, which has a key of its own for its bits."""
-    own = raw.values.get("quantization")
-    if isinstance(own, dict) and "bits" in own:
-        raise CheckpointError(
-            f"{raw.where}: the weights are quantised in MLX's format (quantization), which is not "
-            "supported.",
-            hint="name the original checkpoint, with --quantise int4 to make it as small, or a "
-            "GGUF file of it",
-        )
-
-
 def scheme_in(checkpoint: Checkpoint) -> Scheme | None:
     """The scheme of a model or of heads; None for a GGUF file, whose blocks are no such method."""
     if checkpoint.is_gguf or not checkpoint.has(CONFIG):
@@ -79,6 +89,9 @@ def scheme_in(checkpoint: Checkpoint) -> Scheme | None:
     config = checkpoint.document(CONFIG)
     if not config.has(KEY) and checkpoint.has(_GPTQ_FILE):
         return _gptq(checkpoint.document(_GPTQ_FILE))
+    if not config.has(KEY) and checkpoint.has(_MODELOPT_FILE):
+        own = checkpoint.document(_MODELOPT_FILE).child("quantization")
+        return None if own is None else _modelopt(own)
     return scheme_of(config)
 
 
@@ -101,7 +114,7 @@ def _compressed(raw: JsonObject) -> Scheme:
     groups = list(_groups(raw))
     named = {group.text("format", layout) for group in groups} or {layout}
     unread = sorted(named - {"pack-quantized", "int-quantized", "float-quantized",
-                             "naive-quantized"})  # fmt: skip
+                             "naive-quantized", "mxfp8-quantized", *_FLOATS_OF_4_BITS})  # fmt: skip
     if unread:
         raise _unread(raw, f"as {unread[0]!r}")
     for part in ("sparsity_config", "transform_config"):
@@ -130,9 +143,7 @@ def _groups(raw: JsonObject) -> Iterator[JsonObject]:
 
 def _compressed_bits(weights: JsonObject) -> int:
     bits, kind = weights.integer("num_bits", 8), weights.text("type", "int")
-    if bits == 4 and kind == "float":
-        raise _unread(weights, "to 4-bit floats (NVFP4 or MXFP4)")
-    if (kind, bits) not in (("int", 4), ("int", 8), ("float", 8)):
+    if (kind, bits) not in (("int", 4), ("int", 8), ("float", 4), ("float", 8)):
         raise _unread(weights, f"to {bits}-bit numbers of type {kind!r}")
     if weights.text("strategy", "tensor") == "token":
         raise _unread(weights, "by 'token', as weights cannot be")
@@ -140,7 +151,9 @@ def _compressed_bits(weights: JsonObject) -> int:
 
 
 def _has_blocks(weights: JsonObject) -> bool:
-    if weights.text("type", "int") != "int" or weights.text("actorder", "") == "group":
+    if weights.text("type", "int") != "int":
+        return weights.integer("num_bits", 8) == 4
+    if weights.text("actorder", "") == "group":
         return False
     return not weights.has("group_size") or _group_size(weights) % _UNIT == 0
 
@@ -169,10 +182,25 @@ def _fp8(raw: JsonObject) -> Scheme:
 
 
 def _modelopt(raw: JsonObject) -> Scheme:
+    """Layers of a mixed precision have algorithms of their own, which their tensors show."""
     named = raw.text("quant_algo", "")
-    if named.upper() != "FP8":
-        raise _unread(raw, f"by modelopt as {named!r}")
-    return _fp8(raw)
+    layers = raw.child("quantized_layers")
+    each = [layers.child(name) for name in layers.values] if layers else []
+    for algorithm in [named, *(layer.text("quant_algo", "") for layer in each if layer)]:
+        if algorithm.upper() not in _MODELOPT:
+            raise _unread(raw, f"by modelopt as {algorithm!r}")
+    is_4_bit = named.upper() not in _MODELOPT_8_BITS
+    return Scheme(
+        where=raw.where,
+        method="modelopt",
+        bits=(4, 8) if is_4_bit else (8,),
+        block=(128, 128) if named.upper() == "FP8_PB_WO" else None,
+        has_blocks=is_4_bit,
+    )
+
+
+_MODELOPT_8_BITS = ("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8")
+_MODELOPT = (*_MODELOPT_8_BITS, "NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "MIXED_PRECISION")
 
 
 def _awq(raw: JsonObject) -> Scheme:
@@ -221,6 +249,38 @@ def _group_size(raw: JsonObject) -> int:
     return max(0, raw.integer("group_size", 128, least=-1))
 
 
+def _bitsandbytes(raw: JsonObject) -> Scheme:
+    is_4_bit = raw.flag("load_in_4bit", default=False) or raw.flag("_load_in_4bit", default=False)
+    return Scheme(where=raw.where, method="bitsandbytes", bits=(4,) if is_4_bit else (8,))
+
+
+def _mlx(raw: JsonObject) -> Scheme:
+    """MLX: settings, and settings of single modules by their names, or false."""
+    every = _grouping(raw, "affine")
+    modules = {"": every}
+    for name, own in raw.values.items():
+        if isinstance(own, dict):
+            modules[name] = _grouping(given(raw.child(name), "settings of a module"), every.mode)
+    modes = {one.mode for one in modules.values()}
+    return Scheme(
+        where=raw.where,
+        method="mlx",
+        bits=(2, 3, 4, 5, 6, 8),
+        has_blocks=modes != {"mxfp8"},
+        modules=modules,
+    )
+
+
+def _grouping(raw: JsonObject, mode: str) -> Grouping:
+    mode = raw.text("mode", mode)
+    if mode not in _MLX_GROUPS:
+        raise _unread(raw, f"by MLX in the mode {mode!r}")
+    return Grouping(mode, raw.integer("group_size", _MLX_GROUPS[mode], least=1))
+
+
+_MLX_GROUPS = {"affine": 64, "mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
+
+
 def _mxfp4(raw: JsonObject) -> Scheme:
     return Scheme(where=raw.where, method="mxfp4", bits=(4,), group_size=32, has_blocks=True)
 
@@ -233,4 +293,5 @@ _READERS: Mapping[str, Callable[[JsonObject], Scheme]] = {
     "awq": _awq,
     "gptq": _gptq,
     "mxfp4": _mxfp4,
+    "bitsandbytes": _bitsandbytes,
 }

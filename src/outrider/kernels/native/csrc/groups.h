@@ -133,13 +133,15 @@ template <>
 constexpr Format FORMAT<41> = FORMAT<2>;  // Q1_0
 template <>
 constexpr Format FORMAT<42> = FORMAT<2>;  // Q2_0
-// Of published checkpoints (models/published/tensors.py), by numbers beyond GGUF's.
+// Of published checkpoints (models/published/codes.py), by numbers beyond GGUF's.
 template <>
 constexpr Format FORMAT<128> = {U4, HALF, 1, false, false, -1, nullptr};
 template <>
 constexpr Format FORMAT<129> = {U4, BRAIN, 1, false, false, -1, nullptr};
 template <>
 constexpr Format FORMAT<130> = {U8, BRAIN, 1, false, false, 128, nullptr};
+template <>
+constexpr Format FORMAT<131> = {U4, BRAIN, 1, true, false, 0, nullptr};
 
 // Null for a type without a format.
 const Format* format_of(int type);

@@ -270,7 +270,7 @@ ALWAYS_INLINE void add_unit(const Place<ROWS>& at, const Factors& by, const Vec*
         if constexpr (F.has_min)
             unrolled<F.sets>([&](auto set) {
                 Vec min;
-                if constexpr (F.scales != SUPER) min = halves(mins, v, false);
+                if constexpr (F.scales != SUPER) min = halves(mins, v, F.scales == BRAIN);
                 else
                     min = heads[BLOCK_VECS + v] *
                           floats(-integers(mins + set * UNIT_BLOCK + v * LANES, F.is_signed));

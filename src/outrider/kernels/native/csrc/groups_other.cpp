@@ -23,6 +23,7 @@ const Adds* other_adds(int type) {
         case 128: return &ADDS<128>;
         case 129: return &ADDS<129>;
         case 130: return &ADDS<130>;
+        case 131: return &ADDS<131>;
         default: return nullptr;
     }
 }

@@ -417,6 +417,7 @@ constexpr Type TYPES[] = {
     known<40, 36, 2, nvfp4>(),   known<41, 18, 4, q1_0>(),
     known<42, 18, 2, q2_0>(),    known<128, 19, 1, published_4>(),
     known<129, 19, 1, published_4>(), known<130, 34, 1, q8_0>(),
+    known<131, 20, 1, q4_1>(),
 };
 
 const Type* type_of(int number) {
