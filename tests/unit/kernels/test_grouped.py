@@ -230,6 +230,43 @@ def test_a_factor_multiplies_the_sums_and_the_rows_of_its_part() -> None:
     assert rows_NI[1].equal(rows_NI[0] * 0.375)
 
 
+def float8(num_out: int, num_in: int, *, seed: int = 0) -> tuple[BlockRows, Tensor]:
+    """Blocks of a float32 and 128 floats of 8 bits, and their numbers."""
+    noise = torch.Generator().manual_seed(seed)
+    values_OI = torch.randn(num_out, num_in, generator=noise).to(torch.float8_e4m3fn)
+    values_OI[0, :2] = torch.tensor([448.0, 2.0**-9]).to(torch.float8_e4m3fn)
+    scales_OU1 = torch.rand(num_out, num_in // 128, 1, generator=noise) / 50 + 1e-4
+    bytes_OU128 = values_OI.view(torch.uint8).view(num_out, -1, 128)
+    raw = torch.cat([scales_OU1.view(torch.uint8), bytes_OU128], dim=2)
+    numbers_OI = (values_OI.float().view(num_out, -1, 128) * scales_OU1).view(num_out, num_in)
+    return BlockRows(raw.flatten().numpy(), 132, num_out, num_in), numbers_OI
+
+
+def test_floats_of_8_bits_stay_what_they_are() -> None:
+    """And rows of activations are not rounded for them."""
+    side, (one, numbers_OI) = grouped(2), float8(45, 768)
+    table = side.table(packed(side, one), torch.float32)
+    assert table.floats().equal(numbers_OI)
+    x_NI = randn(40, 768)
+    exact_NO = x_NI.double() @ numbers_OI.double().T
+    assert torch.allclose(run(side, packed(side, one), x_NI).double(), exact_NO, atol=1e-5)
+
+
+def test_a_row_over_floats_of_8_bits_does_not_depend_on_the_pass() -> None:
+    """Nor on the instructions, nor on parts of another type."""
+    side, plain = grouped(2), NativeGrouped(software(), 1)
+    (one, _), (two, _) = float8(77, 1280), float8(5, 1280, seed=1)
+    parts = [one, blocks("Q6_K", 40, 1280), two]
+    matrix, alone, soft = (packed(each, *parts) for each in (side, grouped(1), plain))
+    x_NI = randn(100, 1280)
+    alone_NO = torch.cat([run(grouped(1), alone, row_I[None]) for row_I in x_NI])
+    for rows in row_choices(100):
+        assert run(side, matrix, x_NI[rows]).equal(alone_NO[rows])
+    assert run(plain, soft, x_NI[:13]).equal(alone_NO[:13])
+    only = packed(side, two)
+    assert run(side, only, x_NI).equal(alone_NO[:, -5:])
+
+
 def test_matrices_that_it_cannot_hold_are_left_to_others() -> None:
     side, fine = grouped(1), blocks("Q4_0", 4, 64)
     assert side.pack([fine] * 8) is not None

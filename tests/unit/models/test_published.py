@@ -17,7 +17,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from doubles.hf_checkpoints import write_hf
-from doubles.published import FORMATS, Format, mlx, mxfp4, write_published
+from doubles.published import (
+    FORMATS,
+    Format,
+    Packer,
+    float8,
+    mlx,
+    mxfp4,
+    mxfp8,
+    write_published,
+)
 from doubles.tiny_checkpoints import save_tensors, variant
 from outrider import EngineConfig
 from outrider.api.memory import files_of, memory_parts
@@ -219,6 +228,41 @@ def test_blocks_have_the_numbers_of_the_codes(tmp_path: Path, form: Format) -> N
     assert torch.equal(read_back(blocks), numbers)
 
 
+FLOAT8: dict[str, tuple[dict[str, Any], Packer, bool]] = {
+    "tensor": (dict(BY_NAME["fp8-tensor"].config), float8("tensor"), True),
+    "channel": (dict(BY_NAME["float8-channel"].config), float8("channel"), True),
+    "blocks": (
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        float8("block", 128, ".weight_scale_inv"), True,
+    ),
+    "blocks of modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, float8("block", 128), True,
+    ),
+    "smaller blocks": (dict(BY_NAME["fp8-block"].config),
+                       float8("block", 40, ".weight_scale_inv"), False),
+    "a power of two for 32": (dict(BY_NAME["mxfp8-compressed"].config), mxfp8, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FLOAT8)
+def test_float8_stays_8_bits_where_128_inputs_share_a_scale(tmp_path: Path, name: str) -> None:
+    grouped()
+    config, pack, stays = FLOAT8[name]
+    packed = pack(matrix(80, 256))
+    tensors = {MATRIX + part: tensor for part, tensor in packed.parts.items()}
+    if name == "blocks of modelopt":  # blocks by 1 by blocks by 1
+        scale = f"{MATRIX}.weight_scale"
+        tensors[scale] = tensors[scale][:, None, :, None]
+    with Weights.at(folder_of(tmp_path, config, tensors)) as weights:
+        blocks = weights.stacked_blocks(f"{MATRIX}.weight", 1, 80, 256)
+        found = weights.take(f"{MATRIX}.weight", 80, 256)
+    assert np.array_equal(found.numpy(), packed.numbers)
+    assert (blocks is not None) == stays
+    if blocks is not None:
+        assert torch.equal(read_back(blocks), found)
+        assert sum(one.raw.nbytes for one in blocks) == 80 * 256 * 132 // 128
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_scales_stay_what_they_are(bits: int, dtype: torch.dtype) -> None:
@@ -271,6 +315,9 @@ def test_a_model_runs_on_its_codes(tmp_path: Path, name: str) -> None:
 
 
 PLANNED: dict[str, tuple[str, dict[str, bool]]] = {
+    "float8": ("fp8-tensor", {}),
+    "mlx": ("mlx-4", {}),
+    "nvfp4": ("nvfp4-compressed", {}),
     "blocks": ("gptq", {}),
     "a tied head": ("gptq", {"tie_word_embeddings": True}),
     "another order": ("gptq-order", {}),
@@ -481,8 +528,8 @@ def test_a_mode_of_mlx_that_is_not_read_is_refused_by_name() -> None:
 
 def test_modules_of_mlx_have_settings_of_their_own(tmp_path: Path) -> None:
     """A module may have another group and another number of bits, and a stack is of experts."""
-    other = mlx(6).pack(matrix(8, 64))
-    stack = [mlx(4).pack(matrix(8, 128) * factor) for factor in (1, 2, 3)]
+    other = mlx(6)(matrix(8, 64))
+    stack = [mlx(4)(matrix(8, 128) * factor) for factor in (1, 2, 3)]
     tensors = {"gate" + part: tensor for part, tensor in other.parts.items()}
     for part in (".weight", ".scales", ".biases"):
         # Stacks have groups of 64: of two scales of 32 the first stands for both.

@@ -2,7 +2,7 @@
 
 Numbers are made from the record. Kernels that run on blocks (csrc/groups.h) use the codes
 themselves, as blocks of 32 inputs: of GGUF's types MXFP4, NVFP4, Q4_1 or Q8_0, or of types of our
-own, 128 to 131, with a zero for each block or with scales that are bfloat16.
+own, 128 to 132: with a zero for each block, with scales that are bfloat16, or float8.
 
 Shapes:  O = outputs, I = inputs, R = rows of scales (outputs / rows), G = groups of inputs,
          N = outputs of a piece, U = blocks of an output.
@@ -27,6 +27,7 @@ _MXFP4, _NVFP4 = 39, 40
 _FOUR_BITS = {torch.float16: 128, torch.bfloat16: 129}
 _FOUR_BITS_WITH_OFFSETS = {torch.float16: 3, torch.bfloat16: 131}
 _EIGHT_BITS = {torch.float16: 8, torch.bfloat16: 130}
+_FLOAT8, FLOAT8_BLOCK = 132, 128
 # Numbers decoded at once, in float32.
 _AT_ONCE = 1 << 20
 
@@ -85,8 +86,8 @@ class Codes:
 
     def blocks(self) -> Sequence[BlockRows]:
         """The matrices as blocks with the same values. Empty if no type of block can hold them: for
-        float8, for inputs in another order, and for groups that are no multiple of 32 inputs,
-        except those of NVFP4."""
+        inputs in another order, and for groups that are no multiple of 32 inputs (16 of NVFP4, 128
+        of float8)."""
         num_in = self.codes_OI.shape[1]
         size = num_in if self.scales_RG.shape[1] == 1 else self.group_size
         if self.groups_I is not None:
@@ -95,6 +96,8 @@ class Codes:
             return ()
         if self.table is not None and size == NVFP4_GROUP:
             found = self._as_nvfp4()
+        elif self.codes_OI.is_floating_point():
+            found = self._as_float8(size)
         elif num_in % BLOCK or size % BLOCK:
             return ()
         else:
@@ -123,6 +126,17 @@ class Codes:
             return None
         scales_OU4 = bytes_RG.view(torch.uint8).view(num_out, -1, NVFP4_BLOCK // NVFP4_GROUP)
         return _NVFP4, torch.cat([scales_OU4, self._halves(NVFP4_GROUP, NVFP4_BLOCK)], dim=2)
+
+    def _as_float8(self, size: int) -> tuple[int, Tensor] | None:
+        bytes_OI = self.codes_OI.view(torch.uint8)
+        num_out, num_in = bytes_OI.shape
+        if num_in % FLOAT8_BLOCK or size % FLOAT8_BLOCK or self.zeros_RG is not None:
+            return None
+        if bool((bytes_OI & 127 == 127).any()):  # NaN
+            return None
+        scales_OU = self._by_block(self.scales_RG.float(), FLOAT8_BLOCK)
+        scales_OU4 = scales_OU[..., None].contiguous().view(torch.uint8)
+        return _FLOAT8, torch.cat([scales_OU4, bytes_OI.view(num_out, -1, FLOAT8_BLOCK)], dim=2)
 
     def _with_offsets(self, offsets_RG: Tensor, kept: torch.dtype) -> tuple[int, Tensor] | None:
         if scales_in(offsets_RG, (kept,)) is None or int(self.codes_OI.max()) >= 16:
@@ -157,9 +171,9 @@ class Codes:
         codes = self.codes_OI.reshape(len(self.codes_OI), -1, block // part, 2, part // 2)
         return (codes[:, :, :, 0] | codes[:, :, :, 1] << 4).flatten(2)
 
-    def _by_block(self, by_group_RG: Tensor) -> Tensor:
+    def _by_block(self, by_group_RG: Tensor, block: int = BLOCK) -> Tensor:
         num_out, num_in = self.codes_OI.shape
-        groups_U = torch.arange(num_in // BLOCK) * BLOCK // self.group_size
+        groups_U = torch.arange(num_in // block) * block // self.group_size
         rows_O = torch.arange(num_out) // self.rows
         return by_group_RG[rows_O[:, None], groups_U[None, :]]
 

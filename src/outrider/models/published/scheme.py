@@ -42,8 +42,8 @@ class Scheme:
     share a scale (0: all of them), if the shapes of a layout do not show it. `zero_offset` is added
     to stored zeros (GPTQ's first version). `block` has the numbers of outputs and inputs that share
     a scale; None for other methods. With `has_blocks`, kernels may run on the codes
-    (`Codes.blocks`): integers or 4-bit floats, with inputs in order. `modules` are the modes and
-    groups of MLX by module; "" is any other."""
+    (`Codes.blocks`): integers or floats, with inputs in order. `modules` are the modes and
+    groups of MLX by module; "" is any other. `has_4_bit_floats`: some packed codes are floats."""
 
     where: str
     method: str
@@ -52,6 +52,7 @@ class Scheme:
     zero_offset: int = 0
     block: tuple[int, int] | None = None
     has_blocks: bool = False
+    has_4_bit_floats: bool = False
     modules: Mapping[str, Grouping] = field(default_factory=dict[str, "Grouping"])
 
 
@@ -130,6 +131,10 @@ def _compressed(raw: JsonObject) -> Scheme:
         bits=tuple(sorted({_compressed_bits(found) for found in weights})),
         block=_one_block(raw, weights),
         has_blocks=all(_has_blocks(found) for found in weights),
+        has_4_bit_floats=any(
+            found.text("type", "int") == "float" and found.integer("num_bits", 8) == 4
+            for found in weights
+        ),
     )
 
 
@@ -152,7 +157,7 @@ def _compressed_bits(weights: JsonObject) -> int:
 
 def _has_blocks(weights: JsonObject) -> bool:
     if weights.text("type", "int") != "int":
-        return weights.integer("num_bits", 8) == 4
+        return True
     if weights.text("actorder", "") == "group":
         return False
     return not weights.has("group_size") or _group_size(weights) % _UNIT == 0
@@ -178,7 +183,8 @@ def _fp8(raw: JsonObject) -> Scheme:
     kind = raw.text("fmt", "e4m3")
     if kind not in ("e4m3", "float8_e4m3fn"):
         raise _unread(raw, f"to float8 of the kind {kind!r}")
-    return Scheme(where=raw.where, method="fp8", bits=(8,), block=_block(raw, "weight_block_size"))
+    block = _block(raw, "weight_block_size")
+    return Scheme(where=raw.where, method="fp8", bits=(8,), block=block, has_blocks=True)
 
 
 def _modelopt(raw: JsonObject) -> Scheme:
@@ -189,13 +195,12 @@ def _modelopt(raw: JsonObject) -> Scheme:
     for algorithm in [named, *(layer.text("quant_algo", "") for layer in each if layer)]:
         if algorithm.upper() not in _MODELOPT:
             raise _unread(raw, f"by modelopt as {algorithm!r}")
-    is_4_bit = named.upper() not in _MODELOPT_8_BITS
     return Scheme(
         where=raw.where,
         method="modelopt",
-        bits=(4, 8) if is_4_bit else (8,),
+        bits=(8,) if named.upper() in _MODELOPT_8_BITS else (4, 8),
         block=(128, 128) if named.upper() == "FP8_PB_WO" else None,
-        has_blocks=is_4_bit,
+        has_blocks=True,
     )
 
 

@@ -13,7 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outrider.models.published.codes import BLOCK, Codes, Stored, scales_in
+from outrider.models.published.codes import (
+    BLOCK,
+    FLOAT8_BLOCK,
+    NVFP4_BLOCK,
+    Codes,
+    Stored,
+    scales_in,
+)
 from outrider.models.published.layouts import (
     STATE,
     awq,
@@ -130,14 +137,26 @@ def _held(scheme: Scheme, matrix: Matrix, look: Callable[[str], Tensor], width: 
     if matrix.layout is mlx:
         return _held_mlx(scheme, matrix, look, width)
     if matrix.layout is floats_of_4_bits:
-        return codes.nbytes * 40 // 32
+        whole = codes.shape[-1] * 2 % NVFP4_BLOCK == 0
+        return codes.nbytes * 40 // 32 if whole else codes.nbytes * 2 * width
     bits = 8 if matrix.layout is plain else min(scheme.bits)
     others = {name.removeprefix(matrix.stem): look(name) for name in matrix.names[1:]}
-    if codes.is_floating_point() or not all(
-        _in_blocks(scheme, bits, part, tensor) for part, tensor in others.items()
-    ):
+    if codes.is_floating_point():
+        return round(codes.nbytes * (_held_float8(scheme, codes, others) or width))
+    if not all(_in_blocks(scheme, bits, part, tensor) for part, tensor in others.items()):
         return codes.nbytes * 8 // bits * width
     return round(codes.nbytes * _HELD[bits])
+
+
+def _held_float8(scheme: Scheme, codes: Tensor, others: Mapping[str, Tensor]) -> float:
+    """Bytes in memory for a float8 where blocks can hold them, else 0."""
+    grouped = scheme.block is not None and scheme.block[1] % FLOAT8_BLOCK != 0
+    scales = [one for name, one in others.items() if "scale" in name]
+    fine = any(one.ndim == 2 and one.shape[1] > 1 and scheme.block is None for one in scales)
+    zeros = any(name.endswith("zero_point") for name in others)
+    if codes.shape[1] % FLOAT8_BLOCK or grouped or fine or zeros:
+        return 0
+    return 1 + 4 / FLOAT8_BLOCK
 
 
 def _held_mlx(scheme: Scheme, matrix: Matrix, look: Callable[[str], Tensor], width: int) -> int:
@@ -195,7 +214,7 @@ def _found(scheme: Scheme, have: frozenset[str]) -> list[tuple[str, str, Layout]
     for name in have:
         stem = name.removesuffix(".weight_packed")
         if stem != name:
-            is_float = stem in floats or f"{stem}.weight_shape" not in have
+            is_float = scheme.has_4_bit_floats and f"{stem}.weight_shape" not in have
             found.append((f"{stem}.weight", stem, floats_of_4_bits if is_float else packed))
     for scale in (".weight_scale", ".weight_scale_inv"):
         for stem in [name.removesuffix(scale) for name in have if name.endswith(scale)]:

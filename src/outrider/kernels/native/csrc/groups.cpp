@@ -52,8 +52,12 @@ void many_tiles(const Output& to, const Inputs& inputs, const Job& job, int firs
     constexpr int TILE_VECS = TILE_ROWS * BLOCK_VECS;
     const Adds& of = adds_of(job.part->type);
     const int unit_bytes = job.format->unit_bytes(), units = inputs.num_units;
-    const int slice = slice_units(units, unit_bytes);
-    const int64_t row_bytes = inputs.stride + inputs.num_units * (sizeof(float) + sizeof(Begin));
+    // Whole heads of floats.
+    const int whole = job.format->is_float() ? job.format->units_of_head() : 1;
+    const int slice = (slice_units(units, unit_bytes) + whole - 1) / whole * whole;
+    const int64_t row_bytes = job.format->is_float()
+                                  ? inputs.num_in * static_cast<int64_t>(sizeof(float))
+                                  : inputs.stride + units * (sizeof(float) + sizeof(Begin));
     const int most = std::max<int64_t>(1, CACHED_ROWS_BYTES / row_bytes / TILE_ROWS) * TILE_ROWS;
     for (int begin = 0; begin < to.num_rows; begin += most) {
         const int num_rows = std::min(most, to.num_rows - begin);
@@ -123,7 +127,7 @@ void linear(const Grouped& w, const float* x, const Output& to) {
     auto* memory = static_cast<int8_t*>(team.shared().take(
         rows * stride + sizeof(float) * (rows * units + num_begins + TILE_ROWS)));
     const Inputs inputs{memory, reinterpret_cast<float*>(memory + rows * stride), units,
-                        to.num_rows, stride};
+                        to.num_rows, stride, x, w.num_in};
     auto* begins = reinterpret_cast<Begin*>(inputs.scales + rows * units);
     for (int p = 0; p < w.num_parts; ++p) {
         jobs[p].begins = begins;
@@ -131,11 +135,13 @@ void linear(const Grouped& w, const float* x, const Output& to) {
     }
     // Units are shared out and not rows: threads then write to other cache lines.
     const int grain = std::max<int64_t>(1, MIN_SPLIT_INPUTS / UNIT / rows);
-    team.run(units, grain, [&](int first, int last, int) {
-        for (int64_t row = 0; row < rows; ++row)
-            for (int u = first; u < last; ++u)
-                quantise_unit(x + row * w.num_in, w.num_in, inputs, row, u, jobs, w.num_parts);
-    });
+    const auto is_float = [](const Job& job) { return job.format->is_float(); };
+    if (!std::all_of(jobs, jobs + w.num_parts, is_float))
+        team.run(units, grain, [&](int first, int last, int) {
+            for (int64_t row = 0; row < rows; ++row)
+                for (int u = first; u < last; ++u)
+                    quantise_unit(x + row * w.num_in, w.num_in, inputs, row, u, jobs, w.num_parts);
+        });
     const int64_t block_work = rows * w.num_in * UNIT_BLOCK;
     const int64_t worthwhile =
         std::min<int64_t>(MIN_SPLIT_WORK / std::max<int64_t>(block_work, 1), num_blocks);

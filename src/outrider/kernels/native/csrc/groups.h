@@ -11,6 +11,9 @@
 //     [8 units' float16 scales of scales [BLOCK], of minimums [BLOCK]]
 //     for each unit: scales [sets][BLOCK], minimums [sets][BLOCK], zeros [BLOCK], codes
 //
+// Codes that are floats of 8 bits (E4M3) have one float32 scale for 128 inputs, before their four
+// units, and lie as [input][BLOCK]; rows of x stay float32 for them.
+//
 // No value of a file is changed: what is stored here is what the file stores, in another order.
 // Zeros fill the last unit of an output.
 #pragma once
@@ -27,8 +30,8 @@ constexpr int UNIT_BLOCK = LANES * BLOCK_VECS;
 constexpr int units_of(int num_in) { return (num_in + UNIT - 1) / UNIT; }
 
 // TABLE4 are places in a table of 16 numbers, to which `zero` is added.
-enum Codes { U4, U5, U6, U8, TABLE4 };
-enum Scales { HALF, BRAIN, SUPER };
+enum Codes { U4, U5, U6, U8, TABLE4, F8 };
+enum Scales { HALF, BRAIN, SUPER, FULL };
 
 struct Format {
     Codes codes;
@@ -40,30 +43,36 @@ struct Format {
     float step = 1;  // factor of the scales of scales, a power of two
 
     constexpr int code_bytes() const {
-        constexpr int BYTES[] = {16, 20, 24, 32, 16};
+        constexpr int BYTES[] = {16, 20, 24, 32, 16, 32};
         return BYTES[codes] * UNIT_BLOCK;
     }
-    constexpr int scale_bytes() const { return sets * UNIT_BLOCK * (scales == SUPER ? 1 : 2); }
-    constexpr int head_bytes() const {
-        return scales == SUPER ? UNIT_BLOCK * 2 * (has_min ? 2 : 1) : 0;
+    constexpr bool is_float() const { return codes == F8; }
+    constexpr int scale_bytes() const {
+        constexpr int BYTES[] = {2, 2, 1, 0};
+        return sets * UNIT_BLOCK * BYTES[scales];
     }
+    constexpr bool has_heads() const { return scales == SUPER || scales == FULL; }
+    constexpr int head_bytes() const {
+        return has_heads() ? UNIT_BLOCK * (scales == FULL || has_min ? 4 : 2) : 0;
+    }
+    constexpr int units_of_head() const { return scales == FULL ? 4 : UNITS_OF_SUPER; }
     // Scales of a unit's two sets are integers times one float16.
     constexpr bool has_two_integers() const { return sets == 2 && scales == SUPER; }
     constexpr bool has_zeros() const { return zero < 0; }
     constexpr int zeros_at() const { return scale_bytes() * (has_min ? 2 : 1); }
     constexpr int codes_at() const { return zeros_at() + (has_zeros() ? UNIT_BLOCK : 0); }
     constexpr int unit_bytes() const { return codes_at() + code_bytes(); }
-    // Of one of the float16 heads, and of one unit, within a block.
+    // Of one of the heads, and of one unit, within a block.
     constexpr int64_t head_at(int unit) const {
-        const int super = unit / UNITS_OF_SUPER;
-        return static_cast<int64_t>(super) * (UNITS_OF_SUPER * unit_bytes() + head_bytes());
+        const int head = unit / units_of_head();
+        return static_cast<int64_t>(head) * (units_of_head() * unit_bytes() + head_bytes());
     }
     constexpr int64_t unit_at(int unit) const {
-        const int heads = scales == SUPER ? unit / UNITS_OF_SUPER + 1 : 0;
+        const int heads = has_heads() ? unit / units_of_head() + 1 : 0;
         return static_cast<int64_t>(unit) * unit_bytes() + heads * head_bytes();
     }
     constexpr int64_t block_bytes(int num_units) const {
-        const int heads = (num_units + UNITS_OF_SUPER - 1) / UNITS_OF_SUPER;
+        const int heads = (num_units + units_of_head() - 1) / units_of_head();
         return static_cast<int64_t>(num_units) * unit_bytes() + heads * head_bytes();
     }
 };
@@ -142,6 +151,8 @@ template <>
 constexpr Format FORMAT<130> = {U8, BRAIN, 1, false, false, 128, nullptr};
 template <>
 constexpr Format FORMAT<131> = {U4, BRAIN, 1, true, false, 0, nullptr};
+template <>
+constexpr Format FORMAT<132> = {F8, FULL, 1, false, false, 0, nullptr};
 
 // Null for a type without a format.
 const Format* format_of(int type);

@@ -27,18 +27,20 @@ constexpr int VEC_BYTES = LANES * DOT_INPUTS;
 constexpr int TILE_ROWS = 6;
 
 // Of what is multiplied, by Codes.
-constexpr int BITS[] = {4, 5, 6, 8, 8};
+constexpr int BITS[] = {4, 5, 6, 8, 8, 8};
 
 // Whether codes are taken as signed: sums then begin at 0, whatever `zero` is.
 constexpr bool is_signed_code(int codes) { return HAS_SIGNED && (codes == U8 || codes == TABLE4); }
 
-// Rows of x as integers; for each part of the matrix, what sums of sets begin with and what its
+// Rows of x as integers, and themselves; for each part of the matrix, what sums of sets begin with and what its
 // minimums are multiplied by.
 struct Inputs {
     int8_t* values;
     float* scales;  // [units][rows]
     int num_units, num_rows;
     int64_t stride;
+    const float* x;
+    int num_in;
 
     int8_t* values_of(int row) const { return values + row * stride; }
     float* scales_of(int unit, int row) const {
@@ -320,10 +322,56 @@ void add(const Tile& tile, const uint8_t* block, Vec* to) {
     });
 }
 
+// The same where codes are floats: a chain of fused multiply-adds for each 128 inputs, whose sum times
+// their scale is added to the whole.
+template <const Format& F, int ROWS>
+void add_floats(const Tile& tile, const uint8_t* block, Vec* to) {
+    const float* x[ROWS];
+    for (int r = 0; r < ROWS; ++r)
+        x[r] = tile.inputs.x + static_cast<int64_t>(tile.row + r) * tile.inputs.num_in;
+    Vec sums[ROWS][BLOCK_VECS];
+    unrolled<ROWS>([&](auto r) {
+        unrolled<BLOCK_VECS>([&](auto v) {
+            sums[r][v] = tile.first == 0 ? Vec{} : to[r * BLOCK_VECS + v];
+        });
+    });
+    const uint8_t* asked = block + F.unit_at(tile.first) + tile.ahead;
+    for (int first = tile.first; first < tile.last; first += F.units_of_head()) {
+        Vec part[ROWS][BLOCK_VECS] = {};
+        for (int u = first; u < first + F.units_of_head(); ++u, asked += tile.pace) {
+            for (int line = 0; line < tile.pace; line += CACHE_LINE)
+                __builtin_prefetch(asked + line);
+            const uint8_t* codes = block + F.unit_at(u);
+            for (int i = 0; i < UNIT; ++i, codes += UNIT_BLOCK) {
+                Vec weights[BLOCK_VECS];
+                unrolled<BLOCK_VECS>([&](auto v) {
+                    weights[v] = from_float8(codes + v * LANES, LANES);
+                });
+                unrolled<ROWS>([&](auto r) {
+                    const Vec input = splat(x[r][u * UNIT + i]);
+                    unrolled<BLOCK_VECS>([&](auto v) {
+                        part[r][v] = fused(weights[v], input, part[r][v]);
+                    });
+                });
+            }
+        }
+        const auto* scales = reinterpret_cast<const float*>(block + F.head_at(first));
+        unrolled<BLOCK_VECS>([&](auto v) {
+            const Vec scale = load(scales + v * LANES);
+            unrolled<ROWS>([&](auto r) { sums[r][v] = fused(part[r][v], scale, sums[r][v]); });
+        });
+    }
+    unrolled<ROWS>([&](auto r) {
+        unrolled<BLOCK_VECS>([&](auto v) { to[r * BLOCK_VECS + v] = sums[r][v]; });
+    });
+}
+
 // Two sets a unit want two sums an output: few registers hold those of half of the rows.
 template <const Format& F, int ROWS>
 void add_rows(const Tile& tile, const uint8_t* block, Vec* to) {
-    if constexpr (F.sets == 2 && ROWS == TILE_ROWS && 2 * ROWS * BLOCK_VECS > NUM_REGISTERS) {
+    if constexpr (F.is_float()) {
+        add_floats<F, ROWS>(tile, block, to);
+    } else if constexpr (F.sets == 2 && ROWS == TILE_ROWS && 2 * ROWS * BLOCK_VECS > NUM_REGISTERS) {
         constexpr int HALF_ROWS = ROWS / 2;
         add<F, HALF_ROWS>(tile, block, to);
         Tile other = tile;

@@ -24,6 +24,7 @@ const Adds* other_adds(int type) {
         case 129: return &ADDS<129>;
         case 130: return &ADDS<130>;
         case 131: return &ADDS<131>;
+        case 132: return &ADDS<132>;
         default: return nullptr;
     }
 }

@@ -15,6 +15,7 @@ struct Unit {
     uint8_t codes[UNIT];
     uint16_t scale[2], min[2], super_scale, super_min;
     uint8_t zero;
+    float full_scale;
     const uint8_t* codebook;  // entries of indices of magnitudes, or null
 };
 
@@ -67,6 +68,13 @@ void published_4(const uint8_t* from, int, Unit& unit) {
     unit.scale[0] = half_at(from);
     unit.zero = from[2];
     nibbles(from + 3, unit.codes);
+}
+
+// A float32 and 128 floats of 8 bits. They are read as float16 with other exponents: 2^-8 times.
+void float8(const uint8_t* from, int u, Unit& unit) {
+    std::memcpy(&unit.full_scale, from, sizeof(float));
+    unit.full_scale *= 256.0f;
+    std::memcpy(unit.codes, from + sizeof(float) + UNIT * u, UNIT);
 }
 
 void mxfp4(const uint8_t* from, int, Unit& unit) {
@@ -319,6 +327,10 @@ inline void put_four(uint8_t* to, int row, int c, uint32_t some) {
 
 // Four inputs at a time, as `low_spot` and `high_spot` say.
 inline void put_codes(const Format& f, const uint8_t* codes, int c, uint8_t* to) {
+    if (f.codes == F8) {
+        for (int i = 0; i < UNIT; ++i) to[i * UNIT_BLOCK + c] = codes[i];
+        return;
+    }
     if (f.codes == U8) {
         for (int step = 0; step < 8; ++step) put_four(to, step, c, four(codes, step));
         return;
@@ -359,6 +371,7 @@ inline void put(const Format& f, const Unit& unit, int u, int c, uint8_t* block)
     const int scale_bytes = f.scale_bytes();
     for (int set = 0; set < f.sets; ++set) {
         const int at = set * UNIT_BLOCK + c;
+        if (f.scales == FULL) continue;
         if (f.scales == SUPER) {
             to[at] = static_cast<uint8_t>(unit.scale[set]);
             if (f.has_min) to[scale_bytes + at] = static_cast<uint8_t>(unit.min[set]);
@@ -367,6 +380,8 @@ inline void put(const Format& f, const Unit& unit, int u, int c, uint8_t* block)
             if (f.has_min) put_half(to + scale_bytes, at, unit.min[set]);
         }
     }
+    if (f.scales == FULL && u % f.units_of_head() == 0)
+        std::memcpy(head + 4 * c, &unit.full_scale, sizeof(float));
     if (f.scales == SUPER && u % UNITS_OF_SUPER == 0) {
         put_half(head, c, unit.super_scale);
         if (f.has_min) put_half(head, UNIT_BLOCK + c, unit.super_min);
@@ -418,6 +433,7 @@ constexpr Type TYPES[] = {
     known<42, 18, 2, q2_0>(),    known<128, 19, 1, published_4>(),
     known<129, 19, 1, published_4>(), known<130, 34, 1, q8_0>(),
     known<131, 20, 1, q4_1>(),
+    known<132, 132, 4, float8>(),
 };
 
 const Type* type_of(int number) {
@@ -438,6 +454,11 @@ inline float half_of(const uint8_t* from, int c, bool is_brain) {
 
 // One of the scales, or of the minimums behind them.
 float factor(const Format& f, const uint8_t* head, const uint8_t* unit, int at, int c, bool is_min) {
+    if (f.scales == FULL) {
+        float scale;
+        std::memcpy(&scale, head + 4 * c, sizeof(scale));
+        return scale;
+    }
     if (f.scales != SUPER)
         return half_of(unit + (is_min ? f.scale_bytes() : 0), at, f.scales == BRAIN);
     const uint8_t byte = unit[(is_min ? f.scale_bytes() : 0) + at];
@@ -452,7 +473,9 @@ void read_unit(const Format& f, const uint8_t* block, int u, int c, float* to) {
     for (int i = 0; i < UNIT; ++i) {
         const int at = i * f.sets / UNIT * UNIT_BLOCK + c;
         const float scale = factor(f, head, unit, at, c, false);
-        volatile float product = scale * static_cast<float>(code_at(f, codes, c, i) - zero);
+        const float number = f.is_float() ? from_float8(codes + i * UNIT_BLOCK + c, 1)[0]
+                                          : static_cast<float>(code_at(f, codes, c, i) - zero);
+        volatile float product = scale * number;
         // Of bytes the minimum is taken away.
         const float min = f.has_min ? factor(f, head, unit, at, c, true) : 0.0f;
         to[i] = !f.has_min ? product : f.scales == SUPER ? product - min : product + min;

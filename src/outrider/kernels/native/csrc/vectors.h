@@ -190,6 +190,15 @@ inline HalfVec to_float16(Vec vec) {
 
 #endif
 
+// Floats of 8 bits with 4 of exponent and 3 of fraction (E4M3), times 2^-8; NaN is read as 480. They
+// are float16 whose upper exponents are not used.
+inline Vec from_float8(const uint8_t* from, int count) {
+    ByteVec bytes = {};
+    std::memcpy(&bytes, from, count);
+    const HalfVec some = __builtin_convertvector(bytes, HalfVec);
+    return from_float16((some & 0x8000) | (some & 0x7f) << 7);
+}
+
 inline Vec load_some(const Float16* from, int count) {
     return from_float16(load_halves(from, count));
 }
