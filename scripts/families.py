@@ -1,7 +1,8 @@
 """Writes the table of architectures in docs/models.md: `scripts/families`.
 
 For each of the most used ones a tiny random checkpoint is made by transformers, loaded and run. The
-row says what ran it, and what is lost: what the loader tells the user, or refuses. Logits that are
+row says what ran it, and what is lost: what the loader tells the user, or refuses. Native
+architectures are in sentences above the table. Logits that are
 not those of transformers are an error. `--check` only compares, and exits with 1 if the page is out
 of date.
 """
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import torch
@@ -107,6 +109,17 @@ ARCHITECTURES: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = (
     ),
     ("Granite 3", "granite", {"logits_scaling": 4.0}),
     ("GPT-2", "gpt2", {"n_inner": 52}),
+    ("Command R", "cohere", {"logit_scale": 0.5}),
+    ("OLMoE", "olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
+    ("Granite 3 mixtures", "granitemoe", {**_LOCAL, "num_experts_per_tok": 2}),
+    ("Seed-OSS", "seed_oss", {"head_dim": 12}),
+    ("StableLM 2", "stablelm", {}),
+    ("Arcee", "arcee", {"mlp_bias": True}),
+    ("Nemotron", "nemotron", {"partial_rotary_factor": 0.4}),
+    ("StarCoder 2", "starcoder2", {}),
+    ("ERNIE 4.5", "ernie4_5", {"head_dim": 12}),
+    ("dots.llm1", "dots1", {**_ROUTED, "n_group": 1, "topk_group": 1}),
+    ("MiniMax M2", "minimax_m2", {**_LOCAL, "num_experts_per_tok": 2, "rotary_dim": 6}),
 )
 
 
@@ -146,8 +159,15 @@ def row_of(names: str, model_type: str, changes: Mapping[str, Any] | None) -> Ro
 
 def table() -> str:
     rows = [row_of(*one) for one in ARCHITECTURES]
+    parts: list[str] = []
+    for lost in sorted({row.lost for row in rows if row.runs == "native"}):
+        same = [row for row in rows if (row.runs, row.lost) == ("native", lost)]
+        names = ", ".join(f"{row.names} (`{row.model_type}`)" for row in same)
+        text = f"*Native*: {names}{lost and f'; {lost}'}."
+        parts.append(fill(text, 110, break_on_hyphens=False))
     head = "| models | `model_type` | runs | what is lost |\n|---|---|---|---|"
-    return "\n".join([head, *map(str, rows)])
+    parts.append("\n".join([head, *(str(row) for row in rows if row.runs != "native")]))
+    return "\n\n".join(parts)
 
 
 def main() -> int:

@@ -113,7 +113,7 @@ def _odd(scales_NS: Bytes | Words) -> Floats:
 
 
 def _signs_and_scales(words_NG: NDArray[np.uint32]) -> tuple[Bytes, Floats]:
-    """Of words of 32 numbers: four times 7 bits of signs, and 2s + 1 of the upper 4 bits."""
+    """Parts of words of 32 numbers: four times 7 bits of signs, and 2s + 1 of the upper 4 bits."""
     shifts = np.arange(0, 28, 7, dtype=np.uint32)
     signs = _EVEN_SIGNS[(words_NG[:, :, None] >> shifts & 127).reshape(len(words_NG), -1)]
     return signs, (words_NG >> 28).astype(np.float32) * 2 + 1

@@ -277,4 +277,4 @@ class GgufTensors:
         if not source.factor:
             return np.ones(1, np.float32)
         entry = self._entries[source.factor]
-        return np.fromfile(entry.path, np.float32, entry.num_values, offset=entry.offset)
+        return np.frombuffer(map_file(entry.path), np.float32, entry.num_values, entry.offset)

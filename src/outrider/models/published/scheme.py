@@ -58,7 +58,7 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """How MLX quantises a module: `mode` is affine, mxfp4, mxfp8 or nvfp4."""
+    """A module's quantisation in MLX: `mode` is affine, mxfp4, mxfp8 or nvfp4."""
 
     mode: str
     group_size: int
