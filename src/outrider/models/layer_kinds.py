@@ -514,20 +514,15 @@ def deepseek_experts(raw: JsonObject) -> Experts:
 
 def ernie_experts(raw: JsonObject) -> Experts:
     """Ernie's mixture: its own keys, or those of GGUF files, which are DeepSeek's."""
-    if raw.has("moe_num_experts"):
-        ffn_size = raw.integer("moe_intermediate_size")
-        raw = JsonObject(
-            raw.where,
-            {
-                **raw.values,
-                "n_routed_experts": raw.integer("moe_num_experts"),
-                "num_experts_per_tok": raw.integer("moe_k"),
-                "n_shared_experts": raw.integer("moe_num_shared_experts", 0, least=0),
-                "moe_intermediate_size": ffn_size,
-                "scoring_func": "softmax",
-            },
-        )
-    return deepseek_experts(raw)
+    if raw.has("n_routed_experts"):
+        return deepseek_experts(raw)
+    own = {
+        "n_routed_experts": raw.integer("moe_num_experts"),
+        "num_experts_per_tok": raw.integer("moe_k"),
+        "n_shared_experts": raw.integer("moe_num_shared_experts", 0, least=0),
+        "scoring_func": "softmax",
+    }
+    return deepseek_experts(JsonObject(raw.where, {**raw.values, **own}))
 
 
 def minimax_experts(raw: JsonObject) -> Experts:
