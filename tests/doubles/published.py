@@ -268,15 +268,14 @@ def floats_of_4_bits(kind: str) -> Packer:
         numbers = np.zeros(weight.shape, np.float32)
         scales = np.zeros((rows, columns // group), np.float32)
         over = np.float32(448 * 6 / np.abs(weight).max())
+        factor = np.float32(1) if kind == "mx" else np.float32(1) / over
         for row, part in np.ndindex(*scales.shape):
             place = np.s_[row, part * group : (part + 1) * group]
             wide = float(np.abs(weight[place]).max())
             if kind == "mx":
                 scale = np.float32(2.0 ** np.ceil(np.log2(wide / 6)))
-                factor = np.float32(1)
             else:
                 scale = torch.tensor(wide / 6 * over).to(torch.float8_e4m3fn).float().numpy()
-                factor = np.float32(1) / over
             scales[row, part] = scale
             each = [_nearest(SIGNED_FP4, v / (scale * factor)) for v in weight[place].tolist()]
             codes[place] = each
@@ -328,7 +327,7 @@ def bitsandbytes(kind: str, *, nested: bool = False) -> Packer:
         rows, columns = weight.shape
         if kind == "int8":
             tops = np.abs(weight).max(axis=1)
-            codes = np.round(weight / tops[:, None] * 127).astype(np.int64)
+            codes = np.asarray(np.round(weight / tops[:, None] * 127), np.int64)
             parts = {
                 ".weight": torch.tensor(codes.tolist(), dtype=torch.int8),
                 ".SCB": torch.tensor(tops.tolist()),
@@ -336,9 +335,10 @@ def bitsandbytes(kind: str, *, nested: bool = False) -> Packer:
             }
             scales = (tops / np.float32(127)).astype(np.float32)
             return Packed(parts, codes.astype(np.float32) * scales[:, None])
-        parts = {}
+        parts: dict[str, torch.Tensor] = {}
         scales = np.abs(weight).reshape(-1, 16).max(axis=1).astype(np.float32)
         state: dict[str, Any] = {"quant_type": kind, "blocksize": 16, "shape": [rows, columns]}
+        stored = torch.tensor(scales.tolist())
         if nested:
             table = np.linspace(-1, 1, 256, dtype=np.float32)
             offset = np.float32(scales.mean())
@@ -351,14 +351,13 @@ def bitsandbytes(kind: str, *, nested: bool = False) -> Packer:
                 _nearest(table.tolist(), float(s)) for s in np.asarray((scales - offset) / by_scale)
             ]
             scales = table[inner] * by_scale + offset
+            stored = torch.tensor(inner, dtype=torch.uint8)
             parts |= {
                 ".weight.nested_absmax": torch.tensor(outer.tolist()),
                 ".weight.nested_quant_map": torch.tensor(table.tolist()),
             }
             state |= {"nested_blocksize": 256, "nested_offset": float(offset)}
-        parts[".weight.absmax"] = (
-            torch.tensor(inner, dtype=torch.uint8) if nested else torch.tensor(scales.tolist())
-        )
+        parts[".weight.absmax"] = stored
         spread = np.repeat(scales, 16).reshape(rows, columns)
         codes = np.array([[_nearest(NF4, float(v)) for v in row] for row in weight / spread])
         document = json.dumps(state).encode()

@@ -80,6 +80,10 @@ def _clamped(sizes: Experts, up_N2F: Tensor, out_NF: Tensor) -> None:
     out_NF.mul_(up_NF.clamp(-sizes.limit, sizes.limit).add_(1))
 
 
+def _softmax(row_X: Tensor) -> Tensor:
+    return torch.softmax(row_X, 0)
+
+
 def mix(kernels: Kernels, sizes: Experts, weights: MixtureWeights, x_ND: Tensor) -> Tensor:
     """The output of the mixture for the normed residual `x_ND`. A host sync: reads the choices."""
     if weights.native is not None:
@@ -88,7 +92,7 @@ def mix(kernels: Kernels, sizes: Experts, weights: MixtureWeights, x_ND: Tensor)
         return out_ND
     scores_NO = x_ND.new_empty(x_ND.shape[0], weights.router.num_out)
     _multiply(kernels, weights.router, weights.router_bias_X, x_ND, scores_NO)
-    share = torch.sigmoid if sizes.has_sigmoids else lambda row_X: torch.softmax(row_X, 0)
+    share = torch.sigmoid if sizes.has_sigmoids else _softmax
     probs_NX = by_row(share, scores_NO[:, : sizes.num_experts])
     parts_NQ, chosen_NQ = probs_NX.topk(sizes.num_chosen)
     if weights.choice_bias_X is not None:

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-Words = NDArray[np.uint16]
+# What operations on the bits of unsigned integers return to a type checker.
+Integers = NDArray[np.integer[Any]]
 Floats = NDArray[np.float32]
 
 _FILE = Path(__file__).with_name("codebooks.bin")
@@ -67,7 +69,8 @@ def codebook(name: str) -> Bytes:
         raise KeyError(name)
     packed = np.fromfile(_FILE, np.uint8, size, offset=at)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    return (packed[:, None] >> shifts & ((1 << bits) - 1)).reshape(entries, values)
+    indices = packed[:, None] >> shifts & np.uint8((1 << bits) - 1)
+    return np.asarray(indices, np.uint8).reshape(entries, values)
 
 
 def has_codebook(name: str) -> bool:
@@ -78,7 +81,7 @@ def has_codebook(name: str) -> bool:
 _EVEN_SIGNS = np.array([bits | (bits.bit_count() & 1) << 7 for bits in range(128)], np.uint8)
 
 
-def _negative(signs_NG: Bytes) -> Bytes:
+def _negative(signs_NG: Bytes) -> Integers:
     """8 for each negative number, else 0: [N, 8 G]."""
     return np.unpackbits(signs_NG, axis=1, bitorder="little") << 3
 
@@ -88,15 +91,15 @@ def _halves(blocks_NB: Bytes) -> Floats:
     return blocks_NB[:, :2].copy().view(np.float16).astype(np.float32)
 
 
-def _nibbles(bytes_NS: Bytes) -> Bytes:
+def _nibbles(bytes_NS: Bytes) -> Integers:
     """The low and the high half of each byte, one after the other."""
     return np.stack([bytes_NS & 15, bytes_NS >> 4], axis=2).reshape(len(bytes_NS), -1)
 
 
 def _finish(
     name: str,
-    index_NG: Words | Bytes,
-    above_NX: Bytes,
+    index_NG: Integers,
+    above_NX: Integers,
     scales_NS: Floats,
     table: Floats,
     out_NX: Floats,
@@ -108,7 +111,7 @@ def _finish(
     out_NSP *= scales_NS[:, :, None]
 
 
-def _odd(scales_NS: Bytes | Words) -> Floats:
+def _odd(scales_NS: Integers) -> Floats:
     return scales_NS.astype(np.float32) * 2 + 1
 
 

@@ -347,7 +347,7 @@ def _unpacked(words_RW: Tensor, bits: int) -> Tensor:
 def _document(stored: Stored, name: str) -> JsonObject:
     """The JSON object that the bytes of a tensor are."""
     try:
-        found: object = json.loads(bytes(stored.part(name, torch.uint8).tolist()))
+        found: object = json.loads(stored.part(name, torch.uint8).contiguous().numpy().tobytes())
     except ValueError:
         found = None
     if not isinstance(found, dict):
