@@ -214,7 +214,10 @@ def _load_target(
     if other is not None:
         return other, None
     options = replace(
-        options_for(config, capacity), quantise=config.quantise, kv_dtype=config.kv_dtype
+        options_for(config, capacity),
+        quantise=config.quantise,
+        kv_dtype=config.kv_dtype,
+        rope=config.rope,
     )
     if config.tensor_parallel == 1:
         return load_model(plan.folder, options, name=name), None

@@ -359,7 +359,7 @@ def plan_pair(
         config = replace(config, device=pick_device(config.device).type)
     searches = search and draft is None and config.drafter == AUTO
     found = found_draft(folder) if searches and is_searched(config) else None
-    target = read_config(folder).for_context(config.context)
+    target = read_config(folder).stretched(config.rope).for_context(config.context)
     no_copy = why_no_copy(folder, target, config) if searches and found is None else "-"
     copies = not no_copy
     if found is not None or copies:

@@ -12,8 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.core.env import MOST_THREADS
+from outrider.core.errors import ConfigError
 from outrider.core.fields import WHOLE, check_fields, documented, setting
 from outrider.core.plugins import AUTO, KINDS, ControllerKind, Plugins, RuleKind
+from outrider.core.spec import RopeScaling
 
 TREE_SHAPES = ("confident", "calibrated")
 HEAD_INITS = ("tie", "copy", "random")
@@ -27,6 +29,7 @@ LANE_SYNCS = ("event", "barrier")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 MORE_GPUS = tuple(f"cuda:{number}" for number in range(1, 8))
 QUANTISE = ("none", "int8", "int4")
+ROPE_SCALINGS = ("auto", "linear", "yarn")
 
 
 DRAFTERS = KINDS.built_in
@@ -391,6 +394,27 @@ class HybridSettings:
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class RopeSettings:
+    """Settings of rotary positions, for texts longer than the target's window."""
+
+    rope_scaling: str = setting(
+        "auto",
+        "Stretch the target's rotary positions by --rope-scale, for a longer window; auto is the "
+        "checkpoint's own way.",
+        choices=ROPE_SCALINGS,
+    )
+    rope_scale: float = setting(
+        1.0, "With rope_scaling, how much longer the window becomes.", minimum=1, maximum=1024
+    )
+    yarn_orig_ctx: int = setting(
+        0,
+        "With rope_scaling, tokens of the window before it is stretched; 0 is the checkpoint's.",
+        minimum=0,
+        maximum=WHOLE,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class DebugSettings:
     """Settings that compare implementations, and that record what they do."""
 
@@ -409,12 +433,28 @@ class DebugSettings:
 @documented
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(
-    DebugSettings, HybridSettings, LaneSettings, DrafterSettings, ControllerSettings, CoreSettings
+    DebugSettings,
+    RopeSettings,
+    HybridSettings,
+    LaneSettings,
+    DrafterSettings,
+    ControllerSettings,
+    CoreSettings,
 ):
     """Settings of an engine. Raises ConfigError, naming the field, when a value cannot work."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if (self.rope_scaling == "auto") != (self.rope_scale == 1):
+            raise ConfigError(
+                f"rope_scaling={self.rope_scaling} and rope_scale={self.rope_scale:g}: each needs "
+                "the other.",
+                hint="for four times the window: --rope-scaling yarn --rope-scale 4",
+            )
+
+    @property
+    def rope(self) -> RopeScaling:
+        return RopeScaling(self.rope_scaling, self.rope_scale, self.yarn_orig_ctx)
 
     @property
     def most_k(self) -> int:

@@ -215,6 +215,16 @@ class EngineOptions(TypedDict, total=False):
     state_checkpoints: int
     """Recurrent states stored at page ends, for texts with a common beginning; 0 shares none."""
 
+    rope_scaling: str
+    """Stretch the target's rotary positions by --rope-scale, for a longer window; auto is the
+    checkpoint's own way."""
+
+    rope_scale: float
+    """With rope_scaling, how much longer the window becomes."""
+
+    yarn_orig_ctx: int
+    """With rope_scaling, tokens of the window before it is stretched; 0 is the checkpoint's."""
+
     batched_verify: bool
     """Verify a whole draft in one target pass; off feeds it token by token."""
 

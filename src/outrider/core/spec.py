@@ -5,12 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Protocol, Self
 
+from outrider.core.errors import ConfigError
+
 # Bytes a weight of matrices, and of the output head. In int4, each group of 32 has a scale and a
 # minimum of two bytes each; the 8-bit head has only a scale.
 QUANTISED_BYTES = {"int8": 1.0, "int4": 0.625}
 HEAD_BYTES = {"int8": 1.0, "int4": 1.0625}
 # Values of int8 keys and values that share a scale of two bytes.
 KV_GROUP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """A request to stretch rotary positions by `factor`. `kind` is linear or yarn, or auto for the
+    checkpoint's own way; `original_tokens` is the window before it, 0 that of the checkpoint."""
+
+    kind: str = "auto"
+    factor: float = 1.0
+    original_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +136,17 @@ class DecoderConfig:
         `max_tokens` makes another model; 0 requests nothing."""
         del num_tokens
         return self
+
+    def stretched(self, scaling: RopeScaling) -> Self:
+        """The config with rotary positions stretched as requested. Raises ConfigError if the
+        family has none that Outrider computes."""
+        if scaling.kind == "auto":
+            return self
+        raise ConfigError(
+            f"rope_scaling={scaling.kind}: models of type {self.family} have no rotary positions "
+            "that Outrider computes.",
+            hint="leave --rope-scaling at auto",
+        )
 
     def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
         """The ModelSpec; `name` is the model's name in reports."""

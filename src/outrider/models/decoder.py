@@ -27,7 +27,7 @@ from outrider.cache.pages import ArenaSize
 from outrider.cache.pool import Keep, kept_keys
 from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
-from outrider.core.spec import DecoderConfig, ModelSpec, RecurrentCapacity
+from outrider.core.spec import DecoderConfig, ModelSpec, RecurrentCapacity, RopeScaling
 from outrider.kernels.native.forward import Forward, ForwardBuffers
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedPlan, floats, head_dim_of, sent
@@ -411,7 +411,8 @@ def _gathered(k_GSD: Tensor, v_GSD: Tensor, slots_GM: Tensor) -> Tensor:
 class LoadOptions:
     """Options of a load. `auto` means the checkpoint's own dtype, and the first available device of
     cuda, mps and cpu. `quantise` is none, int8 or int4 and applies to the matrices of linears;
-    other weights keep their dtype. `kv_dtype`, of keys and values, is auto (as `dtype`) or int8."""
+    other weights keep their dtype. `kv_dtype`, of keys and values, is auto (as `dtype`) or int8.
+    `rope` stretches rotary positions."""
 
     capacity: ModelCapacity
     dtype: str = "auto"
@@ -420,3 +421,4 @@ class LoadOptions:
     threads: int = 0
     quantise: str = "none"
     kv_dtype: str = "auto"
+    rope: RopeScaling = field(default_factory=RopeScaling)

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from outrider.core.errors import CheckpointError, ConfigError, given, nearest
 from outrider.core.params import ADVISED, params_for_one
-from outrider.core.spec import DecoderConfig, ModelSpec, StateShape
+from outrider.core.spec import DecoderConfig, ModelSpec, RopeScaling, StateShape
 from outrider.models.checkpoint import GENERATION, Checkpoint, config_document, open_checkpoint
 from outrider.models.family_table import FAMILY_TABLE, WRAPPERS, Family, layer_kinds
 from outrider.models.json_object import (
@@ -40,7 +40,7 @@ from outrider.models.layer_kinds import (
     sparse_layers,
 )
 from outrider.models.published.scheme import scheme_of
-from outrider.models.rope_config import Rope, check_rotary
+from outrider.models.rope_config import Rope, check_rotary, stretched
 
 _LONG_FACTORS = "the long factors of longrope"
 
@@ -97,6 +97,20 @@ class LayeredConfig(DecoderConfig):
             layers=layers,
             notes=(*notes, note),
         )
+
+    def stretched(self, scaling: RopeScaling) -> Self:
+        """The config with rotary positions as requested. Where some layers see the whole text,
+        those with a window stay as they are, as in llama.cpp. Raises ConfigError."""
+        if scaling.kind == "auto":
+            return self
+        rope, max_tokens = stretched(self.rope, self.max_tokens, scaling)
+        mixed = any(not kind.window for kind in self.layers)
+        stays = [kind.rope is None or (mixed and kind.window > 0) for kind in self.layers]
+        layers = tuple(
+            kind if stay else replace(kind, rope=rope)
+            for kind, stay in zip(self.layers, stays, strict=True)
+        )
+        return replace(self, rope=rope, layers=layers, max_tokens=max_tokens, longest_tokens=0)
 
     def parameters(self, num_attending: int) -> int:
         """Number of parameters if `num_attending` layers attend, without other kinds of layers'."""
@@ -247,6 +261,9 @@ class GPT2Config(LayeredConfig):
     fused_tensors: bool = True
     traits: LayerTraits = BIASED_LAYERS
     tie_word_embeddings: bool = True
+
+    def stretched(self, scaling: RopeScaling) -> Self:
+        return super(LayeredConfig, self).stretched(scaling)
 
     @property
     def num_parameters(self) -> int:

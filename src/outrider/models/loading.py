@@ -134,7 +134,8 @@ def load_model(
         from outrider.plugins.transformers.model import load_adapter
 
         return load_adapter(folder, options, name=name)
-    config = native_config_of(checkpoint).for_context(options.capacity.window)
+    config = native_config_of(checkpoint).stretched(options.rope)
+    config = config.for_context(options.capacity.window)
     device = pick_device(options.device)
     with Weights(checkpoint) as weights:
         stored = weights.stored

@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from outrider.core.errors import CheckpointError, did_you_mean
+from outrider.core.errors import CheckpointError, ConfigError, did_you_mean
+from outrider.core.spec import RopeScaling
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
@@ -78,6 +79,29 @@ def parse_rope(raw: JsonObject, rules: RopeRules = COMMON_ROPE) -> Rope:
         raise CheckpointError(f"{part.where}: rope_theta must be above 1, got {theta}.")
     rope = _scaled(raw, part, Rope(kind, theta))
     return replace(rope, partial_rotary_factor=_partial(raw, part, rules))
+
+
+def stretched(rope: Rope, max_tokens: int, scaling: RopeScaling) -> tuple[Rope, int]:
+    """The stretched positions of a model with the window `max_tokens`, and their window: what a
+    `rope_scaling` of these values in config.json gives. Raises ConfigError for positions with
+    factors of their own for each dimension."""
+    if rope.kind not in ("default", "linear", "yarn"):
+        raise ConfigError(
+            f"rope_scaling={scaling.kind}: the model's positions are of type {rope.kind}, whose "
+            "factors belong to the model.",
+            hint="leave --rope-scaling at auto; --context sets the window",
+        )
+    usual = rope.original_tokens if rope.kind == "yarn" else max_tokens
+    original = scaling.original_tokens or usual
+    part = {
+        "rope_type": scaling.kind,
+        "factor": scaling.factor,
+        "original_max_position_embeddings": original,
+    }
+    raw = JsonObject("--rope-scaling", {"max_position_embeddings": max_tokens})
+    plain = Rope(scaling.kind, rope.theta, partial_rotary_factor=rope.partial_rotary_factor)
+    found = _scaled(raw, JsonObject(raw.where, part), plain)
+    return found, max(max_tokens, int(original * scaling.factor))
 
 
 def check_rotary(where: str, rope: Rope, head_dim: int) -> None:

@@ -30,7 +30,7 @@ from typing import IO, Any
 import torch
 
 from outrider.core.errors import ContractError, given
-from outrider.core.spec import RecurrentCapacity
+from outrider.core.spec import RecurrentCapacity, RopeScaling
 from outrider.kernels.native.rounds import RoundModel
 from outrider.kernels.operators import pick_device
 from outrider.models.decoder import LoadOptions, ModelCapacity
@@ -366,7 +366,8 @@ def _options(given: dict[str, Any]) -> LoadOptions:
         **given["capacity"],
         "states": RecurrentCapacity(**given["capacity"]["states"]),
     }
-    values: dict[str, Any] = {**given, "capacity": ModelCapacity(**capacity)}
+    rope = RopeScaling(**given["rope"])
+    values: dict[str, Any] = {**given, "capacity": ModelCapacity(**capacity), "rope": rope}
     return LoadOptions(**values)
 
 

@@ -309,7 +309,7 @@ def _options(job: ParityTask) -> LoadOptions:
         max_rows=BATCH * longest,
         max_logits=BATCH * (job.largest_k + 1),
     )
-    return replace(options_for(config, capacity), quantise=config.quantise)
+    return replace(options_for(config, capacity), quantise=config.quantise, rope=config.rope)
 
 
 def _found(model: CausalLM, job: ParityTask, difference: TokenDifference, text: Ids) -> NearTie:
