@@ -73,7 +73,9 @@ def test_other_threads_may_plant() -> None:
 
 
 def test_methods_are_found_by_their_class() -> None:
-    mutant = Mutant("always", "outrider.core.rng", "return probability >= 1 or", "return True or")
+    certain = "if not 0 < probability < 1:\n            return probability >= 1"
+    always = certain.replace("probability >= 1", "True")
+    mutant = Mutant("always", "outrider.core.rng", certain, always)
     from outrider.core.rng import KeyedRng, Role
 
     rng = KeyedRng(0, 0, 0)
