@@ -16,10 +16,18 @@ import torch
 
 from outrider.core.draft import Outcome, Verdict
 from outrider.core.errors import CapacityError
-from outrider.engine.round import Batch, Chunks, FinishedRow, LiveSequence, RoundTiming, clamp
+from outrider.engine.round import (
+    Batch,
+    Chunks,
+    FinishedRow,
+    LiveSequence,
+    RoundTiming,
+    clamp,
+    unread_prompts,
+)
 from outrider.engine.stages import Stages
 from outrider.plugins.gpu.rounds.memory import StackModel
-from outrider.plugins.gpu.rounds.round import Refusals, unread_prompts
+from outrider.plugins.gpu.rounds.round import Refusals
 from outrider.plugins.gpu.rounds.sampling import request_refusal
 from outrider.plugins.gpu.rounds.trees import Way
 from outrider.plugins.gpu.rounds.verify import VerifyCache, padded_row
