@@ -40,7 +40,7 @@ from outrider.models.layer_kinds import (
     sparse_layers,
 )
 from outrider.models.published.scheme import scheme_of
-from outrider.models.rope_config import Rope, check_rotary, stretched
+from outrider.models.rope_config import Rope, check_rotary, rope_scaled
 
 _LONG_FACTORS = "the long factors of longrope"
 
@@ -81,19 +81,19 @@ class LayeredConfig(DecoderConfig):
         if num_tokens <= self.max_tokens or not self.longest_tokens:
             return self
 
-        def stretched(rope: Rope) -> Rope:
+        def with_long_factors(rope: Rope) -> Rope:
             return replace(rope, is_long=rope.kind == "longrope")
 
         notes = tuple(note for note in self.notes if not note.startswith(_LONG_FACTORS))
         layers = tuple(
-            replace(kind, rope=None if kind.rope is None else stretched(kind.rope))
+            replace(kind, rope=None if kind.rope is None else with_long_factors(kind.rope))
             for kind in self.layers
         )
         note = f"{_LONG_FACTORS} hold for texts of any length, as the context was made longer"
         return replace(
             self,
             max_tokens=self.longest_tokens,
-            rope=stretched(self.rope),
+            rope=with_long_factors(self.rope),
             layers=layers,
             notes=(*notes, note),
         )
@@ -103,7 +103,7 @@ class LayeredConfig(DecoderConfig):
         those with a window stay as they are, as in llama.cpp. Raises ConfigError."""
         if scaling.kind == "auto":
             return self
-        rope, max_tokens = stretched(self.rope, self.max_tokens, scaling)
+        rope, max_tokens = rope_scaled(self.rope, self.max_tokens, scaling)
         mixed = any(not kind.window for kind in self.layers)
         stays = [kind.rope is None or (mixed and kind.window > 0) for kind in self.layers]
         layers = tuple(

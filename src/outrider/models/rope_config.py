@@ -81,7 +81,7 @@ def parse_rope(raw: JsonObject, rules: RopeRules = COMMON_ROPE) -> Rope:
     return replace(rope, partial_rotary_factor=_partial(raw, part, rules))
 
 
-def stretched(rope: Rope, max_tokens: int, scaling: RopeScaling) -> tuple[Rope, int]:
+def rope_scaled(rope: Rope, max_tokens: int, scaling: RopeScaling) -> tuple[Rope, int]:
     """The stretched positions of a model with the window `max_tokens`, and their window: what a
     `rope_scaling` of these values in config.json gives. Raises ConfigError for positions with
     factors of their own for each dimension."""

@@ -61,14 +61,7 @@ _AFTER = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _NO_NORMS_BEFORE = ("attn_norm", "ffn_norm")
-_GRANITE = Part(settings.scales, tuple(key for key, _ in settings.SCALES))
-_GRANITE_TENSORS: Mapping[str, Any] = {
-    "names": {
-        **_ROUTED,
-        **{f"{part}_shexp": f"mlp.shared_expert.{part[4:]}_proj" for part in _FFN},
-    },
-    "paired": True,
-}
+_SCALES = Part(settings.scales, tuple(key for key, _ in settings.SCALES))
 # Parts of a head that turn with time, height and width: all the same for text.
 _SECTIONS = Part(lambda _: {}, ("rope.dimension_sections", "n_deepstack_layers"))
 _RECURRENT = Part(
@@ -122,6 +115,13 @@ def _row(
     )
 
 
+_GRANITE = _row(
+    "granite",
+    _SCALES,
+    Part(settings.granite_mixture, _EXPERT_KEYS),
+    names={**_ROUTED, **{f"{part}_shexp": f"mlp.shared_expert.{part[4:]}_proj" for part in _FFN}},
+    paired=True,
+)
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": _row(
         "llama",
@@ -191,13 +191,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         above_one=True,
     ),
     "gemma": _row("gemma", settings.activation("gelu_pytorch_tanh"), above_one=True),
-    "granite": _row(
-        "granite", _GRANITE, Part(settings.granite_mixture, _EXPERT_KEYS), **_GRANITE_TENSORS
-    ),
-    "granitemoe": _row(
-        "granite", _GRANITE, Part(settings.granite_mixture, _EXPERT_KEYS), **_GRANITE_TENSORS
-    ),
-    "minicpm": _row("granite", _GRANITE, paired=True),
+    "granite": _GRANITE,
+    "granitemoe": _GRANITE,
+    "minicpm": _row("granite", _SCALES, paired=True),
     "internlm2": _row("llama", paired=True),
     "xverse": _row("llama", paired=True),
     "exaone": _row("llama"),

@@ -119,7 +119,7 @@ def _signs_and_scales(words_NG: NDArray[np.uint32]) -> tuple[Bytes, Floats]:
     """Parts of words of 32 numbers: four times 7 bits of signs, and 2s + 1 of the upper 4 bits."""
     shifts = np.arange(0, 28, 7, dtype=np.uint32)
     signs = _EVEN_SIGNS[(words_NG[:, :, None] >> shifts & 127).reshape(len(words_NG), -1)]
-    return signs, (words_NG >> 28).astype(np.float32) * 2 + 1
+    return signs, _odd(words_NG >> 28)
 
 
 def iq2_xxs(blocks_NB: Bytes, out_NX: Floats) -> None:
