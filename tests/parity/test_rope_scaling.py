@@ -114,6 +114,11 @@ def test_way_and_scale_need_each_other(given: dict[str, object]) -> None:
         EngineConfig(**given)  # pyright: ignore[reportArgumentType]
 
 
+def test_a_window_without_a_way_is_refused() -> None:
+    with pytest.raises(ConfigError, match="yarn_orig_ctx=64 has no effect"):
+        EngineConfig(yarn_orig_ctx=64)
+
+
 @every_kind
 def test_texts_pass_the_old_window_and_drafts_change_no_token(kind: str, tmp_path: Path) -> None:
     folder = written(tmp_path / "own", "llama", eos_token_id=None)

@@ -451,6 +451,11 @@ class EngineConfig(
                 "the other.",
                 hint="for four times the window: --rope-scaling yarn --rope-scale 4",
             )
+        if self.yarn_orig_ctx and self.rope_scaling == "auto":
+            raise ConfigError(
+                f"yarn_orig_ctx={self.yarn_orig_ctx} has no effect without rope_scaling.",
+                hint="leave it out, or add --rope-scaling yarn --rope-scale 4",
+            )
 
     @property
     def rope(self) -> RopeScaling:
