@@ -176,7 +176,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def random_tensors(config: Mapping[str, Any], *, seed: int) -> dict[str, Tensor]:
     """Every tensor of the checkpoint that `config` describes, under its Hugging Face name."""
     rng = torch.Generator().manual_seed(seed)
-    return {name: _random(name, shape, rng) for name, shape in _shapes(config).items()}
+    return {name: random_tensor(name, shape, rng) for name, shape in _shapes(config).items()}
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
@@ -284,7 +284,7 @@ def _inputs(config: Mapping[str, Any], layer: str, head: int) -> tuple[Shapes, S
     return qkv, {f"{layer}.mlp.{part}_proj": (ffn, hidden) for part in ("gate", "up")}
 
 
-def _random(name: str, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+def random_tensor(name: str, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     uniform = torch.randint(-(2**20), 2**20, shape, generator=rng).float() / 2**20
     if name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")):
         return 1 + uniform / 4

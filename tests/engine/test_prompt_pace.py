@@ -71,11 +71,11 @@ def test_a_text_does_not_depend_on_the_pace(
     wanted = texts(model, config)
     asked = list[int]()
 
-    def limit(*_: object) -> int:
+    def limit(_: PromptPace) -> int:
         asked.append(LEAST_CHUNK)
         return LEAST_CHUNK
 
-    monkeypatch.setattr(PromptPace, "limit", limit)
+    monkeypatch.setattr(PromptPace, "limit", property(limit))
     assert texts(model, config) == wanted
     assert asked
 

@@ -157,6 +157,7 @@ def load_pair(
         child=child,
         heads=heads,
         own=plan.own,
+        mask_token=plan.mask_token,
         corpus=_corpus(plan),
         exact=target.kernels.exact,
         lookups=target.kernels.lookups,
@@ -233,7 +234,9 @@ def _load_draft(plan: LoadPlan) -> tuple[Decoder | None, ChildOptions | None]:
     config, folder = plan.settings, plan.model_folder
     if folder is None:
         return None, None
-    options = options_for(config, draft_room(plan.resolved, plan.num_slots, plan.window))
+    masks = plan.mask_token is not None
+    capacity = draft_room(plan.resolved, plan.num_slots, plan.window, masks=masks)
+    options = options_for(config, capacity)
     if config.drafter_device != "auto":
         options = replace(options, device=config.drafter_device)
     if config.drafter_home == "process":

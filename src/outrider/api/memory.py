@@ -111,17 +111,20 @@ def target_room(plan: LoadPlan, heads: HeadsToLoad | None) -> ModelCapacity:
     return replace(capacity, hidden_layers=plan.hidden_layers(heads))
 
 
-def draft_room(resolved: ResolvedConfig, num_slots: int, window: int = 0) -> ModelCapacity:
+def draft_room(
+    resolved: ResolvedConfig, num_slots: int, window: int = 0, *, masks: bool = False
+) -> ModelCapacity:
     """Capacity of a draft model for a target with so many slots, including the predicted verdicts
-    of a draft model that drafts ahead."""
+    of a draft model that drafts ahead, and the rows of one that `masks` tokens not yet drafted."""
     config, more = resolved.settings, draft_capacity(resolved)
     # A process of its own gets no such memory.
     apart = config.drafter_home != "process"
+    masked = config.most_batch * resolved.k if masks else 0
     capacity = model_capacity(
         config,
         num_slots + config.most_batch * whole_pages(more.num_slots, config.page_size),
-        max_rows=max(config.prefill_chunk, 2 * config.most_batch, more.num_rows),
-        max_logits=max(config.most_batch, more.num_logits),
+        max_rows=max(config.prefill_chunk, 2 * config.most_batch + masked, more.num_rows),
+        max_logits=max(config.most_batch, more.num_logits, masked),
         window=window,
         num_staged=apart * (most_staged(resolved) + LEAST_SHARE + more.num_slots),
     )
@@ -167,7 +170,9 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
             "draft",
             replace(spec_of_config(files.draft_config, config.dtype), stored_bytes=kept),
             files.draft,
-            draft_room(plan.resolved, plan.num_slots, plan.window),
+            draft_room(
+                plan.resolved, plan.num_slots, plan.window, masks=plan.mask_token is not None
+            ),
             home,
             in_float32=in_float32,
             num_lanes=1,

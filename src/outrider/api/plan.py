@@ -49,11 +49,11 @@ from outrider.models.families import (
 from outrider.models.gguf.vocabulary import TURN_ENDS
 from outrider.models.heads import (
     HeadsToLoad,
-    draft_notes,
     find_heads,
     has_own_mtp,
     hidden_layers_of,
     kind_of,
+    mask_token_of,
     own_mtp_depth,
     verifier_of,
     worth_of,
@@ -284,6 +284,16 @@ class LoadPlan:
         return self.resolved.settings
 
     @property
+    def mask_token(self) -> int | None:
+        """The id of a mask with which the draft model drafts all tokens in one pass; None if it
+        drafts one a pass, as it does apart from the target and ahead of verdicts."""
+        folder = self.model_folder
+        is_apart = self.settings.drafter_home == "process" or self.resolved.ahead
+        if folder is None or is_apart or self.translator is not None:
+            return None
+        return mask_token_of(folder)
+
+    @property
     def model_folder(self) -> Path | None:
         """The draft model's folder, if a model drafts."""
         return None if self.resolved.has_heads else self.draft_folder
@@ -396,7 +406,6 @@ def plan_pair(
         notes=(
             *_notes(folder, resolved, found, no_copy, verifier, searches=searches),
             *template_notes,
-            *(draft_notes(draft_folder) if has_draft and draft_folder is not None else ()),
         ),
         is_found=found is not None or copies,
         auto_batch=config.batch_size is None,

@@ -229,7 +229,8 @@ class HeadFormat:
     `name` within its architectures; `tensors` identify a checkpoint whose config says nothing else.
     `window_key` names the length of the texts that the heads were trained on, `layers_key` the
     number of layers of heads that have several. Heads with `three_layers` may read three layers of
-    the target. Heads without an `arena` store no keys and values."""
+    the target, and those that `spread` as many as they have layers themselves. Heads without an
+    `arena` store no keys and values. A format that `extends` another one has its marks as well."""
 
     model_types: tuple[str, ...]
     keys: tuple[str, ...] = ()
@@ -238,7 +239,9 @@ class HeadFormat:
     window_key: str = ""
     layers_key: str = ""
     three_layers: bool = False
+    spread: bool = False
     arena: bool = True
+    extends: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,6 @@
-"""A draft model (common/draft_model.py): chains, trees, in a process, or ahead of verdicts."""
+"""A draft model (common/draft_model.py): chains, trees, in a process, or ahead of verdicts.
+
+A PARD model drafts all tokens in one pass (nets/masked.py)."""
 
 from __future__ import annotations
 
@@ -28,6 +30,13 @@ def build(context: BuildContext) -> Drafter:
         from outrider.plugins.lanes.ahead.drafter import ahead_of
 
         return ahead_of(config, draft, sampler)
+    if models.mask_token is not None:
+        from outrider.drafters.nets.masked import MaskedModelDrafter
+        from outrider.drafters.nets.medusa import ParallelHeadSampler
+
+        parallel = ParallelHeadSampler.of(context, "the draft model")
+        chunk, mask = config.prefill_chunk, models.mask_token
+        return MaskedModelDrafter(draft, parallel, mask=mask, chunk=chunk)
     fused = None
     if trees or config.fused_round:
         fused = fused_model_drafts(draft, sampler, batch_size=config.most_batch)

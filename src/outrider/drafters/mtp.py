@@ -27,7 +27,7 @@ KIND = DrafterKind(
     branches=True,
     needs_words="an MTP block",
     in_target=True,
-    format=HeadFormat(model_types=("outrider_mtp",)),
+    format=HeadFormat(model_types=("outrider_mtp", "mtp")),
     keeps_apart=True,
     accepted=0.65,
 )

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# Medusa heads are published under this name.
-MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
+# Medusa and Hydra heads are published under these names.
+MEDUSA_WEIGHTS, HYDRA_WEIGHTS = "medusa_lm_head.safetensors", "hydra_lm_head.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -142,7 +142,7 @@ class FolderCheckpoint:
         return JsonObject.read(self.path / name)
 
     def files(self) -> tuple[Path, ...]:
-        for name in (WEIGHTS, MEDUSA_WEIGHTS):
+        for name in (WEIGHTS, MEDUSA_WEIGHTS, HYDRA_WEIGHTS):
             if self.has(name):
                 return (self.path / name,)
         if self.has(INDEX):

@@ -19,7 +19,7 @@ Shapes:  V = vocabulary, D = hidden size (of a head in memory), G = KV heads, S 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -53,8 +53,12 @@ from outrider.models.weights import Placement, Weights
 HeadKind: TypeAlias = str
 DraftKind: TypeAlias = str
 _EMBEDDING = "model.embed_tokens.weight"
+# The layers that heads read, numbered as ours or, for two keys, by some trainers from 0.
 _LAYERS, _PUBLISHED_LAYERS = "hidden_layers", "eagle_aux_hidden_state_layer_ids"
+_BLOCK_LAYERS, _OUTPUTS = "aux_hidden_state_layer_ids", "target_layer_ids"
 _SPECULATORS = "speculators_model_type"
+# The id of PARD, a parallel draft model (An et al. 2025, arXiv 2504.18583).
+_MASK_TOKEN = "pard_token"
 _NO_HEADS = "`outrider draft suggest TARGET` says what needs no heads"
 _OTHERS = f"name EAGLE 3 heads of the same target; {_NO_HEADS}"
 _OWN = (
@@ -75,30 +79,22 @@ def _formats() -> Mapping[HeadKind, HeadFormat]:
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
-    """An unsupported kind of heads, with `words` in its architecture or `keys` in its config."""
+    """An unsupported kind of heads, with `words` in its architecture."""
 
     title: str
     words: tuple[str, ...]
-    keys: tuple[str, ...] = ()
     hint: str = _OTHERS
 
-    def is_in(self, names: str, keys: Set[str]) -> bool:
-        return any(word in names for word in self.words) or not keys.isdisjoint(self.keys)
+    def is_in(self, names: str) -> bool:
+        return any(word in names for word in self.words)
 
 
-# The first kind that matches is named in the error: some formats also have an older one's keys.
+# The first kind that matches is named in the error.
 _UNREAD = (
-    _Unread("DSpark", ("dspark",), ("dspark_config", "markov_rank", "dspark_markov_rank")),
-    _Unread("DFlash2", ("dflash2",)),
-    _Unread("DFlash", ("dflash",), ("dflash_config",)),
-    _Unread("P-EAGLE", ("peagle",), ("peagle_config",)),
-    _Unread("XPress", ("xpress",)),
-    _Unread("Hydra", ("hydra",), ("hydra_num_heads",)),
-    _Unread("MLP speculator", ("mlpspeculator",)),
-    _Unread("NextN (MTP)", ("nextn", "mtpmodel", "moemtp", "seekmtp", "mimomtp"), (), _OWN),
-    _Unread("Gemma 4 assistant", ("gemma4assistant", "gemma4unifiedassistant"), (), _SHARING),
-    _Unread("Muse assistant", ("museglimmerassistant",), (), _SHARING),
-    _Unread("assistant", ("assistant",), (), _SHARING),
+    _Unread("NextN (MTP)", ("nextn", "mtpmodel", "moemtp", "seekmtp", "mimomtp"), _OWN),
+    _Unread("Gemma 4 assistant", ("gemma4assistant", "gemma4unifiedassistant"), _SHARING),
+    _Unread("Muse assistant", ("museglimmerassistant",), _SHARING),
+    _Unread("assistant", ("assistant",), _SHARING),
 )
 
 
@@ -224,14 +220,15 @@ class HeadMemory(CacheStore, Protocol):
 
 
 def kind_of(folder: Path) -> DraftKind:
-    """The kind of heads in a folder that --draft names, or MODEL; a GGUF file is a model. Raises
+    """The kind of heads in a folder or GGUF file that --draft names, or MODEL. Raises
     CheckpointError for a folder without `config.json` or with heads in an unsupported format."""
     checkpoint = open_checkpoint(folder)
-    if checkpoint.is_gguf:
-        return MODEL
     config = _config(checkpoint)
-    _refuse_unread(config)
     named = _named_kind(config)
+    if checkpoint.is_gguf:
+        return named or MODEL
+    if named is None:
+        _refuse_unread(config)
     if not any(folder.glob("*.safetensors")):
         _refuse_pickles(folder, heads=named is not None)
     if named is None and (checkpoint.has(WEIGHTS) or checkpoint.has(INDEX)):
@@ -239,15 +236,13 @@ def kind_of(folder: Path) -> DraftKind:
     return named or MODEL
 
 
-def draft_notes(folder: Path) -> tuple[str, ...]:
-    """A caution on a draft model that was made for another method of drafting."""
+def mask_token_of(folder: Path) -> int | None:
+    """The id that a draft model reads in place of tokens that are not drafted yet, so that one pass
+    drafts them all (PARD); None for other draft models."""
     config = _config_if_any(folder)
-    if config is None or not config.has("pard_token"):
-        return ()
-    return (
-        "the draft is a PARD model, made to draft all tokens in one pass; here it drafts one a "
-        "pass, as any draft model",
-    )
+    if config is None or not config.has(_MASK_TOKEN):
+        return None
+    return config.integer(_MASK_TOKEN, least=0)
 
 
 def worth_of(folder: Path, drafter: str) -> StatedWorth | None:
@@ -266,7 +261,8 @@ def verifier_of(folder: Path) -> str | None:
     config = _config_if_any(folder)
     if config is None or not config.has(_SPECULATORS):
         return None
-    _refuse_unread(config)
+    if _named_kind(config) is None:
+        _refuse_unread(config)
     part = config.child("speculators_config")
     verifier = part.child("verifier") if part else None
     name = verifier.text("name_or_path", "") if verifier else ""
@@ -310,18 +306,31 @@ def is_eagle3(config: JsonObject) -> bool:
 
 
 def _usual_layers(config: JsonObject, kind: HeadKind, num_layers: int) -> tuple[int, ...]:
-    if _formats()[kind].three_layers and is_eagle3(config):
+    form = _formats()[kind]
+    if form.three_layers and is_eagle3(config):
         return 2, num_layers // 2, num_layers - 3
-    return (num_layers,)
+    if not form.spread:
+        return (num_layers,)
+    own = layer_part(config).integer("num_hidden_layers", most=MAX_LAYERS)
+    if own == 1:
+        return (num_layers // 2 + 1,)
+    span = num_layers - 4
+    return tuple(round(1 + index * span / (own - 1)) + 1 for index in range(own))
 
 
 def _named_layers(config: JsonObject) -> tuple[int, ...] | None:
     """The layers that the file names at its top or, as some trainers write, in a part of it. The
-    speculators library numbers states from the embedding on, as we do."""
-    for part in (config, config.child("eagle_config")):
-        if part is not None and part.has(_LAYERS):
-            return part.integers(_LAYERS)
-        if part is not None and part.has(_PUBLISHED_LAYERS):
+    speculators library numbers states from the embedding on, as we do; z-lab and DeepSpec by the
+    layer that outputs them, where -1 is the embedding."""
+    for part in (config, config.child("eagle_config"), config.child("dflash_config")):
+        if part is None:
+            continue
+        for key in (_LAYERS, _BLOCK_LAYERS):
+            if part.has(key):
+                return part.integers(key)
+        if part.has(_OUTPUTS):
+            return tuple(layer + 1 for layer in part.integers(_OUTPUTS))
+        if part.has(_PUBLISHED_LAYERS):
             published = part.integers(_PUBLISHED_LAYERS)
             return published if config.has(_SPECULATORS) else _counted_from_0(published)
     return None
@@ -345,28 +354,32 @@ def _config_if_any(path: Path) -> JsonObject | None:
 
 
 def _refuse_unread(config: JsonObject) -> None:
-    own = config.text(_SPECULATORS, "eagle3")
-    named = (*config.texts("architectures"), config.text("model_type", ""), own)
-    names = " ".join(named).lower().replace("_", "")
-    keys = {*config.values, *(part.values if (part := config.child("dflash_config")) else ())}
-    found = next((one for one in _UNREAD if one.is_in(names, keys)), None)
-    if found is None and own != "eagle3":
-        found = _Unread(own, (), (), _OWN if own == "mtp" else _OTHERS)
+    own = config.text(_SPECULATORS, "")
+    names = " ".join((_architectures(config), own)).replace("_", "")
+    found = next((one for one in _UNREAD if one.is_in(names)), None)
+    if found is None and own:
+        found = _Unread(own, ())
     if found is not None:
         raise CheckpointError(
             f"{config.where}: {found.title} heads are not supported.", hint=found.hint
         )
 
 
+def _architectures(config: JsonObject) -> str:
+    return " ".join((*config.texts("architectures"), config.text("model_type", ""))).lower()
+
+
 def _named_kind(config: JsonObject) -> HeadKind | None:
     """The kind of heads that `config.json` states; None if it states none."""
-    own = config.text("model_type", "")
+    own = {config.text("model_type", ""), config.text(_SPECULATORS, "")}
     for kind, form in _formats().items():
-        if own in form.model_types:
+        if not own.isdisjoint(form.model_types):
             return kind
-    named = " ".join(config.texts("architectures")).lower()
-    for kind, form in _formats().items():
-        if any(config.has(key) for key in form.keys) or (form.name and form.name in named):
+    named, part = _architectures(config), config.child("dflash_config")
+    keys = {key for one in (config, part) if one for key in one.values if one.has(key)}
+    # A format that extends another one comes first, for it has both marks.
+    for kind, form in sorted(_formats().items(), key=lambda pair: not pair[1].extends):
+        if not keys.isdisjoint(form.keys) or (form.name and form.name in named):
             return kind
     return None
 

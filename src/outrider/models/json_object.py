@@ -97,6 +97,14 @@ class JsonObject:
             raise self.wrong(key, "a list of strings", items)
         return found
 
+    def objects(self, key: str) -> tuple[JsonObject, ...]:
+        """A list of objects; empty if the key is absent."""
+        items = self._list(key) if self.has(key) else []
+        values = [cast("dict[str, object]", item) for item in items if isinstance(item, dict)]
+        if len(values) < len(items):
+            raise self.wrong(key, "a list of objects", items)
+        return tuple(JsonObject(f"{self.where}: {key}", value) for value in values)
+
     def integers(self, key: str) -> tuple[int, ...]:
         """One integer or a list of them; empty if the key is absent."""
         value = self.values.get(key)

@@ -31,7 +31,6 @@ from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.families import LlamaConfig, read_config
 from outrider.models.heads import (
     DraftKind,
-    draft_notes,
     kind_of,
     misfits,
 )
@@ -146,7 +145,6 @@ def _heads(target: str, first: Path, draft: str, second: Path) -> Fit:
 
 def _model_remarks(first: Path, second: Path) -> Iterator[Remark]:
     """Cautions: windows and positions of two models that run beside each other."""
-    yield from (Remark(False, note) for note in draft_notes(second))
     try:
         ours, theirs = read_config(first), read_config(second)
     except OutriderError as error:

@@ -125,11 +125,11 @@ def test_a_table_of_another_padding_fits(outrider: Command, folder: Path) -> Non
     assert "8256" in shown.out
 
 
-def test_a_pard_model_is_named(outrider: Command, folder: Path) -> None:
+def test_a_pard_model_is_a_draft_model(outrider: Command, folder: Path) -> None:
     edit(folder / "config.json", pard_token=5)
     shown = outrider("draft", "check", "outrider/embedded", str(folder))
     assert shown.code == 0
-    assert "caution: the draft is a PARD model" in shown.out
+    assert "it fits: outrider generate" in shown.out
 
 
 @pytest.mark.parametrize("words", [(), ("outrider/embedded",)])

@@ -43,6 +43,39 @@ KINDS: Mapping[str, tuple[dict[str, object], tuple[str, ...], DraftKind]] = {
     "Medusa": ({"medusa_num_heads": 3, "medusa_num_layers": 1}, ("0.0.linear.weight",), "medusa"),
     "MTP": ({"model_type": "outrider_mtp"}, ("a",), "mtp"),
     "block": ({"model_type": "outrider_block"}, ("a",), "block"),
+    "DFlash": ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}, ("a",), "dflash"),
+    "DFlash by its key": ({"model_type": "qwen3", "dflash_config": {"a": 1}}, ("a",), "dflash"),
+    "DFlash2": ({"architectures": ["DFlash2DraftModel"]}, ("a",), "dflash"),
+    "P-EAGLE": ({"architectures": ["PEagleSpeculator"], "draft_vocab_size": 9}, ("a",), "peagle"),
+    "DSpark of DeepSpec": (
+        {"architectures": ["DFlashDraftModel"], "dflash_config": {"markov_rank": 4}},
+        ("a",),
+        "dspark",
+    ),
+    "DSpark by its name": (
+        {"architectures": ["Qwen3DSparkModel"], "dflash_config": {"a": 1}},
+        ("a",),
+        "dspark",
+    ),
+    "DSpark by its keys": ({"model_type": "qwen3", "markov_rank": 4}, ("a",), "dspark"),
+    "Hydra": ({"hydra_num_heads": 4, "hydra_num_layers": 1}, ("a",), "hydra"),
+    "MLP speculator": ({"model_type": "mlp_speculator"}, ("a",), "mlp-speculator"),
+    "MLP speculator by class": (
+        {"architectures": ["MLPSpeculatorPreTrainedModel"]},
+        ("a",),
+        "mlp-speculator",
+    ),
+    **{
+        f"{own} of speculators": (
+            {"speculators_model_type": own, "draft_vocab_size": 9},
+            ("a",),
+            kind,
+        )
+        for own, kind in {
+            **dict.fromkeys(("dflash", "dflash2"), "dflash"),
+            **{name: name for name in ("dspark", "xpress", "peagle", "mtp")},
+        }.items()
+    },
     "a model": ({"model_type": "llama"}, ("model.embed_tokens.weight",), "model"),
     "a model with fc": ({"model_type": "x"}, ("fc.weight", "model.embed_tokens.weight"), "model"),
 }
@@ -56,28 +89,7 @@ def test_what_a_folder_is_taken_for(
 
 
 UNREAD: Mapping[str, tuple[dict[str, object], str]] = {
-    "DFlash": ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}, "DFlash heads"),
-    "DFlash by its key": ({"model_type": "qwen3", "dflash_config": {"a": 1}}, "DFlash heads"),
-    "DFlash of speculators": (
-        {"speculators_model_type": "dflash", "draft_vocab_size": 9}, "DFlash heads",
-    ),
-    "P-EAGLE": ({"architectures": ["PEagleSpeculator"], "draft_vocab_size": 9}, "P-EAGLE heads"),
     "another of speculators": ({"speculators_model_type": "mlp"}, "mlp heads"),
-    "DFlash2": ({"speculators_model_type": "dflash2", "draft_vocab_size": 9}, "DFlash2 heads"),
-    "XPress": ({"speculators_model_type": "xpress"}, "XPress heads"),
-    "MTP of speculators": ({"speculators_model_type": "mtp"}, "mtp heads"),
-    "DSpark of DeepSpec": (
-        {"architectures": ["DFlashDraftModel"], "dflash_config": {"markov_rank": 4}}, "DSpark heads"
-    ),
-    "DSpark by its name": (
-        {"architectures": ["Qwen3DSparkModel"], "dflash_config": {"a": 1}}, "DSpark heads"
-    ),
-    "DSpark by its keys": ({"model_type": "qwen3", "markov_rank": 4}, "DSpark heads"),
-    "Hydra": ({"hydra_num_heads": 4, "hydra_num_layers": 1}, "Hydra heads"),
-    "MLP speculator": ({"model_type": "mlp_speculator", "n_predict": 3}, "MLP speculator heads"),
-    "MLP speculator by class": (
-        {"architectures": ["MLPSpeculatorPreTrainedModel"]}, "MLP speculator heads"
-    ),
     "Gemma 4 assistant": ({"model_type": "gemma4_assistant"}, "Gemma 4 assistant heads"),
     "Gemma 4 assistant that sees": (
         {"architectures": ["Gemma4UnifiedAssistantForCausalLM"]}, "Gemma 4 assistant heads"

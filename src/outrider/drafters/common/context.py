@@ -89,7 +89,8 @@ class LoadedModels:
     drafted, all if 0. `sampling` makes distributions and judges by them; the operator of draws
     comes with each sequence. Without a `machine` lanes take turns. With `child` a process of its
     own loads the draft model. `heads` are loaded when the drafter is built, for they share tables
-    with the target; so is `own`, with which the target drafts for itself. `corpus` has texts, as
+    with the target; so is `own`, with which the target drafts for itself. A draft model with a
+    `mask_token` drafts all tokens in one pass. `corpus` has texts, as
     tokens, for the suffix drafter. `exact` says that a row of the target's logits does not depend
     on the other rows. `lookups`, if given, are native. With `auto_batch` as many requests run as
     pay, up to `batch_size`."""
@@ -104,6 +105,7 @@ class LoadedModels:
     child: ChildOptions | None = None
     heads: HeadsToLoad | None = None
     own: SelfDraftSpec | None = None
+    mask_token: int | None = None
     corpus: Sequence[Sequence[int]] = ()
     exact: bool = True
     lookups: NativeLookups | None = None

@@ -83,9 +83,10 @@ class ModelDrafter:
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         return draft_some(rows, [row.budget.depth for row in rows], self._drafts)
 
-    def share(self, num_rows: int) -> int:
-        """Return the unread tokens of each of so many rows that one pass takes."""
-        return max(self._chunk // num_rows, LEAST_SHARE)
+    def share(self, num_rows: int, *, less: int = 0) -> int:
+        """Return the unread tokens of each of so many rows that one pass takes, with `less` other
+        rows for each."""
+        return max(self._chunk // num_rows - less, LEAST_SHARE)
 
     def begin(
         self, seq_id: int, tokens: Sequence[int], *, most: int = LEAST_SHARE

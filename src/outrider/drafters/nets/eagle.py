@@ -98,10 +98,10 @@ def read_eagle_config(folder: Path, target: ModelSpec) -> EagleConfig:
     """Read a folder's config. Raises CheckpointError for a file that is wrong or belongs to another
     target, and VocabularyError if its ids mean other text."""
     raw = open_checkpoint(folder).document(CONFIG)
-    described = _as_llama(raw)
+    described = as_llama(raw)
     layer = parse_llama(described)
     fused = is_eagle3(raw)
-    _check_sizes(raw.where, layer, target)
+    check_sizes(raw.where, layer, target)
     if layer.num_layers > (_MAX_LAYERS if fused else 1):
         most = f"at most {_MAX_LAYERS} layers" if fused else "one layer"
         raise CheckpointError(
@@ -148,7 +148,7 @@ def config_values(config: EagleConfig, hidden_layers: tuple[int, ...]) -> dict[s
     }
 
 
-def _as_llama(raw: JsonObject) -> JsonObject:
+def as_llama(raw: JsonObject) -> JsonObject:
     """Return the config as a Llama's, whatever the heads call themselves."""
     described = layer_part(raw)
     return JsonObject(raw.where, {**raw.values, **described.values, "model_type": "llama"})
@@ -163,7 +163,8 @@ def _windows(described: JsonObject, num_layers: int) -> tuple[int, ...]:
     return (*found, *([0] * (num_layers - len(found))))
 
 
-def _check_sizes(where: str, layer: LlamaConfig, target: ModelSpec) -> None:
+def check_sizes(where: str, layer: LlamaConfig, target: ModelSpec) -> None:
+    """Raise CheckpointError or VocabularyError unless the heads have the target's sizes."""
     if layer.hidden_size != target.hidden_size:
         raise CheckpointError(
             f"{where}: the heads have hidden_size {layer.hidden_size}, the target "
@@ -179,20 +180,22 @@ def _check_sizes(where: str, layer: LlamaConfig, target: ModelSpec) -> None:
 
 EMBEDDING = "embed_tokens"
 # Tensors that follow from d2t, and the target's own.
-_DERIVED = (*DERIVED, "t2d", "verifier_norm.weight", "verifier_lm_head.weight")
+FROM_TARGET = (*DERIVED, "t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 
 
-def load_eagle(heads: HeadsToLoad, target: NormedTarget) -> EntranceNet:
-    """Load heads. Raises CheckpointError, naming file and tensor, for heads that are incomplete,
-    not of this target or not all numbers."""
+def load_eagle(
+    heads: HeadsToLoad, target: NormedTarget, *, unread: tuple[str, ...] = ()
+) -> EntranceNet:
+    """Load heads, all tensors but `unread`. Raises CheckpointError, naming file and tensor, for
+    heads that are incomplete, not of this target or not all numbers."""
     config = read_eagle_config(heads.folder, target.spec)
     place, kernels = placement_of(target), own_kernels(target)
     if any(config.windows):
         kernels = for_kinds(kernels)
     with Weights.at(heads.folder) as weights:
-        _check_numbers(weights)
+        check_numbers(weights)
         block = _read_block(WeightReader(weights, kernels, place), weights, config, heads, target)
-        weights.check_all_taken(ignored=_DERIVED)
+        weights.check_all_taken(ignored=FROM_TARGET, unread=unread)
     return EntranceNet(block, kernels, place, heads.capacity)
 
 
@@ -222,7 +225,9 @@ def _read_block(
         states = TargetStates(layers=layers, norms=(target.tables.norm_D,), eps=eps)
     entering = {"token_norm_D": "input_layernorm", "state_norm_D": "hidden_norm"}
     operators = LayerOperators(sizes, turns)
-    head, ids_W = _head(reader, weights, config, target)
+    head, ids_W = target.tables.head, None
+    if fused:
+        head, ids_W = output_head(reader, weights, config.draft_vocab_size, target)
     return HeadBlock(
         config=sizes,
         layers=tuple(
@@ -242,7 +247,7 @@ def _read_block(
             **entrance_buffers(capacity, hidden, device),
         ),
         states=states,
-        embedding_VD=_embedding(reader, target),
+        embedding_VD=embedding_of(reader, target),
         head=head,
         norm_D=reader.vector("norm.weight", hidden) if fused else None,
         ids_W=ids_W,
@@ -297,16 +302,14 @@ def _layer(reader: WeightReader, config: EagleConfig, prefix: str, index: int) -
     )
 
 
-def _head(
-    reader: WeightReader, weights: Weights, config: EagleConfig, target: HeadTarget
+def output_head(
+    reader: WeightReader, weights: Weights, size: int, target: HeadTarget
 ) -> tuple[PackedLinear, Tensor | None]:
-    """Return the output head, and the ids that it knows, None for all."""
-    if not config.fused:
-        return target.tables.head, None
-    size = config.draft_vocab_size
+    """Return the output head of `size` drafted ids, and these ids, None for all of the target's.
+    Raises CheckpointError if the files do not say which ids a smaller head knows."""
     head: PackedLinear = target.tables.head
     if "lm_head.weight" in reader or size < target.spec.vocab_size:
-        head = reader.linear({"lm_head": size}, config.layer.hidden_size)
+        head = reader.linear({"lm_head": size}, target.spec.hidden_size)
     ids_W = _drafted_ids(weights, size, target) if "d2t" in weights else None
     if ids_W is None and size < target.spec.vocab_size:
         raise CheckpointError(
@@ -318,7 +321,10 @@ def _head(
 
 
 def _drafted_ids(weights: Weights, size: int, target: HeadTarget) -> Tensor:
-    ids_W = weights.take_integers("d2t", size) + torch.arange(size)
+    ids_W = weights.take_integers("d2t", size)
+    if not weights.checkpoint.is_gguf:
+        # Folders have the distances of ids, GGUF files the ids.
+        ids_W = ids_W + torch.arange(size)
     if int(ids_W.min()) < 0 or int(ids_W.max()) >= target.spec.vocab_size:
         raise VocabularyError(
             f"{weights.checkpoint.path}: d2t names ids outside the target's vocabulary of "
@@ -333,7 +339,7 @@ def _drafted_ids(weights: Weights, size: int, target: HeadTarget) -> Tensor:
     return ids_W.to(target.tables.embeddings.device)
 
 
-def _embedding(reader: WeightReader, target: HeadTarget) -> Tensor:
+def embedding_of(reader: WeightReader, target: HeadTarget) -> Tensor:
     """Return the target's table, unless the files hold one that differs."""
     table_VD = target.tables.embeddings
     name = f"{EMBEDDING}.weight"
@@ -343,7 +349,7 @@ def _embedding(reader: WeightReader, target: HeadTarget) -> Tensor:
     return table_VD if torch.equal(own_VD, table_VD) else own_VD
 
 
-def _check_numbers(weights: Weights) -> None:
+def check_numbers(weights: Weights) -> None:
     """Check that all weights are numbers: no draft of a diverged head would be accepted."""
     for name, tensor in weights.each():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):

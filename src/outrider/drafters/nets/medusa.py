@@ -341,11 +341,11 @@ class MedusaDrafter(ParallelDrafter):
         self._heads, self.name = heads, name
 
     def _guesses(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> list[Tensor]:
-        states_BD = torch.stack([_last_state(row) for row in rows])
+        states_BD = torch.stack([last_state(row) for row in rows])
         logits_HBV = self._heads.logits(states_BD, max(depths))
         return [logits_HBV[:depth, index] for index, depth in enumerate(depths)]
 
 
-def _last_state(row: DraftRow) -> Tensor:
+def last_state(row: DraftRow) -> Tensor:
     end = len(row.tokens) - 1
     return given(row.hidden, "hidden state").read(end - 1, end)[0, 0]

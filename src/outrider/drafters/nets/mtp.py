@@ -6,15 +6,16 @@
 
 The state h, before the norm, is what the block reads when it drafts on. DeepSeek-V3 (arXiv
 2412.19437), 2.2, equations 21 to 23; drafters/nets/hidden.py runs blocks and drafts with them.
-Published tensors have names of two schemes:
+Published tensors have names of three schemes:
 
-    folders of our own, DeepSeek-V3         Qwen3-Next, Qwen3.5
-    model.layers.N.enorm                    mtp.pre_fc_norm_embedding
-    model.layers.N.hnorm                    mtp.pre_fc_norm_hidden
-    model.layers.N.eh_proj                  mtp.fc
-    model.layers.N.*, a decoder layer       mtp.layers.N.*
-    model.layers.N.shared_head.norm         mtp.norm
+    our folders, DeepSeek-V3          Qwen3-Next, Qwen3.5          speculators: mtp_layers.N.
+    model.layers.N.enorm              mtp.pre_fc_norm_embedding    token_layernorm
+    model.layers.N.hnorm              mtp.pre_fc_norm_hidden       hidden_layernorm
+    model.layers.N.eh_proj            mtp.fc                       input_proj
+    model.layers.N.*, a layer         mtp.layers.N.*               *
+    model.layers.N.shared_head.norm   mtp.norm                     final_layernorm
 
+A folder of the speculators library has the block of a Qwen3, or that of Qwen3-Next or Qwen3.5.
 Qwen's blocks share everything but the layer, and their norms store the difference from 1. The
 decoder layer within a block is that of the Llama family, or a hybrid's attention layer, whose heads
 are scaled by a gate and whose feed-forward net may be a mixture of experts.
@@ -62,6 +63,7 @@ from outrider.models.heads import (
     HeadsToLoad,
     NormedTarget,
     check_finite,
+    layer_part,
     normed_target,
     own_kernels,
     placement_of,
@@ -70,7 +72,7 @@ from outrider.models.json_object import JsonObject
 from outrider.models.llama import LayerOperators
 from outrider.models.llama_weights import read_layer, read_norm
 from outrider.models.rope import Turns, turns_of
-from outrider.models.weights import DERIVED, WeightReader, Weights
+from outrider.models.weights import DERIVED, TextNames, WeightReader, Weights
 
 _log = logging.getLogger(__name__)
 
@@ -93,13 +95,15 @@ class MtpConfig:
 
     With `reads_normed` a block reads the target's state after the target's last norm, as published
     checkpoints were trained to; without it, the residual. With `gives_normed` a block goes on from
-    its own state after its last norm, without it from its residual.
+    its own state after its last norm, without it from its residual. It reads a text
+    from token `first` on.
     """
 
     block: LlamaConfig | QwenHybridConfig
     first_layer: int = 0
     reads_normed: bool = False
     gives_normed: bool = False
+    first: int = 0
 
     @property
     def depth(self) -> int:
@@ -110,9 +114,11 @@ def read_mtp_config(folder: Path, target: ModelSpec) -> MtpConfig:
     """Read a folder's config. Raises CheckpointError for a file that is wrong, that has no MTP
     block, or whose block is another target's."""
     raw = open_checkpoint(folder).document(CONFIG)
-    family = raw.text("model_type")
+    family = raw.text("model_type", "")
     if family == MODEL_TYPE:
         config = _own(raw)
+    elif raw.has(_SPECULATORS):
+        config = _of_speculators(raw)
     elif family in HYBRID_FAMILIES:
         config = _next_to_hybrid(raw)
     else:
@@ -148,6 +154,16 @@ def _own(raw: JsonObject) -> MtpConfig:
         )
     block = parse_llama(of_block)
     return MtpConfig(block=block, reads_normed=raw.flag("reads_normed", default=False))
+
+
+def _of_speculators(raw: JsonObject) -> MtpConfig:
+    """Return the config of a block that was taken out of a target, or trained like those."""
+    layer = layer_part(raw)
+    of_block = JsonObject(raw.where, {**layer.values, "num_nextn_predict_layers": 1})
+    if layer.text("model_type") in HYBRID_FAMILIES:
+        return replace(_next_to_hybrid(of_block), first=1)
+    block = replace(parse_llama(of_block), num_layers=1, layers=())
+    return MtpConfig(block=block, reads_normed=True, gives_normed=True, first=1)
 
 
 def _after_layers(raw: JsonObject) -> MtpConfig:
@@ -196,8 +212,33 @@ def config_values(config: MtpConfig) -> dict[str, object]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _SpeculatorsNames(TextNames):
+    """The names of the speculators library for those of both other schemes."""
+
+    def stored(self, name: str) -> str:
+        for plain, own in _SPECULATORS_NAMES:
+            if name.startswith(plain):
+                return own + name.removeprefix(plain)
+        return name
+
+
+_SPECULATORS = "speculators_model_type"
+_OWN_BLOCK = "mtp_layers.0."
+_SPECULATORS_NAMES = (
+    ("model.layers.0.enorm.", f"{_OWN_BLOCK}token_layernorm."),
+    ("model.layers.0.hnorm.", f"{_OWN_BLOCK}hidden_layernorm."),
+    ("model.layers.0.eh_proj.", f"{_OWN_BLOCK}input_proj."),
+    ("model.layers.0.shared_head.norm.", f"{_OWN_BLOCK}final_layernorm."),
+    ("model.layers.0.", _OWN_BLOCK),
+    ("mtp.pre_fc_norm_embedding.", f"{_OWN_BLOCK}token_layernorm."),
+    ("mtp.pre_fc_norm_hidden.", f"{_OWN_BLOCK}hidden_layernorm."),
+    ("mtp.fc.", f"{_OWN_BLOCK}input_proj."),
+    ("mtp.norm.", f"{_OWN_BLOCK}final_layernorm."),
+    ("mtp.layers.0.", _OWN_BLOCK),
+)
 # Copies of the target's tables, which some checkpoints hold.
-_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
+_COPIES = ("embed_tokens.weight", "shared_head.head.weight", "lm_head.weight")
 
 
 # A block's layer, the matrix that joins token and state, the norms of a token, of a state and at
@@ -212,15 +253,18 @@ def read_blocks(
     num_positions = capacity.num_positions(config.block.max_tokens)
     turns = turns_of(config.block, num_positions, target.tables.embeddings.device)
     with Weights.at(folder) as weights:
-        reader = WeightReader(weights, own_kernels(target), placement_of(target))
+        is_folder = f"{_OWN_BLOCK}input_proj.weight" in weights
+        names = _SpeculatorsNames() if is_folder else None
+        reader = WeightReader(weights, own_kernels(target), placement_of(target), text=names)
         if isinstance(config.block, QwenHybridConfig):
             parts = _gated_parts(folder, reader, config.block, turns)
         else:
             first, operators = config.first_layer, LayerOperators(config.block, turns)
             indices = range(first, first + config.depth)
             parts = [_llama_part(reader, operators, index) for index in indices]
-            if first == 0:
-                weights.check_all_taken(ignored=(*DERIVED, *_COPIES))
+        is_hybrid = isinstance(config.block, QwenHybridConfig)
+        if is_folder or not (is_hybrid or config.first_layer):
+            weights.check_all_taken(ignored=(*DERIVED, *_COPIES))
     return [_block(part, config, target, capacity) for part in parts]
 
 
@@ -329,6 +373,7 @@ def mtp_drafter(
         chunk=min(chunk, heads.capacity.max_rows),
         reach=max(heads.capacity.max_rows // batch_size, 1),
         window=min(window, wanted),
+        first=config.first,
     )
     fused = None
     if len(nets) == 1:

@@ -1,0 +1,486 @@
+"""Block drafters: a few layers that read the target's states and a block of masked tokens.
+
+DFlash (Chen et al. 2026, arXiv 2602.06036) and formats that extend it write a block in one pass:
+
+    c_p = norm_c(fc [h_p])                    the target's states at position p, of several layers
+    x   = embedding of [pending, mask, mask, ...]
+    per layer:  x += out(attention(q(y), k([c, y]), v([c, y])));  x += ffn(norm(x))     y = norm(x)
+    logits = head(norm(x))
+
+The pending token has no state yet, so the context ends before it. Tokens of the block see the
+context and, unless a layer is causal, the whole block. Row i predicts the token of its own
+position, or with `from_anchor` the one after it: then the pending token's row has the first draft.
+
+Keys and values of the context depend on the text alone and lie in an arena of pages. New context
+and a block are staged in one pass, and only the context is retained: a block is rolled back.
+Cost: a pass of B times S rows over the layers, and the projection of the new context.
+
+Shapes:  B = texts, S = size of a block, P = tokens of one text, N = packed rows (N = M + new
+         context), M = B times S, K = drafted positions, D = hidden size, V = vocabulary, W = ids
+         that are drafted, L = captured layers, E = fused q, k and v, F = FFN size, C = taps of a
+         convolution, G = groups of channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.core.draft import Draft
+from outrider.core.errors import given
+from outrider.core.protocols import DraftNeeds, DraftRow, StepRow
+from outrider.drafters.common.growth import NOT_DRAFTED, DraftSampler, draft_some
+from outrider.drafters.nets.hidden import TargetStates, normed
+from outrider.drafters.nets.medusa import ParallelHeadSampler
+from outrider.kernels.native.forward import LayerWeights
+from outrider.kernels.operators import Kernels
+from outrider.kernels.plan import PackedLinear, PackedPlan, sent
+from outrider.models.decoder import ModelCapacity, Passes
+from outrider.models.families import LlamaConfig
+from outrider.models.json_object import JsonObject
+from outrider.models.rope import Turns
+from outrider.models.weights import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The part of a text that a block's token sees in a layer: with a `window` the last tokens of
+    the text alone, and if it is `causal` no later token of the block. The window ends at the token
+    itself, or with `from_block` begins so many tokens before the block."""
+
+    window: int = 0
+    causal: bool = False
+    from_block: bool = False
+
+    def span(self, position: int, start: int, stop: int) -> tuple[int, int]:
+        """The first position that the token at `position` of the block from `start` to `stop` sees,
+        and the one after the last."""
+        end = position + 1 if self.causal else stop
+        if not self.window:
+            return 0, end
+        if self.from_block:
+            return max(start - self.window, 0), end
+        return max(position - self.window + 1, 0), min(end, position + self.window)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockConfig:
+    """Sizes of a block drafter. `sights` has one for each layer. Embeddings are multiplied by
+    `embedding_scale`, logits by `logit_scale`, and then capped by `logit_cap` (0: not). `own` has
+    the keys of the folder's config."""
+
+    layer: LlamaConfig
+    own: JsonObject
+    block_size: int
+    mask_token: int
+    sights: tuple[Sight, ...]
+    from_anchor: bool = False
+    draft_vocab_size: int = 0
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0
+
+    @property
+    def most(self) -> int:
+        """The number of positions that a block predicts."""
+        return self.block_size - (not self.from_anchor)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockConv:
+    """A convolution over the tokens of a block before and after a part of a layer (DFlash2).
+
+    Tap c multiplies the token c positions before, nothing before the block, by a weight of its
+    channel in `base_2CD` and one of its group that `kernels` computes from the input: those of the
+    entry come first, then those of the exit.
+    """
+
+    base_2CD: Tensor
+    kernels: PackedLinear
+
+    def weights(self, kernels: Kernels, x_MD: Tensor) -> Tensor:
+        """The weights of entry and exit, of shape [M, 2, C, G]."""
+        out = x_MD.new_empty(len(x_MD), self.kernels.num_out)
+        kernels.linear(x_MD, self.kernels, out)
+        return out.view(len(x_MD), 2, self.base_2CD.shape[1], -1)
+
+    def run(self, x_MD: Tensor, weights_M2CG: Tensor, side: int, block_size: int) -> Tensor:
+        """Return the tokens after the convolution of `side`: 0 is the entry, 1 the exit."""
+        num_groups = weights_M2CG.shape[3]
+        x_BSD = x_MD.view(-1, block_size, x_MD.shape[1])
+        out_MGX = torch.zeros_like(x_MD).view(len(x_MD), num_groups, -1)
+        for tap in range(self.base_2CD.shape[1]):
+            moved_BSD = functional.pad(x_BSD, (0, 0, tap, 0))[:, :block_size]
+            own_GX = self.base_2CD[side, tap].view(num_groups, -1)
+            factors_MGX = own_GX + weights_M2CG[:, side, tap, :, None]
+            out_MGX += moved_BSD.reshape(out_MGX.shape) * factors_MGX
+        return out_MGX.view(x_MD.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayer:
+    weights: LayerWeights
+    attention_conv: BlockConv | None = None
+    ffn_conv: BlockConv | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockParts:
+    """Weights; norms are float32. `states` makes c before its norm, `context_norm_D`. `head` knows
+    the `ids_W`, None for all. `embedding_VD` and `head` may be the target's."""
+
+    layers: tuple[BlockLayer, ...]
+    turns: Turns
+    states: TargetStates
+    context_norm_D: Tensor
+    embedding_VD: Tensor
+    norm_D: Tensor
+    head: PackedLinear
+    ids_W: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewContext:
+    """Tokens of a text from `start` on that are read next, and the target's states of them."""
+
+    row: DraftRow
+    start: int
+    stop: int
+
+    def states(self) -> Tensor:
+        """Return states_PLD."""
+        return given(self.row.hidden, "hidden state").read(self.start, self.stop)
+
+
+class Backbone:
+    """The layers of a block drafter, and the keys and values of its texts."""
+
+    def __init__(
+        self,
+        config: BlockConfig,
+        parts: BlockParts,
+        kernels: Kernels,
+        placement: Placement,
+        capacity: ModelCapacity,
+    ) -> None:
+        self.config, self._parts, self.kernels = config, parts, kernels
+        self.hidden_layers = parts.states.layers
+        self._passes = Passes(
+            placement.spec(config.layer),
+            up_size=2 * config.layer.ffn_size,
+            placement=placement,
+            capacity=replace(capacity, hidden_layers=(), max_logits=1),
+        )
+        self._reads_ND = torch.empty(
+            capacity.max_rows, config.layer.hidden_size, device=placement.device
+        )
+        self.state = self._passes.kv
+        self.num_texts = max(capacity.max_rows // (2 * config.block_size), 1)
+
+    @torch.inference_mode()
+    def read(self, parts: Sequence[NewContext], *, writes: bool = True) -> Tensor:
+        """Stage new context and, if it `writes`, a block for each text; return the block's hidden
+        states after the last norm, of shape [B, S, D]."""
+        config, size = self.config, self.config.block_size if writes else 0
+        rows = [StepRow.chain(part.row.seq_id, self._tokens(part, writes=writes)) for part in parts]
+        plan = self.state.plan(rows)
+        lengths = [part.stop - part.start for part in parts]
+        order_N = sent(torch.tensor(_blocks_first(lengths, size)), plan.tokens_N.device)
+        plan, num_block = _ordered(plan, order_N), size * len(parts)
+        x_MD = self._passes.scratch.x_ND[:num_block]
+        tokens_M = plan.tokens_N[:num_block]
+        x_MD.copy_(self._parts.embedding_VD.index_select(0, tokens_M.long()))
+        if config.embedding_scale != 1:
+            x_MD.mul_(config.embedding_scale)
+        states_PLD = torch.cat([part.states() for part in parts])
+        if len(states_PLD):
+            self._reads_ND[num_block : plan.num_tokens] = self._context(states_PLD)
+        plans = self._attention_plans(parts, plan, num_block) if writes else {}
+        for depth, layer in enumerate(self._parts.layers):
+            attended = plans.get(config.sights[depth])
+            self._layer(layer, plan, attended, x_MD, self.state.layers[depth])
+        if not writes:
+            return x_MD.view(len(parts), 0, x_MD.shape[1])
+        hidden_MD = normed(self.kernels, x_MD, self._parts.norm_D, config.layer.rms_norm_eps)
+        return hidden_MD.view(len(parts), size, -1)
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """Return float32 logits over the ids that are drafted, of shape [R, W]."""
+        hidden_RD = hidden_RD.contiguous()
+        out_RW = hidden_RD.new_empty(len(hidden_RD), self._parts.head.num_out)
+        self.kernels.linear(hidden_RD, self._parts.head, out_RW)
+        if self.config.logit_scale != 1:
+            out_RW.mul_(self.config.logit_scale)
+        if self.config.logit_cap:
+            self.kernels.soft_cap(out_RW, self.config.logit_cap)
+        return out_RW
+
+    def over_all(self, logits_RW: Tensor) -> Tensor:
+        """Return logits over the target's ids; others than the drafted have almost no share."""
+        ids_W = self._parts.ids_W
+        if ids_W is None:
+            return logits_RW
+        out_RV = logits_RW.new_full((len(logits_RW), self.config.layer.vocab_size), NOT_DRAFTED)
+        return out_RV.index_copy_(1, ids_W, logits_RW)
+
+    def target_ids(self, ids: Tensor) -> Tensor:
+        """Return the target's ids of drafted ones."""
+        return ids if self._parts.ids_W is None else self._parts.ids_W[ids]
+
+    def _context(self, states_PLD: Tensor) -> Tensor:
+        parts, eps = self._parts, self.config.layer.rms_norm_eps
+        context_PD = parts.states.fused(self.kernels, states_PLD)
+        return normed(self.kernels, context_PD, parts.context_norm_D, eps)
+
+    def _tokens(self, part: NewContext, *, writes: bool) -> tuple[int, ...]:
+        """The tokens to stage: new context, then the pending token and masks."""
+        tokens = tuple(part.row.tokens[part.start : part.stop])
+        if not writes:
+            return tokens
+        masks = (self.config.mask_token,) * (self.config.block_size - 1)
+        return (*tokens, part.row.tokens[-1], *masks)
+
+    def _attention_plans(
+        self, parts: Sequence[NewContext], plan: PackedPlan, num_block: int
+    ) -> dict[Sight, PackedPlan]:
+        """Return the plan of the block's rows for each kind of layer. A row that does not see the
+        beginning of its text lists the slots of what it sees."""
+        first, size = _ordered(plan, slice(0, num_block)), self.config.block_size
+        found: dict[Sight, PackedPlan] = {}
+        for sight in set(self.config.sights):
+            visible: list[int] = []
+            slots: list[int] = []
+            offsets = [0]
+            for part in parts:
+                pages, page = self.state.pages(part.row.seq_id), self.state.page_size
+                stop = part.stop + size
+                for position in range(part.stop, stop):
+                    begin, end = sight.span(position, part.stop, stop)
+                    visible.append(0 if begin else end)
+                    listed = range(begin, end) if begin else ()
+                    slots += [pages[at // page] * page + at % page for at in listed]
+                    offsets.append(len(slots))
+            device = plan.tokens_N.device
+            own = [
+                sent(torch.tensor(values, dtype=torch.int32), device)
+                for values in (visible, offsets, slots)
+            ]
+            found[sight] = replace(
+                first,
+                visible_N=own[0],
+                extra_offsets_N1=own[1] if slots else None,
+                extra_slots_E=own[2] if slots else None,
+            )
+        return found
+
+    def _layer(
+        self,
+        layer: BlockLayer,
+        plan: PackedPlan,
+        attended: PackedPlan | None,
+        x_MD: Tensor,
+        kv: tuple[Tensor, Tensor],
+    ) -> None:
+        """Write the keys and values of the pass; add the layer to the block's rows, if any."""
+        kernels, weights, config = self.kernels, layer.weights, self.config.layer
+        scratch = self._passes.view(plan.num_tokens)
+        reads_ND, mixing = self._reads_ND[: plan.num_tokens], None
+        if attended is not None:
+            reads_MD = self._enter(x_MD, given(weights.attention_norm_D, "norm"))
+            if layer.attention_conv is not None:
+                mixing = layer.attention_conv.weights(kernels, reads_MD)
+                reads_MD = layer.attention_conv.run(reads_MD, mixing, 0, self.config.block_size)
+            reads_ND[: len(x_MD)] = reads_MD
+        kernels.linear(reads_ND, weights.qkv, scratch.qkv_NE)
+        if weights.qkv_bias_E is not None:
+            scratch.qkv_NE.add_(weights.qkv_bias_E)
+        if weights.q_norm_H is not None and weights.k_norm_H is not None:
+            heads = (weights.q_norm_H, weights.k_norm_H, config.num_kv_heads, config.rms_norm_eps)
+            kernels.head_norm(scratch.qkv_NE, *heads)
+        kernels.rope_append(scratch.qkv_NE, *self._parts.turns, plan, *kv)
+        if attended is None:
+            return
+        own = self._passes.view(len(x_MD))
+        kernels.attention(own.qkv_NE, *kv, attended, config.scale, own.attended_NA)
+        self._add(own.attended_NA, weights.out, weights.out_bias_D, layer.attention_conv, mixing)
+        self._feed(layer, x_MD)
+
+    def _feed(self, layer: BlockLayer, x_MD: Tensor) -> None:
+        kernels, weights, own = self.kernels, layer.weights, self._passes.view(len(x_MD))
+        reads_MD, mixing = self._enter(x_MD, given(weights.ffn_norm_D, "norm")), None
+        if layer.ffn_conv is not None:
+            mixing = layer.ffn_conv.weights(kernels, reads_MD)
+            reads_MD = layer.ffn_conv.run(reads_MD, mixing, 0, self.config.block_size)
+        kernels.linear(reads_MD, given(weights.gate_up, "dense FFN"), own.up_NU)
+        kernels.silu_mul(own.up_NU, own.activated_NF)
+        down = given(weights.down, "dense FFN")
+        self._add(own.activated_NF, down, weights.down_bias_D, layer.ffn_conv, mixing)
+
+    def _enter(self, x_MD: Tensor, norm_D: Tensor) -> Tensor:
+        return normed(self.kernels, x_MD, norm_D, self.config.layer.rms_norm_eps)
+
+    def _add(
+        self,
+        given_MX: Tensor,
+        product: PackedLinear,
+        bias_D: Tensor | None,
+        conv: BlockConv | None,
+        mixing: Tensor | None,
+    ) -> None:
+        """Add a product to the residual, after the exit of a convolution, if there is one."""
+        own = self._passes.view(len(given_MX))
+        self.kernels.linear(given_MX, product, own.norm_ND)
+        if bias_D is not None:
+            own.norm_ND.add_(bias_D)
+        added_MD = own.norm_ND
+        if conv is not None and mixing is not None:
+            added_MD = conv.run(added_MD, mixing, 1, self.config.block_size)
+        own.x_ND.add_(added_MD)
+
+
+def _blocks_first(lengths: Sequence[int], size: int) -> list[int]:
+    """Indices of packed rows, those of blocks first: text i has `lengths[i]` tokens of context, and
+    then `size` of its block."""
+    blocks: list[int] = []
+    context: list[int] = []
+    start = 0
+    for length in lengths:
+        context += range(start, start + length)
+        blocks += range(start + length, start + length + size)
+        start += length + size
+    return blocks + context
+
+
+def _ordered(plan: PackedPlan, rows: Tensor | slice) -> PackedPlan:
+    """The plan of these packed rows, in this order."""
+    return replace(
+        plan,
+        tokens_N=plan.tokens_N[rows],
+        positions_N=plan.positions_N[rows],
+        slots_N=plan.slots_N[rows],
+        seq_N=plan.seq_N[rows],
+        visible_N=plan.visible_N[rows],
+    )
+
+
+# Makes the drafts of texts, each to its budget, from the hidden states of their blocks, [B, S, D].
+Write: TypeAlias = Callable[[Sequence[DraftRow], Tensor], list[Draft]]
+
+
+class BlockDrafter:
+    """A drafter with a backbone, whose blocks `write` makes drafts of. One pass reads at most
+    `chunk` tokens of a text; there are blocks up to position `window`.
+
+    It drafts nothing before the target has read a text up to its pending token."""
+
+    def __init__(
+        self, name: str, backbone: Backbone, write: Write, *, chunk: int, window: int
+    ) -> None:
+        self.name, self._backbone, self._write = name, backbone, write
+        self._chunk, self._window = chunk, window
+        self.needs = DraftNeeds(hidden_layers=backbone.hidden_layers)
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        self._backbone.state.open(seq_id, prompt[:-1])
+
+    def close(self, seq_id: int) -> None:
+        self._backbone.state.close(seq_id)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        return draft_some(rows, [self._depth(row) for row in rows], self._drafts)
+
+    def _depth(self, row: DraftRow) -> int:
+        length = len(row.tokens)
+        if row.hidden is None or row.hidden.length < length - 1:
+            return 0
+        most = min(row.budget.depth, self._backbone.config.most)
+        return max(0, min(most, self._window - length + 1))
+
+    def _drafts(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        size, drafts = self._backbone.num_texts, list[Draft]()
+        for at in range(0, len(rows), size):
+            some = rows[at : at + size]
+            drafts += self._write(some, self._hidden(some))
+        return drafts
+
+    def _hidden(self, rows: Sequence[DraftRow]) -> Tensor:
+        """Read these texts up to their pending tokens; return the hidden states of their blocks."""
+        state, share = self._backbone.state, self._backbone.config.block_size
+        parts: list[NewContext] = []
+        for row in rows:
+            start, stop = state.length(row.seq_id), len(row.tokens) - 1
+            most = share if len(rows) > 1 else self._chunk
+            while stop - start > most:
+                end = min(start + self._chunk, stop)
+                self._staged([NewContext(row, start, end)], writes=False)
+                start = end
+            parts.append(NewContext(row, start, stop))
+        return self._staged(parts, writes=True)
+
+    def _staged(self, parts: Sequence[NewContext], *, writes: bool) -> Tensor:
+        """Run a pass; retain the context that it read, and nothing after a failure."""
+        kept = {part.row.seq_id: range(0) for part in parts}
+        try:
+            hidden_BSD = self._backbone.read(parts, writes=writes)
+            kept = {part.row.seq_id: range(part.stop - part.start) for part in parts}
+        finally:
+            self._backbone.state.commit(kept)
+        return hidden_BSD
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """Drafts of all positions at once, from logits that do not depend on drafted tokens. `refine`
+    changes logits_BKW by pending tokens and hidden_BKD of the same positions."""
+
+    backbone: Backbone
+    sampler: ParallelHeadSampler
+    refine: Callable[[Sequence[DraftRow], Tensor, Tensor], Tensor] | None = None
+
+    def __call__(self, rows: Sequence[DraftRow], hidden_BSD: Tensor) -> list[Draft]:
+        return [
+            self.sampler.draft(row, logits_KV[: row.budget.depth])
+            for row, logits_KV in zip(rows, self._logits(rows, hidden_BSD), strict=True)
+        ]
+
+    @torch.inference_mode()
+    def _logits(self, rows: Sequence[DraftRow], hidden_BSD: Tensor) -> Tensor:
+        """Return logits_BKV."""
+        hidden_BKD = hidden_BSD[:, -self.backbone.config.most :]
+        shape = hidden_BKD.shape[:2]
+        logits_BKW = self.backbone.logits(hidden_BKD.flatten(0, 1)).view(*shape, -1)
+        if self.refine is not None:
+            logits_BKW = self.refine(rows, hidden_BSD, logits_BKW)
+        return self.backbone.over_all(logits_BKW.flatten(0, 1)).view(*shape, -1)
+
+
+class DraftPath(Protocol):
+    """Logits after the tokens of drafts that grow, for a batch of texts."""
+
+    def first(self) -> Tensor:
+        """Logits after the pending tokens, a row for each text; the caller may overwrite them."""
+        ...
+
+    def next(self, above: Sequence[int], tokens: Sequence[int], depth: int) -> Tensor:
+        """Logits after `tokens`, of depth `depth` from 1 on; `above` has for each the row of the
+        last call's logits that it was drafted from."""
+        ...
+
+
+def grown(sampler: DraftSampler, rows: Sequence[DraftRow], path: DraftPath) -> list[Draft]:
+    """Return chains or trees of `rows`, each of at least one token, along `path`."""
+    builder = sampler.builder(rows, [0] * len(rows))
+    logits_MV = path.first()
+    for depth in count(1):
+        steps = builder.grow(logits_MV)
+        if not steps:
+            break
+        tokens = [token for step in steps for token in step.tokens]
+        logits_MV = path.next(builder.above, tokens, depth)
+    return builder.drafts()

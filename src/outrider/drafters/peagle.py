@@ -1,0 +1,35 @@
+"""P-EAGLE: EAGLE 3 that drafts all tokens in one pass (nets/eagle.py)."""
+
+from __future__ import annotations
+
+from outrider.core.plugins import DrafterKind, HeadFormat
+from outrider.core.protocols import Drafter
+from outrider.drafters.common.context import BuildContext
+
+
+def build(context: BuildContext) -> Drafter:
+    from outrider.drafters.nets.masked import load_peagle
+    from outrider.drafters.nets.medusa import ParallelHeadSampler
+
+    return load_peagle(context, ParallelHeadSampler.of(context, "the P-EAGLE layers"))
+
+
+KIND = DrafterKind(
+    name="peagle",
+    build=build,
+    source="heads",
+    branches=True,
+    needs_words="P-EAGLE layers",
+    format=HeadFormat(
+        model_types=("peagle",),
+        keys=("peagle_config",),
+        name="peagle",
+        window_key="max_position_embeddings",
+        layers_key="num_hidden_layers",
+        three_layers=True,
+        extends="eagle",
+    ),
+    keeps_apart=True,
+    accepted=0.65,
+    at_once=True,
+)
