@@ -29,7 +29,7 @@ TENSORS = {
     "IQ2_XXS": (16, 256, 66), "IQ2_XS": (17, 256, 74), "IQ3_XXS": (18, 256, 98),
     "IQ1_S": (19, 256, 50), "IQ3_S": (21, 256, 110), "IQ2_S": (22, 256, 82), "IQ1_M": (29, 256, 56),
     "TQ1_0": (34, 256, 54), "TQ2_0": (35, 256, 66), "NVFP4": (40, 64, 36), "Q1_0": (41, 128, 18),
-    "Q2_0": (42, 64, 18),
+    "Q2_0": (42, 64, 18), "I64": (27, 1, 8),
 }  # fmt: skip
 # Where a block has its float16 scale, and the one of its minimums. MXFP4 has an exponent at 0,
 # NVFP4 floats of 8 bits, and IQ1_M the quarters of its float16 in the upper halves of four bytes.
@@ -124,7 +124,7 @@ class Gguf:
     alignment: int = 32
 
     def add(self, name: str, values: np.ndarray[Any, Any], kind: str = "F32") -> None:
-        raw = values.astype({"F32": "<f4", "F16": "<f2"}[kind]).tobytes()
+        raw = values.astype({"F32": "<f4", "F16": "<f2", "I64": "<i8"}[kind]).tobytes()
         self.tensors[name] = Stored(values.shape, kind, raw)
 
     def add_blocks(self, name: str, shape: tuple[int, ...], kind: str, seed: int) -> None:

@@ -122,6 +122,13 @@ _GRANITE = _row(
     names={**_ROUTED, **{f"{part}_shexp": f"mlp.shared_expert.{part[4:]}_proj" for part in _FFN}},
     paired=True,
 )
+_DRAFTER_OUTER = {
+    "token_embd": "embed_tokens",
+    "output_norm": "norm",
+    "output": "lm_head",
+    "fc": "fc",
+    "d2t": "d2t",
+}
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": _row(
         "llama",
@@ -304,6 +311,38 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "qwen3next": _row(
         "qwen3_next", _RECURRENT, _HYBRID_EXPERTS, **_HYBRID, settings={"norm_topk_prob": True}
+    ),
+    "eagle3": Architecture(
+        family="llama",
+        parts=(_LAYERED, settings.EAGLE3),
+        names={**_LLAMA_LAYER, "attn_norm_2": "hidden_norm"},
+        outer={**_DRAFTER_OUTER, "enc.output_norm": "input_norm"},
+        stem="layers.",
+        paired=True,
+        drafts=True,
+    ),
+    "dflash": Architecture(
+        family="qwen3",
+        parts=(_LAYERED, settings.DFLASH),
+        names={
+            **_LLAMA_LAYER,
+            "attn_conv_base": "attention_conv.base_kernel",
+            "attn_conv_proj": "attention_conv.kernel_projection",
+            "ffn_conv_base": "mlp_conv.base_kernel",
+            "ffn_conv_proj": "mlp_conv.kernel_projection",
+        },
+        outer={
+            **_DRAFTER_OUTER,
+            "enc.output_norm": "hidden_norm",
+            "markov_w1": "markov_head.markov_w1",
+            "markov_w2": "markov_head.markov_w2",
+            "conf_proj": "confidence_head.proj",
+            "selector_predecessor": "candidate_selector.predecessor_codebook",
+            "selector_successor": "candidate_selector.successor_codebook",
+            "selector_hidden": "candidate_selector.hidden_projection",
+        },
+        stem="layers.",
+        drafts=True,
     ),
     "smollm3": _row("smollm3", _WINDOW, paired=True),
     "gpt-oss": _row(

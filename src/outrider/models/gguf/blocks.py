@@ -66,6 +66,8 @@ TYPES: Mapping[int, TensorType] = {
     19: TensorType("IQ1_S", 19, 256, 50),
     20: TensorType("IQ4_NL", 20, 32, 18),
     21: TensorType("IQ3_S", 21, 256, 110),
+    # Of tables of ids.
+    27: TensorType("I64", 27, 1, 8),
     22: TensorType("IQ2_S", 22, 256, 82),
     23: TensorType("IQ4_XS", 23, 256, 136),
     29: TensorType("IQ1_M", 29, 256, 56),
@@ -80,7 +82,7 @@ TYPES: Mapping[int, TensorType] = {
         number: TensorType(name, number)
         for number, name in {
             4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32",
-            27: "I64", 28: "F64", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8",
+            28: "F64", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8",
         }.items()
     },
 }  # fmt: skip

@@ -143,7 +143,8 @@ class Architecture:
     checkpoints. With `qkv_bias`, queries, keys and values have biases, and nothing else has;
     without `out_bias`, they may have them without the output.
     With `turns_in_part`, only a part of a head turns with positions where config.json is silent.
-    Files with `mtp` may have an MTP block behind the last layer. Value heads may be `tiled`.
+    Files with `mtp` may have an MTP block behind the last layer. Value heads may be `tiled`. A file
+    that `drafts` holds heads of a target.
     """
 
     family: str
@@ -162,6 +163,7 @@ class Architecture:
     out_bias: bool = True
     mtp: bool = False
     tiled: bool = False
+    drafts: bool = False
 
     def reads(self, key: str) -> bool:
         return key in _READ or any(key in part.keys for part in self.parts)
@@ -238,6 +240,13 @@ class Sizes:
                 hint=OTHER_CHECKPOINT,
             )
         embedding = header.entries.get(EMBEDDING)
+        if embedding is None and row.drafts:
+            # A drafter of a target whose table it reads; it has the target's tokens.
+            tokens = self.raw.values.get("tokenizer.ggml.tokens")
+            size = len(tokens) if isinstance(tokens, Texts) else None
+            self.vocab_size = self.integer("vocab_size", size)
+            self.num_layers = self.integer("block_count")
+            return
         if embedding is None or len(embedding.shape) != 2:
             raise CheckpointError(
                 f"{self.raw.where}: the matrix {EMBEDDING} is missing.",

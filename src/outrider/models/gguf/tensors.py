@@ -36,7 +36,7 @@ _LAYER_PARTS = 6
 
 
 # Tensors whose names in checkpoints have no ending.
-_WHOLE = ("attn_sinks", "exp_probs_b", "ssm_a", "ssm_dt")
+_WHOLE = ("attn_sinks", "exp_probs_b", "ssm_a", "ssm_dt", "attn_conv_base", "ffn_conv_base")
 # Tensors of an MTP block that belong to no layer of it.
 MTP_NAMES = {
     "nextn.eh_proj": "mtp.fc",
@@ -128,7 +128,7 @@ def tensor_sources(sizes: Sizes) -> Mapping[str, TensorSource]:
             is_rate=part == "ssm_a",
             factor=f"{module}.scale" if f"{module}.scale" in header.entries else "",
         )
-        whole = name if part in _WHOLE else f"{name}.{ending}"
+        whole = name if part in _WHOLE or not ending else f"{name}.{ending}"
         if known:
             found |= (
                 {whole: source} if sizes.values is None else by_values(sizes.values, whole, source)
@@ -186,7 +186,7 @@ def _module(name: str) -> str:
     return parts[-2] if parts[-1] == "weight" and len(parts) == _LAYER_PARTS else ""
 
 
-_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
 
 
 class GgufTensors:
