@@ -71,11 +71,11 @@ def test_a_text_does_not_depend_on_the_pace(
     wanted = texts(model, config)
     asked = list[int]()
 
-    def limit(_: PromptPace) -> int:
+    def limit(*_: object) -> int:
         asked.append(LEAST_CHUNK)
         return LEAST_CHUNK
 
-    monkeypatch.setattr(PromptPace, "limit", property(limit))
+    monkeypatch.setattr(PromptPace, "limit", limit)
     assert texts(model, config) == wanted
     assert asked
 

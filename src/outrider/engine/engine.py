@@ -200,7 +200,7 @@ class Engine:
         """Return the limit on prompt tokens; with a lane for prompts, no round waits for them."""
         live = self.residents.live
         is_watched = any(live[work.seq_id].is_watched for work in pool.draft)
-        return pace.limit_with_rounds(pool) if is_watched and self._has_one_lane else pace.limit
+        return (pace.limit_with_rounds if is_watched and self._has_one_lane else pace.limit)(pool)
 
     @property
     def _has_one_lane(self) -> bool:

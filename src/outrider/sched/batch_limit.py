@@ -189,8 +189,10 @@ def _step(limit: int) -> int:
 # passes if the model is so large that any pass takes long. When clients stream their texts, a
 # prompt that takes longer than that, and longer than `LONG_ROUNDS` rounds, is read in chunks that
 # take half as long as the rounds of the same passes: the other requests then get tokens about two
-# thirds as fast. The time of a round changes with texts, drafts and the machine, so every eighth
-# pass reads one prompt token and measures the round anew.
+# thirds as fast. The time of a round changes with texts, drafts and the machine, and while prompts
+# wait no pass shows it. So every eighth pass in a row that would read prompts next to rounds reads
+# one prompt token and measures the round anew. Otherwise drafts that take long would count as slow
+# reading, and prompts would wait for ever smaller chunks.
 CHUNK_SECONDS = 0.2
 # A round of a drafter and a pass is longer than a pass of one row: three rounds are about four such
 # passes.
@@ -222,20 +224,24 @@ class PromptPace:
         self._reads: deque[float] = deque([seconds] if seconds else [], maxlen=_NUM_REMEMBERED)
         # Seconds of a round, and its number of sequences.
         self._rounds: deque[tuple[float, int]] = deque(maxlen=_NUM_REMEMBERED)
-        self._num_with_rounds = 0
+        # Passes with rounds and prompts since a round was timed.
+        self._num_mixed = 0
         # Whether a prompt that waits now was too long for a chunk when it came.
         self._has_long = False
 
-    @property
-    def limit(self) -> int | None:
-        """The most prompt tokens of a job; None until some number is known to be too many."""
+    def limit(self, pool: ReadyQueues) -> int | None:
+        """Return the most prompt tokens of a job that also runs the rounds that wait in `pool`;
+        None until some number is known to be too many."""
+        if not self._reads:
+            return None
+        if pool.draft and self._num_mixed >= PASSES_A_TRIAL - 1:
+            return 1
         most = max(CHUNK_SECONDS, NUM_ROUNDS * self._round_seconds(0))
-        return _tokens_in(most, min(self._reads), LEAST_CHUNK) if self._reads else None
+        return _tokens_in(most, min(self._reads), LEAST_CHUNK)
 
     def limit_with_rounds(self, pool: ReadyQueues) -> int | None:
-        """Return the limit of a job that also runs the rounds that wait in `pool`, if clients
-        stream their texts."""
-        most, num_rounds = self.limit, len(pool.draft)
+        """Return the limit of such a job if clients stream their texts."""
+        most, num_rounds = self.limit(pool), len(pool.draft)
         longest = max([work.num_tokens for work in pool.prefill], default=0)
         if most is None or not self._rounds:
             return most
@@ -245,25 +251,28 @@ class PromptPace:
         self._has_long = is_long or (self._has_long and longest > 0)
         if not self._has_long:
             return most
-        share = _tokens_in(
-            SHARE_WITH_ROUNDS * round_seconds, median(self._reads), LEAST_WITH_ROUNDS
-        )
-        self._num_with_rounds += 1
-        return min(most, share) if self._num_with_rounds % PASSES_A_TRIAL else 1
+        seconds = SHARE_WITH_ROUNDS * round_seconds
+        return min(most, _tokens_in(seconds, median(self._reads), LEAST_WITH_ROUNDS))
 
     def observe(self, job: Job, seconds: float) -> None:
         """Learn from a job that ended. A job that read few prompt tokens counts as a round."""
         read = [work.num_tokens for work in job.works if work.stage in _PASS]
         num_rounds = read.count(1)
         num_tokens = sum(read) - num_rounds
+        if not num_tokens and Stage.VERIFY in job.stages:
+            self._rounds.append((seconds, num_rounds))
+            self._num_mixed = 0
+            return
+        self._num_mixed += num_rounds > 0
+        if num_rounds and self._reads and not self._rounds:
+            # How much of the pass was reading cannot be said.
+            return
         if num_tokens >= (LEAST_WITH_ROUNDS if num_rounds else LEAST_CHUNK):
             # Rounds may be faster now than when they were measured: the chunk took at least most of
             # its share of the job.
             least = 0.75 * SHARE_WITH_ROUNDS / (1 + SHARE_WITH_ROUNDS) * seconds
             own = max(seconds - self._round_seconds(num_rounds), least)
             self._reads.append((own if num_rounds else seconds) / num_tokens)
-        elif not num_tokens and Stage.VERIFY in job.stages:
-            self._rounds.append((seconds, num_rounds))
 
     def _round_seconds(self, num_rounds: int) -> float:
         """Return a round's seconds; 0 while none is known. A larger round than the measured takes

@@ -22,6 +22,7 @@ from outrider.sched.batch_limit import (
 from outrider.sched.jobs import Job, ReadyQueues, SingleLane, Stage, StageItem
 
 CHUNK_SECONDS = 0.2
+NO_ROUNDS = ReadyQueues((), (), (), 9999)
 
 
 @pytest.fixture(autouse=True)
@@ -36,36 +37,36 @@ def job(*stages: Stage, tokens: int, seqs: int = 1) -> Job:
 
 
 def test_nothing_is_bounded_before_anything_is_known() -> None:
-    assert PromptPace().limit is None
+    assert PromptPace().limit(NO_ROUNDS) is None
 
 
 def test_a_guess_bounds_the_first_chunk() -> None:
-    assert PromptPace(seconds=0.002).limit == int(CHUNK_SECONDS / 0.002)
+    assert PromptPace(seconds=0.002).limit(NO_ROUNDS) == int(CHUNK_SECONDS / 0.002)
 
 
 def test_a_chunk_takes_its_time_by_the_fastest_of_the_last() -> None:
     pace = PromptPace(seconds=0.001)
     pace.observe(job(Stage.PREFILL, tokens=100), 1.0)
-    assert pace.limit == 200  # still as expected: one job may have been held up
+    assert pace.limit(NO_ROUNDS) == 200  # still as expected: one job may have been held up
     pace.observe(job(Stage.PREFILL, tokens=100), 1.0)
     pace.observe(job(Stage.PREFILL, tokens=100), 1.0)
-    assert pace.limit == 20
+    assert pace.limit(NO_ROUNDS) == 20
     pace.observe(job(Stage.PREFILL, tokens=50), 0.25)
     pace.observe(job(Stage.DRAFT, Stage.PREFILL, Stage.VERIFY, tokens=100), 9.0)
-    assert pace.limit == 40
+    assert pace.limit(NO_ROUNDS) == 40
 
 
 def test_a_model_with_slow_passes_reads_for_as_long_as_a_few_of_them() -> None:
     pace = PromptPace()
     pace.observe(job(Stage.PREFILL, tokens=100), 1.0)
     pace.observe(job(Stage.DRAFT, Stage.VERIFY, tokens=1), 0.5)
-    assert pace.limit == int(NUM_ROUNDS * 0.5 / 0.01)
+    assert pace.limit(NO_ROUNDS) == int(NUM_ROUNDS * 0.5 / 0.01)
 
 
 def test_it_never_reads_fewer_than_a_pass_is_worth() -> None:
     pace = PromptPace()
     pace.observe(job(Stage.PREFILL, tokens=20), 60.0)
-    assert pace.limit == LEAST_CHUNK
+    assert pace.limit(NO_ROUNDS) == LEAST_CHUNK
 
 
 def test_drafting_and_rounds_say_nothing_of_prompts() -> None:
@@ -73,7 +74,7 @@ def test_drafting_and_rounds_say_nothing_of_prompts() -> None:
     pace.observe(job(Stage.DRAFT, tokens=500), 9.0)
     pace.observe(job(Stage.AHEAD, tokens=500), 9.0)
     pace.observe(job(Stage.DRAFT, Stage.VERIFY, tokens=4, seqs=4), 0.1)
-    assert pace.limit is None
+    assert pace.limit(NO_ROUNDS) is None
 
 
 def test_a_schedule_keeps_within_it() -> None:
@@ -179,7 +180,28 @@ def test_short_prompts_and_prompts_alone_are_read_at_once() -> None:
     assert paced().limit_with_rounds(pool_of(most, 4)) == most
     assert paced().limit_with_rounds(pool_of(int(LONG_ROUNDS * ROUND / READ), 4)) == most
     assert PromptPace(READ).limit_with_rounds(pool_of(2_000, 4)) == most
-    assert paced().limit == most
+    assert paced().limit(NO_ROUNDS) == most
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_rounds_that_become_long_are_no_slow_reading(watched: bool) -> None:
+    """While many short prompts wait, no pass consists of rounds alone, and each round drafts."""
+    pace, found, num_rounds = PromptPace(READ), [0], 0
+    for _ in range(60):
+        pool = pool_of(20, num_rounds)
+        most = pace.limit_with_rounds(pool) if watched else pace.limit(pool)
+        job = SingleLane(256).next_job("main", replace(pool, most_prompt_tokens=most), 9)
+        assert job is not None
+        assert most is not None
+        found.append(most)
+        pace.observe(job, 0.3 * num_rounds + READ * min(most, 20))
+        num_rounds = min(num_rounds + 1, 6)
+    # The pass of rounds takes 1.8 seconds, so 0.2 seconds more of reading are the least.
+    assert min(chunks_of_all(found[20:])) >= CHUNK_SECONDS / READ / 2
+
+
+def chunks_of_all(found: list[int]) -> list[int]:
+    return [one for one in found if one > 1]
 
 
 def test_the_end_of_a_long_prompt_is_read_as_its_beginning_was() -> None:
