@@ -230,7 +230,8 @@ class HeadFormat:
     `window_key` names the length of the texts that the heads were trained on, `layers_key` the
     number of layers of heads that have several. Heads with `three_layers` may read three layers of
     the target, and those that `spread` as many as they have layers themselves. Heads without an
-    `arena` store no keys and values. A format that `extends` another one has its marks as well."""
+    `arena` store no keys and values. A format that `extends` another one has its marks as well, and
+    then the keys `also` suffice."""
 
     model_types: tuple[str, ...]
     keys: tuple[str, ...] = ()
@@ -242,6 +243,7 @@ class HeadFormat:
     spread: bool = False
     arena: bool = True
     extends: str = ""
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

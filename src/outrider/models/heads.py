@@ -377,11 +377,16 @@ def _named_kind(config: JsonObject) -> HeadKind | None:
             return kind
     named, part = _architectures(config), config.child("dflash_config")
     keys = {key for one in (config, part) if one for key in one.values if one.has(key)}
+
+    def has_marks(form: HeadFormat) -> bool:
+        extends = form.extends and not keys.isdisjoint(form.also)
+        named_so = bool(form.name) and form.name in named
+        also = bool(extends) and has_marks(_formats()[form.extends])
+        return named_so or also or not keys.isdisjoint(form.keys)
+
     # A format that extends another one comes first, for it has both marks.
-    for kind, form in sorted(_formats().items(), key=lambda pair: not pair[1].extends):
-        if not keys.isdisjoint(form.keys) or (form.name and form.name in named):
-            return kind
-    return None
+    ordered = sorted(_formats().items(), key=lambda pair: not pair[1].extends)
+    return next((kind for kind, form in ordered if has_marks(form)), None)
 
 
 def _stored_kind(checkpoint: Checkpoint) -> DraftKind:

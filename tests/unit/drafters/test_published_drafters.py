@@ -25,6 +25,7 @@ from outrider.core.protocols import Drafter, DraftRow
 from outrider.core.resolve import resolve
 from outrider.core.rng import KeyedRng
 from outrider.drafters.common.context import BuildContext, LoadedModels
+from outrider.drafters.nets.block_heads import read_block_config
 from outrider.drafters.nets.blocks import Sight
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of, mask_token_of
@@ -225,6 +226,43 @@ def mask(sight: Sight, context: int, size: int) -> list[list[bool]]:
         first, end = sight.span(place, context, context + size)
         rows.append([first <= key < end for key in range(context + size)])
     return rows
+
+
+def test_windows_of_the_zlab_folders(tmp_path: Path) -> None:
+    case = Case.read(CASES / "dflash-zlab.json")
+
+    def sights(top: dict[str, object], part: dict[str, object]) -> tuple[Sight, ...]:
+        part = {**case.config["dflash_config"], **part}
+        changed = replace(case, config={**case.config, **top, "dflash_config": part})
+        folder = changed.write(tmp_path)
+        spec = random_llama(TARGET).spec
+        return read_block_config(folder, spec, from_anchor=False).sights
+
+    slides = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
+    assert sights({}, {}) == (Sight(), Sight())
+    assert sights(slides, {}) == (Sight(7, causal=True), Sight())
+    assert sights({**slides, "is_causal": False}, {}) == (Sight(7), Sight())
+    assert sights({"is_causal": True}, {}) == (Sight(causal=True), Sight(causal=True))
+    whole = {"use_swa": True, "swa_window_size": 9, "causal": False}
+    assert sights({}, whole) == (Sight(9), Sight(9))
+
+
+@pytest.mark.parametrize("shape", [(192,), (1, 192)])
+def test_the_state_of_masks_may_have_fewer_axes(shape: tuple[int, ...], tmp_path: Path) -> None:
+    case = Case.read(CASES / "peagle.json")
+    config = {**case.config, "mask_token_id": None, "pard_token": case.config["mask_token_id"]}
+    shapes = {**case.shapes, "mask_hidden": shape}
+    changed = replace(case, config=config, shapes=shapes)
+    drafters = [
+        drafter_in(one.write(tmp_path / str(number)), chunk=8)
+        for number, one in enumerate((case, changed))
+    ]
+    found: list[list[tuple[int, ...]]] = []
+    for kind, target, drafter in drafters:
+        pair = Pair(case, kind, target, drafter)
+        pair.open(0)
+        found.append([draft.tokens for draft in drafter.propose([pair.states(0, 9)])])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -47,6 +47,12 @@ KINDS: Mapping[str, tuple[dict[str, object], tuple[str, ...], DraftKind]] = {
     "DFlash by its key": ({"model_type": "qwen3", "dflash_config": {"a": 1}}, ("a",), "dflash"),
     "DFlash2": ({"architectures": ["DFlash2DraftModel"]}, ("a",), "dflash"),
     "P-EAGLE": ({"architectures": ["PEagleSpeculator"], "draft_vocab_size": 9}, ("a",), "peagle"),
+    "P-EAGLE by its mask": (
+        {"architectures": ["LlamaForCausalLMEagle3"], "pard_token": 3},
+        ("fc.weight",),
+        "peagle",
+    ),
+    "PARD": ({"model_type": "llama", "pard_token": 3}, ("model.embed_tokens.weight",), "model"),
     "DSpark of DeepSpec": (
         {"architectures": ["DFlashDraftModel"], "dflash_config": {"markov_rank": 4}},
         ("a",),

@@ -78,6 +78,11 @@ def read_block_config(folder: Path, target: ModelSpec, *, from_anchor: bool) -> 
     described = as_llama(raw)
     layer = parse_llama(described)
     check_sizes(raw.where, layer, target)
+    if own.has("attention_value_scale") or not own.flag("rope_is_neox_style", default=True):
+        raise CheckpointError(
+            f"{raw.where}: scales of values and rotations of neighbours are not supported.",
+            hint="name EAGLE 3 heads of the same target",
+        )
     size = own.integer("block_size", _BLOCK_SIZE, least=2, most=_MOST_BLOCK)
     return BlockConfig(
         layer=replace(layer, layers=()),
@@ -101,14 +106,18 @@ def _cap(own: JsonObject) -> float:
 def _sights(own: JsonObject, described: JsonObject, num_layers: int) -> tuple[Sight, ...]:
     """Return what each layer sees. Sliding layers of speculators see so many tokens before the
     block, those of z-lab so many up to the token itself."""
-    window = described.integer("sliding_window", 0, least=0)
+    usual = described.integer("sliding_window", 0, least=0)
+    window = own.integer("swa_window_size", usual, least=0)
     listed = (*described.texts("layer_types"), *["full_attention"] * num_layers)[:num_layers]
+    if own.flag("use_swa", default=False):
+        listed = ("sliding_attention",) * num_layers
     if own.has("speculators_model_type"):
         causal = not own.flag("sliding_window_non_causal", default=False)
         slides, sees_all = Sight(window, causal=causal, from_block=True), Sight()
     else:
-        slides = Sight(window, causal=own.flag("is_causal", default=True))
-        sees_all = Sight(causal=own.flag("is_causal", default=False))
+        key = "is_causal" if own.has("is_causal") else "causal"
+        slides = Sight(window, causal=own.flag(key, default=True))
+        sees_all = Sight(causal=own.flag(key, default=False))
     return tuple(slides if kind == "sliding_attention" and window else sees_all for kind in listed)
 
 

@@ -131,10 +131,15 @@ def _read_mask(heads: HeadsToLoad, vocab_size: int, hidden_size: int) -> Mask:
     key = next((key for key in _TOKENS if raw.has(key)), _TOKENS[0])
     num_layers = len(heads.capacity.hidden_layers)
     with Weights.at(heads.folder) as weights:
-        state_LD = weights.take(_STATE, 1, 1, num_layers * hidden_size).clone()
+        found = (tensor for name, tensor in weights.each() if name == _STATE)
+        state = next(found, torch.empty(0))
+        if state.numel() != num_layers * hidden_size:
+            # Trainers write it with one axis or more, and else this is the error.
+            state = weights.take(_STATE, 1, 1, num_layers * hidden_size)
+        state_LD = state.float().clone().view(num_layers, hidden_size)
     return Mask(
         raw.integer(key, least=0, most=vocab_size - 1),
-        state_LD.float().view(num_layers, hidden_size),
+        state_LD,
         _num_trained(raw),
     )
 
