@@ -251,33 +251,42 @@ class Backbone:
     ) -> dict[Sight, PackedPlan]:
         """Return the plan of the block's rows for each kind of layer. A row that does not see the
         beginning of its text lists the slots of what it sees."""
-        first, size = _ordered(plan, slice(0, num_block)), self.config.block_size
+        first, device = _ordered(plan, slice(0, num_block)), plan.tokens_N.device
         found: dict[Sight, PackedPlan] = {}
         for sight in set(self.config.sights):
-            visible: list[int] = []
-            slots: list[int] = []
-            offsets = [0]
-            for part in parts:
-                pages, page = self.state.pages(part.row.seq_id), self.state.page_size
-                stop = part.stop + size
-                for position in range(part.stop, stop):
-                    begin, end = sight.span(position, part.stop, stop)
-                    visible.append(0 if begin else end)
-                    listed = range(begin, end) if begin else ()
-                    slots += [pages[at // page] * page + at % page for at in listed]
-                    offsets.append(len(slots))
-            device = plan.tokens_N.device
-            own = [
-                sent(torch.tensor(values, dtype=torch.int32), device)
-                for values in (visible, offsets, slots)
+            spans = [self._spans(sight, part) for part in parts]
+            visible = [0 if begin else end for rows in spans for begin, end in rows]
+            listed = [
+                slots_T
+                for part, rows in zip(parts, spans, strict=True)
+                for slots_T in self._listed(part, rows)
             ]
-            found[sight] = replace(
-                first,
-                visible_N=own[0],
-                extra_offsets_N1=own[1] if slots else None,
-                extra_slots_E=own[2] if slots else None,
+            found[sight] = own = replace(
+                first, visible_N=sent(torch.tensor(visible, dtype=torch.int32), device)
             )
+            if any(map(len, listed)):
+                offsets_N1 = torch.tensor([0, *map(len, listed)]).cumsum(0, dtype=torch.int32)
+                found[sight] = replace(
+                    own,
+                    extra_offsets_N1=sent(offsets_N1, device),
+                    extra_slots_E=sent(torch.cat(listed), device),
+                )
         return found
+
+    def _spans(self, sight: Sight, part: NewContext) -> list[tuple[int, int]]:
+        stop = part.stop + self.config.block_size
+        return [sight.span(position, part.stop, stop) for position in range(part.stop, stop)]
+
+    def _listed(self, part: NewContext, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
+        """Return the slots of what each row sees, int32, empty if that begins with the text."""
+        begins = [begin for begin, _ in spans]
+        if not any(begins):
+            return [torch.empty(0, dtype=torch.int32)] * len(spans)
+        least, size = min(begins), self.state.page_size
+        pages = torch.tensor(self.state.pages(part.row.seq_id), dtype=torch.int32)
+        at_T = torch.arange(least, max(end for _, end in spans))
+        slots_T = pages[at_T // size] * size + (at_T % size).int()
+        return [slots_T[begin - least : end - least if begin else 0] for begin, end in spans]
 
     def _layer(
         self,
