@@ -6,6 +6,7 @@ Shapes:  K = drafted positions, V = vocabulary.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -231,9 +232,9 @@ def mask(sight: Sight, context: int, size: int) -> list[list[bool]]:
 def test_windows_of_the_zlab_folders(tmp_path: Path) -> None:
     case = Case.read(CASES / "dflash-zlab.json")
 
-    def sights(top: dict[str, object], part: dict[str, object]) -> tuple[Sight, ...]:
-        part = {**case.config["dflash_config"], **part}
-        changed = replace(case, config={**case.config, **top, "dflash_config": part})
+    def sights(top: Mapping[str, object], part: Mapping[str, object]) -> tuple[Sight, ...]:
+        inner = {**case.config["dflash_config"], **part}
+        changed = replace(case, config={**case.config, **top, "dflash_config": inner})
         folder = changed.write(tmp_path)
         spec = random_llama(TARGET).spec
         return read_block_config(folder, spec, from_anchor=False).sights
