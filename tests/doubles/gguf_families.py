@@ -131,8 +131,8 @@ _MODULES = {
 Numbers = np.ndarray[Any, Any]
 
 
-def write_gguf(folder: Path, path: Path) -> Path:
-    """Of the checkpoint in `folder`."""
+def write_gguf(folder: Path, path: Path, *, only: tuple[str, ...] = ("",)) -> Path:
+    """Of the checkpoint in `folder`, with the tensors that begin in one of the ways `only`."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
     read = cast("Any", safetensors_numpy).load_file
@@ -162,6 +162,7 @@ def write_gguf(folder: Path, path: Path) -> Path:
         stored = own.get(module) or _MODULES.get(module) or module_named(module)
         values = _laid_out(stored_values, arch, stored, ending, config)
         file.add(f"{layer}{stored}.{ending}", np.ascontiguousarray(values))
+    file.tensors = {name: one for name, one in file.tensors.items() if name.startswith(only)}
     return file.write(path)
 
 

@@ -6,8 +6,10 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from doubles.gguf_families import write_gguf
 from doubles.tiny_families import add_words
@@ -17,7 +19,11 @@ from outrider.api.llm import LLM
 from outrider.cli.main import run
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
-from outrider.models.loading import resolve
+from outrider.drafters.nets.mtp import read_mtp_config
+from outrider.models.decoder import LoadOptions, ModelCapacity
+from outrider.models.heads import kind_of
+from outrider.models.loading import load_model, resolve
+from outrider.models.weights import Weights
 
 pytestmark = [pytest.mark.wide, pytest.mark.slow]
 PROMPTS = ["def add(a, b):\n", "The river", "2 + 2 = 2 + 2 = 2 + 2", "def add(a, b):\n    return"]
@@ -111,7 +117,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pat
     for name in ("qwen3_5", "qwen3_5_moe", "qwen3_next"):
         folder = tmp_path_factory.mktemp(name)
         # Every layer of a mixture in a file is sparse.
-        changes = {"mlp_only_layers": []} if name == "qwen3_next" else {}
+        changes: dict[str, Any] = {"mlp_only_layers": []} if name == "qwen3_next" else {}
         write_hybrid_with_mtp(folder, name, **changes)
         found[name] = (folder, write_gguf(folder, folder.parent / f"{name}.gguf"))
         add_words(folder)
@@ -122,9 +128,11 @@ GGUF = EngineConfig(device="cpu", dtype="float32", batch_size=3, k=3, context=96
 IDS = ([5, 9, 7, 5, 9, 7, 5, 9], [3, 4, 3, 4, 3], [8])
 
 
-def ids_of(path: Path, tokenizer: Path, **changes: object) -> list[tuple[int, ...]]:
+def ids_of(
+    path: Path, tokenizer: Path, draft: Path | None = None, **changes: object
+) -> list[tuple[int, ...]]:
     config = replace(GGUF, tokenizer=str(tokenizer), **changes)  # type: ignore[arg-type]
-    with LLM(path, config=config) as llm:
+    with LLM(path, draft=draft, config=config) as llm:
         params = SamplingParams(max_tokens=24, ignore_eos=True)
         return [result.token_ids for result in llm.generate(list(IDS), params)]
 
@@ -143,14 +151,44 @@ def test_a_hybrid_in_a_gguf_file_drafts_with_its_own_block(
     assert ids_of(path, folder, drafter="ngram", k=5) == plain
 
 
+def rounds_of(target: Path, folder: Path, drafter: str, draft: Path | None = None) -> int:
+    config = replace(GGUF, tokenizer=str(folder), drafter=drafter, k=2)
+    with LLM(target, draft=draft, config=config) as llm:
+        params = SamplingParams(max_tokens=40, ignore_eos=True)
+        return sum(result.stats.num_rounds for result in llm.generate(list(IDS), params))
+
+
 def test_an_mtp_block_in_a_gguf_file_is_the_folders(
     files: dict[str, tuple[Path, Path]],
 ) -> None:
     folder, path = files["qwen3_5"]
-    rounds: list[int] = []
-    for one in (path, folder):
-        config = replace(GGUF, tokenizer=str(folder), drafter="mtp", k=2)
-        with LLM(one, config=config) as llm:
-            params = SamplingParams(max_tokens=40, ignore_eos=True)
-            rounds.append(sum(r.stats.num_rounds for r in llm.generate(list(IDS), params)))
-    assert rounds[0] == rounds[1]
+    assert rounds_of(path, folder, "mtp") == rounds_of(folder, folder, "mtp")
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+def test_an_mtp_block_in_a_file_of_its_own_drafts(
+    files: dict[str, tuple[Path, Path]], name: str, tmp_path: Path
+) -> None:
+    """With and without the tables of the target, of which it needs none."""
+    folder, path = files[name]
+    last = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    block, plain = f"blk.{last}.", ids_of(path, folder, drafter="none")
+    own = rounds_of(path, folder, "mtp")
+    room = ModelCapacity(num_slots=16, page_size=4)
+    spec = load_model(folder, LoadOptions(capacity=room, device="cpu")).spec
+    for outer in ((), ("token_embd", "output")):
+        draft = write_gguf(folder, tmp_path / f"{len(outer)}.gguf", only=(block, *outer))
+        assert kind_of(draft) == "mtp"
+        alone, within = (read_mtp_config(one, spec).block for one in (draft, path))
+        assert replace(alone, tie_word_embeddings=within.tie_word_embeddings) == within
+        with Weights.at(draft) as found, Weights.at(path) as whole:
+            tensors = {name: one for name, one in whole.each() if name.startswith("mtp.")}
+            assert len(tensors) > 4
+            same = {
+                name: torch.equal(one, tensors[name])
+                for name, one in found.each()
+                if name in tensors
+            }
+            assert same == dict.fromkeys(tensors, True)
+        assert rounds_of(path, folder, "auto", draft) == own
+        assert ids_of(path, folder, draft) == plain

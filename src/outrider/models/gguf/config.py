@@ -183,6 +183,8 @@ def config_of(sizes: Sizes) -> dict[str, Any]:
     }
     for part in row.parts:
         found |= part.read(sizes)
+    if sizes.is_mtp:
+        found |= {"model_type": "outrider_mtp", "block_type": row.family}
     return found
 
 
@@ -239,13 +241,17 @@ class Sizes:
                 f"{self.raw.where}: keys and values of different sizes are not supported.",
                 hint=OTHER_CHECKPOINT,
             )
+        self.num_blocks = self.integer("block_count")
+        predicted = self.integer("nextn_predict_layers", 0, least=0) if row.mtp else 0
+        self.num_layers = self.num_blocks - predicted
+        # llama.cpp's converter can write the MTP block of a model alone.
+        self.is_mtp = predicted > 0 and "blk.0.attn_norm.weight" not in header.entries
         embedding = header.entries.get(EMBEDDING)
-        if embedding is None and row.drafts:
+        if embedding is None and (row.drafts or self.is_mtp):
             # A drafter of a target whose table it reads; it has the target's tokens.
             tokens = self.raw.values.get("tokenizer.ggml.tokens")
             size = len(tokens) if isinstance(tokens, Texts) else None
             self.vocab_size = self.integer("vocab_size", size)
-            self.num_layers = self.integer("block_count")
             return
         if embedding is None or len(embedding.shape) != 2:
             raise CheckpointError(
@@ -253,8 +259,6 @@ class Sizes:
                 hint="is it the file of a whole language model?",
             )
         self.vocab_size = embedding.shape[0]
-        predicted = self.integer("nextn_predict_layers", 0, least=0) if row.mtp else 0
-        self.num_layers = self.integer("block_count") - predicted
 
     @property
     def values(self) -> Values | None:

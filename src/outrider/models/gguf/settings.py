@@ -217,14 +217,14 @@ def recurrences(sizes: Sizes) -> dict[str, Any]:
         found["layer_types"] = [
             "linear_attention" if one else "full_attention" for one in recurrent
         ]
-    if sizes.integer("block_count") > sizes.num_layers:
-        found["mtp_num_hidden_layers"] = sizes.integer("block_count") - sizes.num_layers
+    if sizes.num_blocks > sizes.num_layers:
+        found["mtp_num_hidden_layers"] = sizes.num_blocks - sizes.num_layers
     return found
 
 
 def shared_expert_of(sizes: Sizes) -> dict[str, Any]:
     """The shared expert of a hybrid, which is as large as its tensor."""
-    entry = sizes.header.entries.get("blk.0.ffn_gate_shexp.weight")
+    entry = sizes.header.entries.get(f"blk.{sizes.num_blocks - 1}.ffn_gate_shexp.weight")
     return {"shared_expert_intermediate_size": 0 if entry is None else entry.shape[0]}
 
 
