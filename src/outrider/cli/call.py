@@ -33,7 +33,7 @@ from outrider.cli.options import (
 from outrider.cli.output import answer, check_writable, json_line, screen_table
 from outrider.cli.verbs import VERBS
 from outrider.core import settings
-from outrider.core.env import OTHER_VARIABLES, outrider_variables
+from outrider.core.env import other_variables, outrider_variables
 from outrider.core.errors import ConfigError, ContractError, hint_for, nearest
 from outrider.core.fields import LIMITS, Meta, check_value
 from outrider.core.settings import Given, Resolved, Setting
@@ -261,7 +261,7 @@ def config(call: Call[JsonOption]) -> int:
     lines = [
         screen_table(rows, header=("setting", "value", "origin", "flag", "variable")),
         "\nOther variables:",
-        screen_table([(v.name, v.reader, v.meaning) for v in OTHER_VARIABLES]),
+        screen_table([(v.name, v.reader, v.meaning) for v in other_variables()]),
         "\nLimits of a request:",
         screen_table([(name, f"{limit.most:,}", limit.what) for name, limit in LIMITS.items()]),
     ]

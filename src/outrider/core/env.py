@@ -1,14 +1,18 @@
 """The environment, read (and once written) here and nowhere else.
 
 Every setting has a variable `OUTRIDER_<NAME>` (`outrider config` lists them); the few others that
-change what the program does are documented in `OTHER_VARIABLES`. Importing this module reads
+change what the program does are listed by `other_variables`. Importing this module reads
 nothing.
 """
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 PREFIX = "OUTRIDER_"
@@ -24,47 +28,16 @@ class Variable:
     meaning: str
 
 
-OTHER_VARIABLES = (
-    Variable("OUTRIDER_PYTHON", "scripts/setup", "Interpreter that makes .venv."),
-    Variable(
-        "CXX",
-        "outrider",
-        "C++ compiler of the native kernels; if unset, the kernels of the wheel are used, or else "
-        "c++, g++ or clang++ compiles.",
-    ),
-    Variable(
-        "OUTRIDER_LINEARS",
-        "outrider",
-        "vectors, dots or tiles: the kind of native linears where it can be used; else as "
-        "`outrider doctor` shows.",
-    ),
-    Variable("OUTRIDER_API_KEY", "outrider", "Key that `outrider serve` requires of its clients."),
-    Variable(
-        "OTEL_EXPORTER_OTLP_ENDPOINT",
-        "opentelemetry",
-        "Address to which `outrider serve` sends traces, by OTLP over HTTP; its SDK reads more.",
-    ),
-    Variable(
-        "NOTIFY_SOCKET", "outrider", "Socket that tells systemd that `outrider serve` is ready."
-    ),
-    Variable("XDG_CACHE_HOME", "outrider", "Folder that holds outrider/, the compiled kernels."),
-    Variable("OLLAMA_MODELS", "outrider", "Ollama's store, whose models `models list` shows."),
-    Variable("HF_HOME", "huggingface_hub", "Folder of downloaded models."),
-    Variable("HF_TOKEN", "huggingface_hub", "Access to gated models."),
-    Variable("HF_ENDPOINT", "huggingface_hub", "Address of the hub, or of a mirror."),
-    Variable("HF_HUB_OFFLINE", "huggingface_hub", "1: never go to the network."),
-    Variable(
-        "CUBLAS_WORKSPACE_CONFIG", "cuBLAS", "Set to :4096:8 by --deterministic, unless it is set."
-    ),
-    Variable("CUDA_VISIBLE_DEVICES", "CUDA", "Visible GPUs; --devices counts these."),
-    Variable("NO_COLOR", "rich", "Any value: no colours."),
-    Variable("COLUMNS", "rich", "Width of tables."),
-)
+@cache
+def other_variables() -> Sequence[Variable]:
+    """Every variable that is no setting."""
+    text = files("outrider.core").joinpath("other_variables.json").read_text("utf-8")
+    return [Variable(*row) for row in json.loads(text)]
 
 
 def outrider_variables() -> dict[str, str]:
     """Variables with the prefix of settings, valid or not; the settings registry checks them."""
-    others = {variable.name for variable in OTHER_VARIABLES}
+    others = {variable.name for variable in other_variables()}
     return {
         name: value
         for name, value in os.environ.items()  # noqa: TID251 - the one reader

@@ -18,8 +18,9 @@ import weakref
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from enum import Enum
+from importlib.resources import files
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from outrider.core.errors import ConfigError, MachineError
 
@@ -119,6 +120,11 @@ def read_json(path: Path, kind: FileKind) -> object:
     """The value of a JSON file. Raises OSError, and ValueError for text that is no JSON, nests too
     deep, has a key twice in one object or more values than memory should hold."""
     return parse_json(read_text(path, kind))
+
+
+def packaged(package: str, name: str) -> Any:
+    """The value of a JSON file of one of our packages."""
+    return json.loads(files(package).joinpath(name).read_text("utf-8"))
 
 
 def parse_json(text: str) -> object:
