@@ -16,7 +16,7 @@ from textwrap import fill
 from generated import kept
 
 from outrider.core.config import EngineConfig
-from outrider.core.env import OTHER_VARIABLES
+from outrider.core.env import other_variables
 from outrider.core.errors import foreign_names
 from outrider.core.fields import LIMITS, meta_of
 from outrider.core.options import OWN_PARAMETERS
@@ -32,8 +32,10 @@ OPTIONS_HEAD = '''\
 Written by scripts/settings_page.py from the fields of EngineConfig and SamplingParams.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias, TypedDict
+
+DraftFunction: TypeAlias = Callable[[list[int], int], Iterable[int] | None]
 
 OWN_PARAMETERS: tuple[str, ...]
 '''
@@ -87,7 +89,7 @@ def render() -> str:
         "## Limits of a request\n\nA request above a limit is an error before it runs.\n\n"
         + _table(("of", "at most", "what"), limits)
     )
-    others = [(f"`{v.name}`", v.reader, v.meaning) for v in OTHER_VARIABLES]
+    others = [(f"`{v.name}`", v.reader, v.meaning) for v in other_variables()]
     parts.append("## Other variables\n\n" + _table(("variable", "read by", "what"), others))
     foreign = [
         (_code(", ".join(item.name for item in group)), f"`{here}`" if here else "", note)
@@ -133,7 +135,9 @@ def options() -> str:
                 subsequent_indent="    ",
                 break_on_hyphens=False,
             )
-            parts.append(f"\n    {item.name}: {item.type}\n{meaning}\n")
+            # `LLM` takes a function for the drafter.
+            also = " | DraftFunction" if (name, item.name) == ("EngineOptions", "drafter") else ""
+            parts.append(f"\n    {item.name}: {item.type}{also}\n{meaning}\n")
     return "".join(parts)
 
 

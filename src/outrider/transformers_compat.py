@@ -11,7 +11,7 @@ loaded, one for each folder and drafter, until `close_all`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -42,25 +42,17 @@ _IDLE = frozenset(
 )
 # Values that request nothing; any other one is refused.
 _OFF: Mapping[str, tuple[object, ...]] = {
-    "num_beams": (None, 1),
-    "num_beam_groups": (None, 1),
-    "diversity_penalty": (None, 0.0),
-    "length_penalty": (None, 1.0),
-    "early_stopping": (None, False),
-    "no_repeat_ngram_size": (None, 0),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "encoder_repetition_penalty": (None, 1.0),
-    "typical_p": (None, 1.0),
-    "epsilon_cutoff": (None, 0.0),
-    "eta_cutoff": (None, 0.0),
-    "top_h": (None,),
-    "penalty_alpha": (None,),
-    "guidance_scale": (None, 1.0),
-    "renormalize_logits": (None, False),
-    "remove_invalid_values": (None, False),
-    "output_scores": (None, False),
-    "output_logits": (None, False),
-    "output_attentions": (None, False),
+    **dict.fromkeys(("top_h", "penalty_alpha"), (None,)),
+    **dict.fromkeys(
+        ("num_beams", "num_beam_groups", "length_penalty", "encoder_repetition_penalty"), (None, 1)
+    ),
+    **dict.fromkeys(("typical_p", "guidance_scale"), (None, 1.0)),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (None, 0)),
+    **dict.fromkeys(("diversity_penalty", "epsilon_cutoff", "eta_cutoff"), (None, 0.0)),
+    **dict.fromkeys(
+        ("early_stopping", "renormalize_logits", "remove_invalid_values"), (None, False)
+    ),
+    **dict.fromkeys(("output_scores", "output_logits", "output_attentions"), (None, False)),
     "output_hidden_states": (None, False),
 }
 _READ = frozenset(
@@ -106,12 +98,10 @@ def generate(
     asked = _defaults_of(llm, given) | given
     pad, ends = _special_ids(llm, asked)
     rows = [host_ints(row[kept]) for row, kept in zip(ids_BP, mask_BP, strict=True)]
-    params = [_params(asked, ids_BP.shape[1]) for _ in rows]
-    own = set(ends) == set(llm.stop_ids)
-    if not own:
-        params = [replace(one, ignore_eos=True) for one in params]
+    known = [one for one in ends if 0 <= one < llm.spec.vocab_size]
+    params = [_params(asked, ids_BP.shape[1], known) for _ in rows]
     results = _run(llm, rows, params, asked.get("streamer"))
-    texts = [_ended(result, ends if not own else ()) for result in results]
+    texts = [result.token_ids for result in results]
     sequences = _joined(ids_BP.repeat_interleave(params[0].n, 0), texts, pad)
     return GenerateOutput(sequences) if asked.get("return_dict_in_generate") else sequences
 
@@ -201,7 +191,7 @@ def _special_ids(llm: LLM, asked: Mapping[str, Any]) -> tuple[int, tuple[int, ..
     return (pad if pad is not None else next(iter(ends), 0)), ends
 
 
-def _params(asked: Mapping[str, Any], num_prompt: int) -> SamplingParams:
+def _params(asked: Mapping[str, Any], num_prompt: int, ends: Sequence[int]) -> SamplingParams:
     most = asked.get("max_new_tokens")
     if most is None and asked.get("max_length") is None:
         most = _NEW_TOKENS
@@ -225,6 +215,8 @@ def _params(asked: Mapping[str, Any], num_prompt: int) -> SamplingParams:
         repetition_penalty=asked["repetition_penalty"],
         n=asked.get("num_return_sequences") or 1,
         stop=asked.get("stop_strings") or (),
+        stop_token_ids=ends,
+        ignore_eos=True,
         max_time=asked.get("max_time") or 0.0,
         logit_bias=_bias(asked.get("sequence_bias")),
         **options,
@@ -269,12 +261,6 @@ def _run(
             streamer.put(torch.tensor(event.token_ids))
     streamer.end()
     return [stream.result()]
-
-
-def _ended(result: GenerationResult, ends: Sequence[int]) -> list[int]:
-    """The ids up to and including the first that ends the text, as transformers returns them."""
-    ids = list(result.token_ids)
-    return next((ids[: index + 1] for index, one in enumerate(ids) if one in ends), ids)
 
 
 def _joined(prompts_RP: Tensor, texts: Sequence[Sequence[int]], pad: int) -> Tensor:

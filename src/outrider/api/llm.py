@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Self, Unpack
+from typing import Literal, Self, Unpack, cast, overload
 
 from outrider.api.chat_messages import ChatOptions
 from outrider.api.grammar import Grammar
@@ -36,6 +36,7 @@ from outrider.core.options import EngineOptions
 from outrider.core.params import SamplingParams, engine_config, params_for_each, params_for_one
 from outrider.core.protocols import Controller
 from outrider.core.spec import ModelSpec
+from outrider.drafters.common.context import DraftFunction, drafter_named_after
 from outrider.engine.build import build_engine
 from outrider.engine.requests import Counts
 from outrider.kernels.operators import Kernels, pick_device
@@ -48,10 +49,11 @@ class LLM(OfOneProcess):
 
     `model` and `draft` are aliases, folders or hub ids. The embedded target brings its own draft
     unless the configuration names another drafter. Fields of EngineConfig may be given as keywords,
-    as in `LLM(model, drafter="ngram", quantise="int8")`. `on_job` is called after every job of
-    every lane; a `controller` object chooses every round's budget. `weights_of` is an LLM of the
-    same target, whose weights are shared if possible. Raises CheckpointError, VocabularyError,
-    ConfigError or MachineError.
+    as in `LLM(model, drafter="ngram", quantise="int8")`. `drafter` may also be a function
+    `guess(ids, most)`, which returns its guess of the next ids, at most so many. `on_job` is called
+    after every job of every lane; a `controller` object chooses every round's budget. `weights_of`
+    is an LLM of the same target, whose weights are shared if possible. Raises CheckpointError,
+    VocabularyError, ConfigError or MachineError.
 
     Threads may share it: their calls take turns, job by job, and their requests share passes
     (api/turns.py). A forked child may not use it. Ctrl-C is handled between jobs, and cancels the
@@ -72,8 +74,12 @@ class LLM(OfOneProcess):
         **options: Unpack[EngineOptions],
     ) -> None:
         check_names(model=model, draft=draft)
-        by_name = {"controller": controller} if isinstance(controller, str) else {}
-        self.config = engine_config(config, {**options, **by_name})
+        named: dict[str, object] = {**options}
+        if isinstance(controller, str):
+            named["controller"] = controller
+        if callable(named.get("drafter")):
+            named["drafter"] = drafter_named_after(cast("DraftFunction", named["drafter"]))
+        self.config = engine_config(config, named)
         self.device = pick_device(self.config.device)
         self._memory = MemoryWatch(gauge(self.device), active=self.config.profile)
         shared = weights_of and weights_of._pair
@@ -346,15 +352,36 @@ class LLM(OfOneProcess):
             if self._pair.end is not None:
                 self._pair.end()
 
+    @overload
     def chat(
         self,
         messages: str | Sequence[Message],
         params: SamplingParams | None = None,
+        *,
+        stream: Literal[True] = True,
         **options: Unpack[RequestOptions],
-    ) -> TextStream:
-        """Stream the assistant's next turn. A text is one message of the user;
-        `llm.chat("hello").text` is the whole turn."""
-        return self.stream(self.encode_chat(messages), params, **options)
+    ) -> TextStream: ...
+    @overload
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[False],
+        **options: Unpack[RequestOptions],
+    ) -> GenerationResult: ...
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = True,
+        **options: Unpack[RequestOptions],
+    ) -> TextStream | GenerationResult:
+        """The assistant's next turn: a stream of events, or the whole as a result. A text is one
+        message of the user; `llm.chat("hello").text` is the whole turn too."""
+        events = self.stream(self.encode_chat(messages), params, **options)
+        return events if stream else events.result()
 
     def fitting_tokens(self, prompt: Prompt, params: SamplingParams) -> int:
         """The number of `params.max_tokens` that fit after `prompt`. Raises ConfigError for 0."""

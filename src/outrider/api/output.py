@@ -21,11 +21,11 @@ from typing import Protocol
 import torch
 
 from outrider.api.result import GenerationResult, TextEvent
-from outrider.api.stream import StopMatcher
+from outrider.api.stream import StopMatcher, runs_of
 from outrider.api.turns import OfOneProcess, Turns
 from outrider.cache.pages import own_bytes
 from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.draft import Outcome, RoundEvent, RoundTrace, TokenLogprobs
+from outrider.core.draft import Origin, Outcome, RoundEvent, RoundTrace, TokenLogprobs
 from outrider.core.errors import ConfigError, ContractError, foreign, with_hint
 from outrider.core.logits import ThoughtBudget
 from outrider.engine.engine import Engine
@@ -182,6 +182,7 @@ class OutputStream:
     on_end: Callable[[OutputStream], None] | None = None
     _events: deque[TextEvent] = field(default_factory=deque[TextEvent])
     _pieces: list[str] = field(default_factory=list[str])
+    _origins: list[Origin] = field(default_factory=list[Origin])
     _logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     _round_events: list[RoundEvent] = field(default_factory=list[RoundEvent])
     _arrivals: list[float] = field(default_factory=list[float])
@@ -212,6 +213,7 @@ class OutputStream:
             raise ConfigError("the tokens written before continue after a stop string.")
         seq.tokens += written
         self._pieces += self.text.take()
+        self._origins.extend("plain" for _ in written)
         if kept is not None or written[-1] in seq.stop_ids:
             seq.finish = "stop"
         elif len(written) == seq.limit:
@@ -227,13 +229,15 @@ class OutputStream:
         self._arrivals += [arrival] * len(outcome.tokens)
         self._logprobs += outcome.logprobs
         self._round_events += outcome.events
+        origins = outcome.origins
+        self._origins += origins
         if not self.live:
             return
         pieces = self.text.take(len(outcome.tokens))
         if self.seq.finish in ("stop", "length") and self.text.is_taken:
             pieces = (*pieces[:-1], pieces[-1] + self.text.finish())
         self._pieces += pieces
-        event = TextEvent(outcome.tokens, outcome.origins, pieces, outcome.logprobs, outcome.events)
+        event = TextEvent(outcome.tokens, origins, pieces, outcome.logprobs, outcome.events)
         self._events.append(event)
         if self.on_event is not None:
             self.on_event(self)
@@ -301,6 +305,7 @@ class OutputStream:
             drafter_failed=bool(self.seq.no_drafts),
             peak_memory_bytes=memory.peak_bytes,
             memory=held if profile else None,
+            runs=runs_of(self._pieces, self._origins),
         )
 
     def _predicted(self) -> tuple[int, int]:

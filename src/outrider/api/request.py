@@ -278,14 +278,15 @@ class RequestMaker(PromptReader):
         if self._thoughts is not None:
             thoughts = self._thoughts.of(ids, budget, mask)
             mask = mask if budget is None else thoughts
+        ends = self._ends(params)
         seq = LiveSequence(
             seq_id=next(self._seq_ids),
             tokens=list(ids),
             prompt_length=len(ids),
             params=params,
             limit=limit,
-            stop_ids=frozenset() if params.ignore_eos else pair.stop_ids,
-            shaper=self._shaper(len(ids), params, allowed, mask),
+            stop_ids=ends,
+            shaper=self._shaper(len(ids), params, allowed, mask, ends),
             sample=sample,
             prediction=tuple(i for i in guess if i < pair.target.spec.vocab_size),
             speculation=pair.plan.resolved.of_request(params),
@@ -302,12 +303,9 @@ class RequestMaker(PromptReader):
             notes += allowed.notes
         if budget is not None and thoughts is None:
             notes += ("thinking_budget: the chat template has no thoughts to end",)
-        text = StopMatcher(
-            self.tokenizer,
-            params.stop,
-            params.min_tokens,
-            hidden=None if params.skip_special_tokens else pair.stop_ids,
-        )
+        special = self.tokenizer.special_ids if params.skip_special_tokens else pair.stop_ids
+        hidden = special.union(params.stop_token_ids)
+        text = StopMatcher(self.tokenizer, params.stop, params.min_tokens, hidden=hidden)
         return OutputStream(seq, text, live, notes, thoughts)
 
     @cached_property
@@ -316,19 +314,27 @@ class RequestMaker(PromptReader):
         size = self._pair.target.spec.vocab_size
         return None if thinking is None else Thoughts(thinking, self.tokenizer, size)
 
+    def _ends(self, params: SamplingParams) -> frozenset[int]:
+        """The tokens that end a text. Raises ConfigError for ids that do not exist."""
+        size = self._pair.target.spec.vocab_size
+        for name in ("logit_bias", "stop_token_ids"):
+            foreign = [i for i in getattr(params, name) or () if i >= size]
+            if foreign:
+                raise ConfigError(
+                    f"{name} has ids outside the vocabulary of {size}: {foreign[:5]}."
+                )
+        own = frozenset[int]() if params.ignore_eos else self._pair.stop_ids
+        return own.union(params.stop_token_ids)
+
     def _shaper(
         self,
         prompt_length: int,
         params: SamplingParams,
         allowed: AllowedTokens | Grammar | None,
         mask: TokenConstraint | None,
+        ends: frozenset[int],
     ) -> LogitsProcessor | None:
         size = self._pair.target.spec.vocab_size
-        foreign = [i for i in params.logit_bias or () if i >= size]
-        if foreign:
-            raise ConfigError(
-                f"logit_bias names ids outside the vocabulary of {size}: {foreign[:5]}."
-            )
         if isinstance(allowed, Grammar) and params.ignore_eos:
             raise ConfigError(
                 f"ignore_eos: a text of a {allowed.name} ends where it is complete.",
@@ -339,7 +345,7 @@ class RequestMaker(PromptReader):
         return LogitsProcessor(
             params,
             prompt_length,
-            stop_ids=frozenset() if params.ignore_eos else self._pair.stop_ids,
+            stop_ids=ends,
             bad_words=tuple(
                 word for word in spellings(self.tokenizer, params.bad_words) if max(word) < size
             ),

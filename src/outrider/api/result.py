@@ -20,7 +20,7 @@ from itertools import accumulate
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Union, cast, get_args, get_origin, get_type_hints
 
-from outrider.api.stream import TokenDecoder, pieces_of
+from outrider.api.stream import TINTS, Run, TokenDecoder, html_of, pieces_of
 from outrider.core.draft import Origin, RoundEvent, RoundTrace, TokenLogprobs
 from outrider.core.errors import ConfigError, OutriderError, with_hint
 from outrider.core.params import FinishReason
@@ -133,7 +133,8 @@ class GenerationResult:
     already, from another request; `queue_seconds` is the wait before the engine began.
     `prediction_tokens` are the accepted and the refused tokens of its own prediction.
     `thought_tokens` counts thoughts; `thoughts_cut` says if a `thinking_budget` ended them. With
-    `drafter_failed` the target alone wrote the rest, and a note says why."""
+    `drafter_failed` the target alone wrote the rest, and a note says why. `runs` are the text in
+    pieces of tokens of one origin, for notebooks; no record has them."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -157,6 +158,7 @@ class GenerationResult:
     thought_tokens: int | None = None
     thoughts_cut: bool | None = None
     drafter_failed: bool = False
+    runs: tuple[Run, ...] = field(default=(), compare=False)
 
     @classmethod
     def failed(cls, error: OutriderError, *, drafter: str, k: int) -> GenerationResult:
@@ -171,7 +173,11 @@ class GenerationResult:
         return self.error or self.text
 
     def _repr_html_(self) -> str:
-        return f'<pre style="white-space: pre-wrap">{escape(str(self))}</pre>'
+        runs: Sequence[Run] = (not self.error and self.runs) or [("plain", str(self))]
+        text = "".join(map(html_of, runs))
+        legend = [html_of((origin, origin)) for origin in TINTS if origin in dict(runs)]
+        line = " · ".join([*legend, escape(self.summary())])
+        return f'<pre style="white-space: pre-wrap">{text}</pre><small>{line}</small>'
 
     @property
     def num_tokens(self) -> int:
@@ -284,7 +290,7 @@ class GenerationResult:
         record |= {"peak_memory_bytes": self.peak_memory_bytes, "metrics": self._metrics()}
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name not in record and value != item.default:
+            if item.compare and item.name not in record and value != item.default:
                 record[item.name] = _plain(value)
         return record
 

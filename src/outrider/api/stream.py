@@ -7,10 +7,14 @@ Text and verdict do not depend on the grouping of ids into pushes.
 from __future__ import annotations
 
 from codecs import utf_8_decode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from html import escape
+from itertools import groupby
+from operator import itemgetter
 from typing import Protocol, TypeAlias
 
+from outrider.core.draft import Origin
 from outrider.core.errors import ConfigError, ContractError
 
 REPLACEMENT = "\ufffd"
@@ -256,3 +260,26 @@ def pieces_of(decoder: TokenDecoder, ids: Sequence[int]) -> list[str]:
     if pieces:
         pieces[-1] += text.flush()
     return pieces
+
+
+Run: TypeAlias = tuple[Origin, str]
+# Colours of runs in a notebook, light or dark: those of rounds.css, the background translucent.
+TINTS: Mapping[Origin, str] = {"accepted": "#2da44e", "recovered": "#e16f24", "bonus": "#8957e5"}
+
+
+def runs_of(pieces: Sequence[str], origins: Sequence[Origin]) -> tuple[Run, ...]:
+    """Pieces of tokens of one origin, joined. Text after the last token belongs to that token."""
+    last = origins[-1] if origins else "plain"
+    whole = [*origins[: len(pieces)], *(last for _ in pieces[len(origins) :])]
+    pairs = (pair for pair in zip(whole, pieces, strict=True) if pair[1])
+    grouped = groupby(pairs, key=itemgetter(0))
+    return tuple((origin, "".join(piece for _, piece in run)) for origin, run in grouped)
+
+
+def html_of(run: Run) -> str:
+    """A run in HTML, with the colour of its origin."""
+    origin, text = run
+    if origin not in TINTS:
+        return escape(text)
+    style = f"background: {TINTS[origin]}2e; border-bottom: 2px solid {TINTS[origin]}"
+    return f'<span title="{origin}" style="{style}">{escape(text)}</span>'

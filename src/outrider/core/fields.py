@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from operator import index
@@ -34,6 +34,7 @@ class Limit:
 # limit bounds work or memory that a request costs others in addition to its own tokens.
 STOPS = Limit(16, "stop strings")
 STOP_BYTES = Limit(256, "bytes of a stop string in UTF-8")
+STOP_IDS = Limit(64, "token ids that end a text")
 BAD_WORDS = Limit(256, "bad words")
 BAD_WORD_BYTES = Limit(256, "bytes of a bad word in UTF-8")
 LOGIT_BIAS = Limit(1024, "token ids with a bias")
@@ -51,6 +52,7 @@ WHOLE = 2**31 - 1
 LIMITS: Mapping[str, Limit] = {
     "stop": STOPS,
     "stop, each": STOP_BYTES,
+    "stop_token_ids": STOP_IDS,
     "bad_words": BAD_WORDS,
     "bad_words, each": BAD_WORD_BYTES,
     "logit_bias": LOGIT_BIAS,
@@ -111,6 +113,22 @@ def as_texts(value: object) -> object:
     return tuple(cast("Sequence[object]", value)) if isinstance(value, Sequence) else value
 
 
+def as_ids(name: str, value: object) -> tuple[int, ...]:
+    """Token ids of any container, each once; None is an empty one. Raises ConfigError."""
+    given = list(cast("Iterable[object]", value)) if isinstance(value, Iterable) else [value]
+    given = [] if value is None else given
+    if strange := [one for one in given if not is_id(one)]:
+        raise ConfigError(f"{name} must be a list of token ids, got {shown(strange[0])}.")
+    return tuple(dict.fromkeys(index(cast("Any", one)) for one in given))
+
+
+def is_id(value: object) -> bool:
+    """True for a whole number that may be a token's id, also NumPy's."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return False
+    return 0 <= index(cast("Any", value)) <= WHOLE
+
+
 def meta_of(item: Field[Any]) -> Meta:
     return cast("Meta", item.metadata["meta"])
 
@@ -156,10 +174,6 @@ def check_type(name: str, value: object, default: object) -> None:
         wanted = "a number" if isinstance(default, float) else f"of type {type(default).__name__}"
         wanted = "a text or a list of texts" if isinstance(default, tuple) else wanted
         raise ConfigError(f"{name} must be {wanted}, got {shown(value)}.")
-    if isinstance(value, tuple):
-        strange = [item for item in cast("tuple[object, ...]", value) if not isinstance(item, str)]
-        if strange:
-            raise ConfigError(f"{name} must hold texts, got {shown(strange[0])}.")
 
 
 def check_mapping(name: str, value: object, meta: Meta) -> None:
@@ -169,7 +183,7 @@ def check_mapping(name: str, value: object, meta: Meta) -> None:
     entries = cast("Mapping[object, object]", value)
     _check_count(name, len(entries), meta.count)
     for key, number in entries.items():
-        if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key <= WHOLE:
+        if not is_id(key):
             raise ConfigError(f"{name}: {shown(key)} is not a token id.")
         check_type(f"{name} of token {key}", number, 0.0)
         check_value(f"{name} of token {key}", number, meta)
@@ -184,7 +198,7 @@ def check_value(name: str, value: object, meta: Meta) -> None:
             hint = did_you_mean(value, (*meta.choices, *meta.others()))
             raise ConfigError(f"{name}: unknown value {shown(value)}.", hint=hint)
     elif isinstance(value, tuple):
-        _check_texts(name, cast("tuple[str, ...]", value), meta)
+        _check_items(name, cast("tuple[object, ...]", value), meta)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         _check_number(name, value, meta)
 
@@ -204,9 +218,12 @@ def _check_number(name: str, value: float, meta: Meta) -> None:
         )
 
 
-def _check_texts(name: str, texts: tuple[str, ...], meta: Meta) -> None:
-    _check_count(name, len(texts), meta.count)
-    for text in texts:
+def _check_items(name: str, items: tuple[object, ...], meta: Meta) -> None:
+    """Check a list of texts, or of ids, which have a minimum (`as_ids`)."""
+    _check_count(name, len(items), meta.count)
+    for text in items if meta.minimum is None else ():
+        if not isinstance(text, str):
+            raise ConfigError(f"{name} must hold texts, got {shown(text)}.")
         size = num_bytes(name, text)
         if meta.each is not None and size > meta.each.most:
             raise ConfigError(

@@ -3,15 +3,17 @@
 Written by scripts/settings_page.py from the fields of EngineConfig and SamplingParams.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias, TypedDict
+
+DraftFunction: TypeAlias = Callable[[list[int], int], Iterable[int] | None]
 
 OWN_PARAMETERS: tuple[str, ...]
 
 class EngineOptions(TypedDict, total=False):
     """Fields of EngineConfig."""
 
-    drafter: str
+    drafter: str | DraftFunction
     """Method that proposes tokens; auto takes the drafter that --draft implies, else look-ups in
     the text, together with an MTP block, heads, a draft model or a 4-bit copy of the target where
     there is one."""
@@ -265,6 +267,9 @@ class SamplingOptions(TypedDict, total=False):
 
     stop: Sequence[str]
     """End before any of these strings."""
+
+    stop_token_ids: Sequence[int]
+    """End at any of these tokens, as at an end-of-text token, also with ignore_eos."""
 
     skip_special_tokens: bool
     """Leave special tokens out of the text; one that ends the text is never in it."""

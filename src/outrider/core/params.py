@@ -15,9 +15,11 @@ from outrider.core.fields import (
     COMPLETIONS,
     LOGIT_BIAS,
     STOP_BYTES,
+    STOP_IDS,
     STOPS,
     TOP_LOGPROBS,
     WHOLE,
+    as_ids,
     as_texts,
     check_fields,
     documented,
@@ -68,6 +70,14 @@ class SamplingParams:
     )
     stop: Sequence[str] = setting(
         (), "End before any of these strings.", kind=tuple, count=STOPS, each=STOP_BYTES
+    )
+    stop_token_ids: Sequence[int] = setting(
+        (),
+        "End at any of these tokens, as at an end-of-text token, also with ignore_eos.",
+        kind=tuple,
+        minimum=0,
+        count=STOP_IDS,
+        per_request=True,
     )
     skip_special_tokens: bool = setting(
         True,
@@ -174,6 +184,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):
             object.__setattr__(self, name, as_texts(getattr(self, name)))
+        ends = as_ids("stop_token_ids", self.stop_token_ids)
+        object.__setattr__(self, "stop_token_ids", ends)
         check_fields(self)
         if self.logit_bias is not None:
             # The caller's own mapping may change after it was checked.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -97,6 +97,7 @@ class Plugins(Mapping[str, Kind]):
     noun: str
     kind: type[Kind]
     first: tuple[str, ...]
+    _added: dict[str, Kind] = field(default_factory=dict[str, Kind])
 
     def __getitem__(self, name: str) -> Kind:
         """Description of `name`. Raises ContractError for a module without a KIND of its name."""
@@ -124,10 +125,12 @@ class Plugins(Mapping[str, Kind]):
         """Names of all plugins. Raises ConfigError for a name that is built in or used twice."""
         for name in self._installed:
             self._check_name(name)
-        return tuple(self._installed)
+        return (*self._installed, *self._added)
 
     def load(self, name: str) -> Kind:
         """The description of a plugin. Raises ConfigError if there is none, or it is broken."""
+        if name in self._added:
+            return self._added[name]
         if name not in self._installed:
             known = (*self.built_in, *self._installed)
             raise ConfigError(f"unknown {self.noun} {name!r}.", hint=did_you_mean(name, known))
@@ -138,13 +141,18 @@ class Plugins(Mapping[str, Kind]):
             raise self._broken(name, f"{entry.value} is no {self.kind.__name__} of that name")
         return kind
 
+    def add(self, kind: Kind) -> None:
+        """Add a plugin for this process; it replaces one of the same name that was added."""
+        self._added[kind.name] = kind
+
     def package(self, name: str) -> str:
         """The package of a plugin, and its version."""
-        return _package(self._installed[name][0])
+        entries = self._installed.get(name, ())
+        return _package(entries[0]) if entries else "a function of this process"
 
     def every(self) -> list[Kind]:
         """Every plugin that loads. A broken one is left out, with a warning."""
-        found: list[Kind] = []
+        found = [*self._added.values()]
         for name in self._installed:
             try:
                 found.append(self.load(name))
@@ -154,7 +162,7 @@ class Plugins(Mapping[str, Kind]):
 
     def build(self, kind: Kind, *given: object) -> Any:
         """The result of its `build` for `given`. Raises ConfigError if a package's code fails."""
-        if kind.name in self.built_in:
+        if kind.name in self.built_in or kind.name in self._added:
             return kind.build(*given)
         return self._of_package(kind.name, lambda: kind.build(*given))
 

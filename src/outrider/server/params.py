@@ -41,7 +41,6 @@ _SAME = (
 
 # Parameters of other servers that would change the text; ignoring them would be wrong.
 _UNKNOWN = {
-    "stop_token_ids": "this server stops at strings only. Send them as stop.",
     "include_stop_str_in_output": "texts never include the stop string. Append it yourself.",
     "truncate_prompt_tokens": "prompts are never truncated. Shorten it yourself.",
 }
@@ -106,7 +105,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     thinking_budget_tokens: int | None = None
     thinking_token_budget: int | None = None
     reasoning_budget_tokens: int | None = None
-    stop_token_ids: Any = None
+    stop_token_ids: list[int] | None = None
     include_stop_str_in_output: Any = None
     truncate_prompt_tokens: Any = None
     # Parameters of other servers' services: accepted, and without meaning here.
@@ -143,6 +142,7 @@ def params_of(
         values["min_tokens"] = min(values["min_tokens"], values["max_tokens"])
     stop = asked.stop if asked.stop is not None else site.default("stop")
     values["stop"] = stop if isinstance(stop, str) else tuple(cast("list[str]", stop))
+    values["stop_token_ids"] = asked.stop_token_ids
     values["bad_words"] = tuple(asked.bad_words or cast("list[str]", site.default("bad_words")))
     if asked.logit_bias:
         values["logit_bias"] = {_token_id(key): bias for key, bias in asked.logit_bias.items()}

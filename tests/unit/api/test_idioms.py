@@ -44,7 +44,10 @@ WRONG: list[tuple[Callable[[Any], object], str]] = [
     (lambda llm: llm.generate("x", num_predict=4), "max_tokens"),
     (lambda llm: llm.generate("x", response_format={}), "schema"),
     (lambda llm: llm.generate("x", guided_json={}), "schema"),
-    (lambda llm: llm.generate("x", stop_token_ids=[4]), "stop"),
+    (lambda llm: llm.generate("x", guided_regex="a"), "regex"),
+    (lambda llm: llm.generate("x", guided_choice=["a"]), "choices"),
+    (lambda llm: llm.generate("x", guided_grammar="a"), "grammar"),
+    (lambda llm: llm.generate("x", eos_token_id=4), "stop_token_ids"),
     (lambda llm: llm.generate("x", context=64), "LLM(model, ...) takes context"),
     (lambda llm: llm.chat([1, 2]), "role"),
     (lambda llm: type(llm)(n_ctx=4), "context"),
@@ -162,8 +165,27 @@ def test_a_stream_has_the_whole_text(llm: LLM) -> None:
 def test_a_notebook_shows_the_text() -> None:
     stats = summarise((), drafter="none", k=0, total_seconds=0.0)
     result = GenerationResult("a < b\n", (1,), "stop", stats)
-    shown = result._repr_html_()  # pyright: ignore[reportPrivateUsage]
-    assert shown == '<pre style="white-space: pre-wrap">a &lt; b\n</pre>'
+    assert in_notebook(result).startswith('<pre style="white-space: pre-wrap">a &lt; b\n</pre>')
+
+
+def in_notebook(result: GenerationResult) -> str:
+    return result._repr_html_()  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_notebook_shows_where_each_token_came_from(llm: LLM) -> None:
+    (result,) = llm.generate("x = 1\nx = 1\nx = 1\n", max_tokens=24)
+    assert "".join(text for _, text in result.runs) == result.text
+    assert "accepted" in {origin for origin, _ in result.runs}
+    shown = in_notebook(result)
+    assert shown.count('<span title="accepted"') == 1 + sum(
+        origin == "accepted" for origin, _ in result.runs
+    )
+    assert result.summary() in shown
+    streamed = llm.stream("x = 1\nx = 1\nx = 1\n", max_tokens=24).result()
+    assert streamed.runs == result.runs
+    failed = GenerationResult.failed(ConfigError("no <such>"), drafter="none", k=0)
+    assert "no &lt;such&gt;" in in_notebook(failed)
+    assert "runs" not in result.to_dict()
 
 
 def test_memory_that_ends_is_an_error_of_ours(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,6 +257,32 @@ def test_chat_takes_one_text_and_its_result_is_the_whole_turn(llm: LLM) -> None:
     assert next(stream).token_ids
     assert stream.result().num_tokens == 6
     assert stream.result() == stream.result()
+
+
+def test_a_chat_without_a_stream_is_its_result(llm: LLM) -> None:
+    result = llm.chat("hello", max_tokens=6, stream=False)
+    assert isinstance(result, GenerationResult)
+    assert str(result) == result.text == llm.chat("hello", max_tokens=6).text
+
+
+@pytest.mark.parametrize("form", [list, tuple, set, np.array, torch.tensor])
+def test_a_text_ends_at_ids_that_are_named(form: Callable[[list[int]], Any], llm: LLM) -> None:
+    (whole,) = llm.generate(PROMPT, max_tokens=12)
+    at = next(i for i in range(4, 12) if whole.token_ids[i] not in whole.token_ids[:i])
+    end, before = whole.token_ids[at], llm.tokenizer.decode(whole.token_ids[:at])
+    for more in ({}, {"ignore_eos": True}, {"skip_special_tokens": False}):
+        asked: dict[str, Any] = {"max_tokens": 12, "stop_token_ids": form([end]), **more}
+        (result,) = llm.generate(PROMPT, **asked)
+        assert (result.token_ids, result.finish_reason) == (whole.token_ids[: at + 1], "stop")
+        assert result.text == before == llm.stream(PROMPT, **asked).text
+    later = llm.generate(PROMPT, max_tokens=12, stop_token_ids=[end], min_tokens=at + 2)[0]
+    assert end not in later.token_ids[: at + 2]
+
+
+@pytest.mark.parametrize("ids", [["4"], [-1], [1.5], [True], 2**31, [10**6]])
+def test_an_id_that_is_none_is_refused_by_name(ids: Any, llm: LLM) -> None:
+    with pytest.raises(ConfigError, match="stop_token_ids"):
+        llm.generate(PROMPT, stop_token_ids=ids)
 
 
 def test_it_is_a_context_manager_and_says_what_it_is() -> None:

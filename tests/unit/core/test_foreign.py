@@ -11,6 +11,7 @@ import pytest
 from outrider.api.structure import StructureOptions
 from outrider.core import errors
 from outrider.core.errors import ConfigError, Foreign, foreign_names, hint_for, notes_on
+from outrider.core.params import SamplingParams
 from outrider.core.settings import SETTINGS, environment, file
 
 # A name that is also ours cannot be another's.
@@ -21,7 +22,8 @@ OURS = {*SETTINGS, *(item.flag for item in SETTINGS.values())}
 @pytest.mark.parametrize("item", foreign_names().values(), ids=lambda item: item.name)
 def test_a_name_of_others_leads_to_a_setting_or_says_why_there_is_none(item: Foreign) -> None:
     assert item.name not in OURS
-    assert item.here in {*SETTINGS, *STRUCTURES} if item.here else item.note
+    known = {*SETTINGS, *STRUCTURES, *get_type_hints(SamplingParams)}
+    assert item.here in known if item.here else item.note
     if item.here in SETTINGS:
         setting = SETTINGS[item.here]
         assert item.spelled in (setting.name, setting.flag, setting.variable)

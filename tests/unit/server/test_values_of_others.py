@@ -76,7 +76,6 @@ def test_structures_by_the_names_of_sglang() -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"stop_token_ids": [2]},
         {"include_stop_str_in_output": True},
         {"truncate_prompt_tokens": 5},
         {"truncate_prompt_tokens": -1},
@@ -91,10 +90,16 @@ def test_what_would_change_a_text_is_refused_by_name(path: str, more: dict[str, 
     assert not port.requests
 
 
-@pytest.mark.parametrize("name", ["stop_token_ids", "include_stop_str_in_output"])
+@pytest.mark.parametrize("name", ["truncate_prompt_tokens", "include_stop_str_in_output"])
 @pytest.mark.parametrize("value", [None, False, []])
 def test_what_changes_nothing_is_taken(name: str, value: object) -> None:
     assert sent({name: value}).params.stop == ()
+
+
+@pytest.mark.parametrize(("value", "ids"), [(None, ()), ([], ()), ([2, 7, 2], (2, 7))])
+@pytest.mark.parametrize("path", BODIES)
+def test_tokens_that_end_a_text_are_taken(path: str, value: object, ids: tuple[int]) -> None:
+    assert sent({"stop_token_ids": value}, path).params.stop_token_ids == ids
 
 
 @pytest.mark.parametrize("path", BODIES)

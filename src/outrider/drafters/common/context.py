@@ -8,14 +8,16 @@ The module of a drafter has its KIND, whose `build` takes the context.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from operator import index
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from outrider.core.config import EngineConfig
 from outrider.core.draft import Budget, Draft
 from outrider.core.errors import ConfigError, given
-from outrider.core.plugins import AUTO, COPY, KINDS, MODEL, DrafterKind
+from outrider.core.plugins import AUTO, COPY, KINDS, MODEL, DrafterKind, installed
 from outrider.core.protocols import CausalLM, Drafter, DraftNeeds, DraftRow
 from outrider.core.resolve import ResolvedConfig, resolve
 from outrider.estimate.cost import LEAST_IN_TREE, LEAST_KEPT
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
     from outrider.kernels.native.lookups import NativeLookups
     from outrider.models.heads import HeadsToLoad
     from outrider.plugins.lanes.process.options import ChildOptions
+
+
+# A drafter as a function: ids of prompt and text, and how many of the next ones to guess at most.
+DraftFunction: TypeAlias = Callable[[list[int], int], Iterable[int] | None]
 
 
 class Translation(Protocol):
@@ -195,6 +201,36 @@ class Stateless:
     def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
 
     def close(self, seq_id: int) -> None: ...
+
+
+class FunctionDrafter(Stateless):
+    """A drafter of chains by a function of the text's ids and of the most tokens to draft, which
+    returns a guess of the next ids; a longer one is cut. Where it raises, its request goes on
+    without drafts."""
+
+    needs = DraftNeeds()
+
+    def __init__(self, name: str, function: DraftFunction) -> None:
+        self.name, self._function = name, function
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        return [Draft.chain(self._guess(row.tokens, row.budget.depth)) for row in rows]
+
+    def _guess(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
+        # A copy: the function may change its list.
+        found = self._function(list(tokens), most) if most else None
+        return () if found is None else tuple(map(index, islice(found, most)))
+
+
+def drafter_named_after(function: DraftFunction) -> str:
+    """Make a drafter of a function; return the name under which settings and requests find it: the
+    function's own, or "function" if that is no word or another drafter's. A function of the same
+    name replaces it for LLMs that are made later."""
+    name = getattr(function, "__name__", type(function).__name__)
+    taken = {*KINDS.built_in, *installed("outrider.drafters")}
+    name = name if name.isidentifier() and name not in taken else "function"
+    KINDS.add(DrafterKind(name=name, build=lambda _: FunctionDrafter(name, function)))
+    return name
 
 
 class ScoredDraft(NamedTuple):
