@@ -19,7 +19,7 @@ from outrider import __version__
 from outrider.api.batch_lines import AnswerFile, Answers, read_line
 from outrider.api.batch_run import Batch
 from outrider.cli.call import Call
-from outrider.cli.output import Meter, answer, say
+from outrider.cli.output import Meter, answer, duration, say
 from outrider.cli.session import opened, structure_of, to_load
 from outrider.cli.verb_options import BatchOptions
 from outrider.core.errors import ConfigError
@@ -242,13 +242,3 @@ class Progress:
             "tokens": num_tokens,
             "seconds": round(monotonic() - self.began, 3),
         }
-
-
-def duration(seconds: float) -> str:
-    """Format a duration for people: 8 s, 3 min 20 s, 5 h 12 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

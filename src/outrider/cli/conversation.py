@@ -355,7 +355,7 @@ def chat(call: Call[ChatOptions]) -> int:
     resolved = made_greedy(call.resolved) if options.greedy else call.resolved
     _check_model(call)
     prompt = _prompt_of(call)
-    painter = None if options.json else Painter(resolved.program().color, sys.stdout, wraps=True)
+    painter = None if options.json else Painter(resolved.program().color, sys.stdout, chats=True)
     conversation = Conversation(
         resolved,
         painter,

@@ -12,6 +12,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
@@ -44,6 +45,10 @@ from outrider.kernels.registry import choose
 from outrider.models.loading import ALIASES, resolve
 
 T = TypeVar("T")
+# Sizes of models, in parameters, and the bits of one in a file of Q4_K_M.
+SIZES = (600_000_000, 1_700_000_000, 4_000_000_000, 8_000_000_000, 14_000_000_000, 32_000_000_000)
+_Q4_K_M_BITS = 4.85
+_TRIALS = 5
 _INSTALL = "`apt install g++`, `dnf install gcc-c++` or `xcode-select --install` gives one"
 
 
@@ -69,19 +74,24 @@ def _sections(report: Report) -> Iterator[str]:
             f"{_compute(report)}"
         )
     yield f"Memory:\n{_memory(report)}"
-    yield (f"Cost of fewer bits for SmolLM2-135M, whose weights lie near a 4-bit grid:\n{_costs()}")
     toys = filter(None, (toy_note(fit["model"]) for fit in report.fits))
     yield from (f"note: {toy}" for toy in toys)
     yield from (f"problem: {problem}" for problem in report.problems)
+    if report.sizes:
+        yield _sizes(report)
+    origin = report.facts["native kernels"]
+    if report.threads is None and "compiler" in origin and "found" in origin:
+        yield f"next: install a C++ compiler, for speed and 4 bits a weight; {_INSTALL}"
+    else:
+        yield "next: `outrider pull Qwen/Qwen3-0.6B`, a small model; `outrider plan MODEL` times it"
 
 
 def _kernels(report: Report) -> str:
-    rows, before = list[tuple[str, str, str]](), ""
+    ops: dict[tuple[str, str], list[str]] = {}
     for c in [*report.kernels, *([report.threads] if report.threads else [])]:
         why = "; ".join(filter(None, [*c.refusals, c.why]))
-        rows.append((c.op, f"{c.name} {c.kind}".strip(), "the same" if why == before else why))
-        before = why
-    return screen_table(rows)
+        ops.setdefault((f"{c.name} {c.kind}".strip(), why), []).append(c.op)
+    return screen_table([(", ".join(same), name, why) for (name, why), same in ops.items()])
 
 
 def _ceilings(report: Report) -> str:
@@ -104,13 +114,21 @@ def _by_threads(name: str, rates: Sequence[tuple[str, int, float]]) -> str:
     )
 
 
-def _costs() -> str:
-    return screen_table(
-        [
-            (f"--quantise {scheme}", f"{more:+.1%}", f"{same:.1%}")
-            for scheme, (more, same) in QUANTISE_COSTS.items()
-        ],
-        header=("", "perplexity", "same first choice"),
+def _sizes(report: Report) -> str:
+    rows = [
+        (
+            f"{one['parameters'] / 1e9:g} billion",
+            size(one["weights_bytes"]),
+            "fits" if one["fits"] else "does not fit",
+            f"{one['tokens_per_second']:.2g}" if one["fits"] else "",
+        )
+        for one in report.sizes
+    ]
+    header = ("parameters", "weights", "free memory", "tokens a second")
+    how = "a GGUF file in Q4_K_M" if report.threads else "bfloat16, for PyTorch"
+    return (
+        f"What can run here, as {how}, and how fast at most without speculation: for each token "
+        f"all weights are read from memory.\n{screen_table(rows, header=header)}"
     )
 
 
@@ -132,7 +150,8 @@ def _memory(report: Report) -> str:
 @dataclass(frozen=True, slots=True)
 class Report:
     """Facts by name, kernels and their threads (None for the reference), ceilings of reading and
-    arithmetic (empty without native kernels), memory by model, and problems."""
+    arithmetic (empty without native kernels), memory by model, problems, and for models of some
+    `sizes` whether they fit and the most tokens a second (empty on other devices than CPUs)."""
 
     facts: Mapping[str, str]
     kernels: Sequence[Choice]
@@ -141,6 +160,7 @@ class Report:
     compute: Sequence[ArithmeticCeiling]
     fits: Sequence[Mapping[str, Any]]
     problems: Sequence[str]
+    sizes: Sequence[Mapping[str, Any]] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -155,6 +175,7 @@ class Report:
                 for scheme, (more, same) in QUANTISE_COSTS.items()
             },
             "problems": list(self.problems),
+            "sizes": [dict(one) for one in self.sizes],
         }
 
 
@@ -185,15 +206,48 @@ def examine(resolved: Resolved, *, measure: bool = False) -> Report:
             fits.append(memory_fit(spec, device))
         except OutriderError as error:
             problems.append(str(error))
+    read = _measured(kernels, ceilings)
     return Report(
         facts=_facts(device, kernels),
         kernels=kernels.choices,
         threads=kernels.threads,
-        ceilings=_measured(kernels, ceilings),
+        ceilings=read,
         compute=_measured(kernels, arithmetic_ceilings),
         fits=fits,
         problems=problems,
+        sizes=_what_runs(device, kernels, read) if device.type == "cpu" else (),
     )
+
+
+def _what_runs(
+    device: torch.device, kernels: Kernels, read: Sequence[Ceiling]
+) -> Sequence[Mapping[str, Any]]:
+    """Return for each of SIZES the bytes of its weights, and the tokens a second at which memory
+    gives them: measured by native kernels, else by a product of PyTorch, which reads bfloat16."""
+    rates = [one.gb_per_second * 1e9 for one in read if one.level == "memory"]
+    rate = max(rates) if rates else _product_rate()
+    free, bits = free_bytes(device), _Q4_K_M_BITS if kernels.threads is not None else 16
+    weights = {number: int(number * bits / 8) for number in SIZES}
+    return [
+        {
+            "parameters": number,
+            "weights_bytes": num_bytes,
+            "fits": num_bytes < free,
+            "tokens_per_second": rate / num_bytes,
+        }
+        for number, num_bytes in weights.items()
+    ]
+
+
+def _product_rate() -> float:
+    """Return the bytes of weights that a product of one row by PyTorch reads in a second."""
+    weights = torch.ones(4096, 8192, dtype=torch.bfloat16)
+    row, seconds = torch.ones(1, 8192, dtype=torch.bfloat16), list[float]()
+    for _ in range(_TRIALS):
+        began = perf_counter()
+        torch.nn.functional.linear(row, weights)
+        seconds.append(perf_counter() - began)
+    return weights.nbytes / min(seconds)
 
 
 def _measured(kernels: Kernels, measure: Callable[[Sequence[int]], Sequence[T]]) -> Sequence[T]:
@@ -238,8 +292,7 @@ def _origin(kernels: Kernels) -> str:
     """Return the origin of the native kernels, or the reason why there are none."""
     if kernels.threads is None:
         reason = "; ".join(kernels.choices[0].refusals).removeprefix("native: ")
-        hint = f"; {_INSTALL}" if "compiler" in reason and "found" in reason else ""
-        return f"none, the reference runs instead: {reason}{hint}"
+        return f"none, the reference runs instead: {reason}"
     built = built_kernels(compiler(), cache_folder())
     return f"{built.origin} ({built.unbrought})" if built.unbrought else built.origin
 

@@ -37,6 +37,7 @@ from rich.style import Style
 from rich.text import Text
 
 from outrider.cli.gate import behind, gated, in_line, visible
+from outrider.cli.markdown import Markdown
 from outrider.cli.options import JsonOption, OutputOption
 from outrider.cli.page import column_widths, wrapped, wrapped_table
 from outrider.core.errors import MachineError
@@ -163,12 +164,13 @@ class WordWrap:
 
 
 class Painter:
-    """Writes text to `out`. `color` is auto, always or never; `wraps` breaks lines at words."""
+    """Writes text to `out`. `color` is auto, always or never. On a terminal, texts of a chat break
+    at words, and with colours their Markdown is shown as styles."""
 
-    def __init__(self, color: str, out: TextIO, *, wraps: bool = False) -> None:
+    def __init__(self, color: str, out: TextIO, *, chats: bool = False) -> None:
         console = GatedConsole(out)
         self._console = console
-        self._wrap = WordWrap() if wraps and self._can_erase(console) else None
+        self._wrap = WordWrap() if chats and self._can_erase(console) else None
         self._out = behind(out)
         self._is_terminal = console.is_terminal
         self._width = console.width
@@ -177,6 +179,7 @@ class Painter:
             self._system = ColorSystem.STANDARD
         elif color == "auto" and not console.no_color and console.color_system:
             self._system = COLOR_SYSTEMS[console.color_system]
+        self._markdown = Markdown() if self._wrap is not None and self.colored else None
 
     @property
     def colored(self) -> bool:
@@ -187,14 +190,27 @@ class Painter:
         pairs = zip(origins, pieces, strict=True)
         for origin, run in groupby(pairs, key=itemgetter(0)):
             text, style = "".join(piece for _, piece in run), STYLES[origin]
-            if self._wrap is None:
-                self.write(text, style)
-                continue
-            wrapped = self._wrap.runs(visible(text), style, self._console.width)
-            for own, letters in groupby(wrapped, key=itemgetter(1)):
-                joined = "".join(letter for letter, _ in letters)
-                self._out.write(joined) if own is None else self.write(joined, own)
+            read = self._markdown and self._markdown.runs(visible(text), style)
+            self._write_runs(read or [(text, style)])
         self._out.flush()
+
+    def _write_runs(self, runs: Iterable[tuple[str, Style]]) -> None:
+        wrap = self._wrap
+        if wrap is None:
+            for text, style in runs:
+                self.write(text, style)
+            return
+        width = self._console.width
+        wrapped = [part for text, own in runs for part in wrap.runs(visible(text), own, width)]
+        for style, letters in groupby(wrapped, key=itemgetter(1)):
+            joined = "".join(letter for letter, _ in letters)
+            self._out.write(joined) if style is None else self.write(joined, style)
+
+    def _end_runs(self) -> None:
+        """End a text: write letters that were held, and begin anew."""
+        if self._markdown is not None:
+            self._write_runs(self._markdown.end())
+            self._markdown = Markdown()
 
     @staticmethod
     def _can_erase(console: GatedConsole) -> bool:
@@ -207,6 +223,7 @@ class Painter:
 
     def line(self, text: str) -> None:
         """Write a line of the program itself, after the model's text."""
+        self._end_runs()
         self.write(visible(text))
         self._out.write("\n")
         if self._wrap is not None:
@@ -289,6 +306,16 @@ def taken(visits: Iterable[Sequence[T]], *, title: str, total: int) -> tuple[lis
         except KeyboardInterrupt:
             return found, False
     return found, True
+
+
+def duration(seconds: float) -> str:
+    """Format a duration for people: 8 s, 3 min 20 s, 5 h 12 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 # Maximum width of sentences, even on a wider terminal.

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.cli.call import Call
 from outrider.cli.output import json_line, prose, say
+from outrider.cli.running import announced
 from outrider.cli.session import (
     engines_of,
     fetch_missing,
@@ -203,6 +204,7 @@ def serve(call: Call[ServeOptions]) -> int:
         ports.enter_context(closing(held))
         if health := address.health:
             ports.enter_context(closing(reserved(health)[1]))
+        ports.enter_context(announced(address.url, [name for one in models for name in one.names]))
         _run(call, models, engines, address, rules)
     # All work is done; threads that load or listen need not end in order.
     sys.stdout.flush()

@@ -88,7 +88,7 @@ class VerifyOptions(OutputOption):
 
 @verb("doctor", "doctor:doctor", group="This machine", settings=("program", "engine"))
 class DoctorOptions(JsonOption):
-    """Show this machine's hardware and kernels, and the models that fit.
+    """Show this machine: hardware, kernels, models that fit.
 
     outrider doctor
     """
@@ -268,6 +268,28 @@ class TopOptions(JsonOption):
     api_key: str = setting("", "The server's key; by default that of OUTRIDER_API_KEY.")
     interval: float = setting(2.0, "Seconds between updates.", minimum=0.5, maximum=3600)
     timeout: float = setting(5.0, "Seconds to wait for an answer.", minimum=0.1, maximum=3600)
+
+
+@verb("ps", "running:ps", group="This machine")
+class PsOptions(JsonOption):
+    """List the servers that run here; `outrider stop` ends one.
+
+    outrider ps
+    """
+
+
+@verb(
+    "stop",
+    "running:stop",
+    Argument("SERVER", "Its model, port or process; may be left out if only one runs."),
+)
+class StopOptions(JsonOption):
+    """Stop a server, after the requests that run.
+
+    outrider stop 8000
+    """
+
+    timeout: float = setting(60.0, "Seconds to wait for its end.", minimum=0, maximum=86400)
 
 
 @verb(

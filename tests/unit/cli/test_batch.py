@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from doubles.command_line import Command
-from outrider.cli.batch import duration
+from outrider.cli.output import duration
 
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.wide, pytest.mark.weights]
 

@@ -191,6 +191,7 @@ ENDS: dict[tuple[str, ...], tuple[int, ...]] = {
     ("models", "ollama"): (0, 3),
     ("models", "ping"): (0, 3),
     ("top",): (0, 3),
+    ("stop",): (0, 2),
     ("report",): (2,),
 }
 
@@ -335,7 +336,7 @@ def test_a_defect_is_one_block_that_names_debug() -> None:
         (["generate", "x", "--k", "1", "--k", "2"], "--k", "outrider generate --help"),
         (["completion", "tcsh"], "tcsh", "bash"),
         (["models", "inspect"], "MODEL is missing", "--help"),
-        (["ps"], "unknown verb 'ps'", "outrider list"),
+        (["status"], "unknown verb 'status'", "outrider ps"),
         (["list", "-n", "3"], "unknown option '-n'", "'--max-tokens'"),
         (["generate", "x", "y", "-p", "z"], "two prompts", "drop one"),
         (["run", "x", "y", "--prompt", "z"], "two prompts", "drop one"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from io import StringIO
 
 import pytest
 from rich.style import Style
 
 from doubles.terminal import Terminal
+from outrider.cli.markdown import Markdown
 from outrider.cli.output import Painter, WordWrap
 
 
@@ -91,12 +93,72 @@ def test_scripts_without_blanks_break_anywhere() -> None:
     assert "".join(letters for letters, _ in runs) == "春眠不覺\n曉處處聞\n啼鳥"
 
 
+MARKDOWN = (
+    "# Title **x**\n",
+    "plain **bold words**, 2**10**3 and *it*, `a**b`\n\n- one\n  * two **b**\n",
+    "**Start** is bold\n***both***\n```python\n",
+    "def f(**k):\n    return `x`\n\n  - no\n  ```\n",
+    "after **open\nnext ** not ** ok\n#no heading\n-dash\n5 * 3 **",
+)
+SHOWN = (
+    "<BU>Title x\n",
+    "<>plain <B>bold words<>, 2**10**3 and *it*, `<I>a**b`<>\n\n• one\n  • two <B>b<>\n",
+    "<B>Start<> is bold\n***both***\n<D>─── python\n",
+    "<>def f(**k):\n    return `x`\n\n  - no\n<D>───\n",
+    "<>after <B>open\n<>next ** not ** ok\n#no heading\n-dash\n5 * 3 **",
+)
+
+
+def _styles(runs: Iterable[tuple[str, Style]]) -> str:
+    """Runs with a mark where the style changes."""
+    shown, before = "", ""
+    for text, style in runs:
+        marks = {"B": style.bold, "U": style.underline, "I": style.italic, "D": style.dim}
+        now = "".join(mark for mark, is_on in marks.items() if is_on)
+        shown += text if now == before else f"<{now}>{text}"
+        before = now
+    return shown
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 1000])
+def test_markdown_is_styles_whatever_the_pieces(step: int) -> None:
+    markdown, text = Markdown(), "".join(MARKDOWN)
+    pieces = [text[start : start + step] for start in range(0, len(text), step)]
+    runs = [run for piece in pieces for run in markdown.runs(piece, Style())]
+    assert _styles([*runs, *markdown.end()]) == "".join(SHOWN)
+
+
+def test_a_letter_that_decides_nothing_is_shown_at_once() -> None:
+    markdown = Markdown()
+    for letter in "one * two":
+        runs = [*markdown.runs(letter, Style())]
+        assert bool(runs) == (letter != "*")
+
+
+def test_only_a_chat_on_a_coloured_terminal_reads_markdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for color, chats, raw in (
+        ("always", True, False),
+        ("never", True, True),
+        ("always", False, True),
+    ):
+        out = Terminal()
+        painter = Painter(color, out, chats=chats)
+        painter.pieces(["**a", "** b *"], ["plain", "plain"])
+        painter.line("end")
+        assert ("**a** b *" in out.getvalue()) == raw, (color, chats)
+        assert re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).endswith(" b *end\n")
+    pipe = StringIO()
+    Painter("always", pipe, chats=True).pieces(["**a", "**"], ["plain", "plain"])
+    assert pipe.getvalue() == "**a**"
+
+
 def test_only_a_terminal_that_can_erase_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     text = ["some words ", "that are wider"]
     for kind, ends in (("xterm", 1), ("dumb", 0)):
         monkeypatch.setenv("TERM", kind)
         monkeypatch.setenv("COLUMNS", "20")
         out = Terminal()
-        Painter("never", out, wraps=True).pieces(text, ["plain", "plain"])
+        Painter("never", out, chats=True).pieces(text, ["plain", "plain"])
         assert out.getvalue().count("\n") == ends
     assert _screen(out.getvalue())[0] == "".join(text)
