@@ -58,6 +58,12 @@ LINTS = (
         " .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/slow.yml"
         " .github/ISSUE_TEMPLATE/text-differs.yml",
     ),
+    (
+        "check-jsonschema==0.39.0",
+        "check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/check.yml"
+        " .github/workflows/release.yml .github/workflows/site.yml",
+    ),
+    ("zizmor==1.32.0", "zizmor --offline --quiet --persona auditor .github"),
 )
 # Of the file that was installed: where it lies, and how much it takes.
 INSTALLED = """
@@ -271,7 +277,9 @@ def _installed(command: Sequence[str]) -> None:
 def _try(place: Place, path: Path, name: str) -> Tried:
     base = [*place.installers[name]]
     target = ["--python", place.python] if name == "uv" else []
-    seconds = timed(lambda: ran([*base, "install", *target, str(path)], ENVIRONMENT))
+    # Dependencies are there already: uv need not ask the index of pyproject.toml.
+    quiet = {**ENVIRONMENT, "UV_NO_SOURCES": "1"}
+    seconds = timed(lambda: ran([*base, "install", *target, str(path)], quiet))
     size = int(ran([place.python, "-c", INSTALLED], ENVIRONMENT))
     with tempfile.TemporaryDirectory(prefix="outrider-home-") as home:
         alone = {"PATH": str(place.folder / "bin"), "HOME": home, "XDG_CACHE_HOME": home}

@@ -26,6 +26,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from outrider import __version__
 from outrider.kernels.native.build import (
     LEVELS,
     CompileError,
@@ -51,7 +52,10 @@ def main() -> int:
     folder = Path(options.folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="outrider-wheel-") as scratch:
-        sdist = _backend("build_sdist", _copy(Path(scratch) / "tree"), folder)
+        tree = _copy(Path(scratch) / "tree")
+        if options.address:
+            addressed(tree, options.address.rstrip("/"))
+        sdist = _backend("build_sdist", tree, folder)
         made = [sdist]
         # From the sdist, which must be enough to build from.
         with tarfile.open(sdist) as archive:
@@ -74,6 +78,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("folder", nargs="?", default=ROOT / "dist")
     parser.add_argument("--pure", action="store_true")
     parser.add_argument("--levels", default="")
+    parser.add_argument("--address", default="")
     parser.add_argument("--machine", default=machine, choices=("x86_64", "arm64"))
     return parser.parse_args()
 
@@ -104,6 +109,29 @@ def _copy(tree: Path) -> Path:
         to.write_bytes((ROOT / name).read_bytes())
         to.chmod((ROOT / name).stat().st_mode)
     return tree
+
+
+def addressed(tree: Path, address: str) -> None:
+    """Make README's relative links absolute, to the tag of this version in the repository at
+    `address`, and give the package links: an index shows both far from the files."""
+    readme, project = tree / "README.md", tree / "pyproject.toml"
+    kinds = {"!": "raw", "": "blob"}
+    links = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:|#)([^)\s]+)\)")
+    readme.write_text(
+        links.sub(
+            lambda m: f"{m[1]}[{m[2]}]({address}/{kinds[m[1]]}/v{__version__}/{m[3]})",
+            readme.read_text("utf-8"),
+        ),
+        "utf-8",
+    )
+    names = {
+        "Repository": "",
+        "Issues": "/issues",
+        "Changelog": f"/blob/v{__version__}/CHANGELOG.md",
+    }
+    lines = [f'{name} = "{address}{path}"' for name, path in names.items()]
+    text = project.read_text("utf-8") + "\n[project.urls]\n" + "\n".join(lines) + "\n"
+    project.write_text(text, "utf-8")
 
 
 def _backend(step: str, tree: Path, folder: Path) -> Path:
