@@ -31,8 +31,9 @@ find_python() {
     return 1
 }
 
+# Twice quiet: errors alone, not warnings about indexes of the machine's own configuration.
 pip_install() {
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile "$@"
+    .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile "$@"
 }
 
 # pip would compile 12000 files on one core. Half of their bytes are left to whoever imports them:

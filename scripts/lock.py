@@ -102,6 +102,8 @@ def compiled(uv: str, *words: str) -> list[Entry]:
     """What uv resolves pyproject.toml to, for every Python and platform."""
     command = [uv, "pip", "compile", "pyproject.toml", "--universal", "--generate-hashes"]
     options = ["--no-config", "--no-annotate", "--no-header", "--quiet", "--python-version", "3.11"]
+    # PyTorch's own index has other files of the same version.
+    options.append("--no-sources")
     result = subprocess.run(
         [*command, *options, *words], cwd=ROOT, capture_output=True, text=True, check=False
     )

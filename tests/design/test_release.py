@@ -29,6 +29,7 @@ FILES = (
     "requirements.lock",
     "deploy/Containerfile",
     "scripts/release_check",
+    *(f".github/workflows/{name}.yml" for name in ("check", "release", "site")),
     *(f".github/ISSUE_TEMPLATE/{name}.yml" for name in ("bug", "slow", "text-differs", "config")),
 )
 
@@ -37,17 +38,72 @@ def text(name: str) -> str:
     return (ROOT / name).read_text("utf-8")
 
 
-@pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script as a module."""
-    path = ROOT / "scripts" / "release_check.py"
-    spec = importlib.util.spec_from_file_location("release_check", path)
+def script(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "release_check", module)
+    monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return script("release_check", monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["check", "release", "site"])
+def test_a_workflow_pins_what_it_runs_and_may_do_little(name: str) -> None:
+    source = text(f".github/workflows/{name}.yml")
+    for uses in re.findall(r"uses: (.*)", source):
+        assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", uses), uses
+    for image in re.findall(r"image: (.*)", source):
+        assert re.fullmatch(r"[\w./-]+@sha256:[0-9a-f]{64}", image), image
+    flow: dict[str, Any] = yaml.safe_load(source)
+    assert flow["permissions"] == {}
+    assert "secrets." not in source
+    for job in flow["jobs"].values():
+        assert job["timeout-minutes"] <= 120
+        for step in job["steps"]:
+            if "checkout" in step.get("uses", ""):
+                assert step["with"]["persist-credentials"] is False
+        for command in re.findall(r"(?:scripts|\.ci)/\w+", str(job["steps"])):
+            assert (ROOT / command).is_file()
+
+
+def test_the_base_is_35_packages_at_most() -> None:
+    """On Linux, with PyTorch and the program itself."""
+    base = text("requirements.lock").partition("# For development")[0]
+    pins = re.findall(r"^([a-z0-9-]+)==\S+(?: ; (.*?))? \\$", base, re.MULTILINE)
+    names = {name for name, marker in pins if "win32" not in marker}
+    assert {"numpy", "tokenizers", "cyclopts"} <= names
+    assert len(names | {"torch", "outrider"}) <= 35
+
+
+def test_the_index_for_cpus_is_the_same_wherever_it_is_named() -> None:
+    project = tomllib.loads(text("pyproject.toml"))
+    (index,) = project["tool"]["uv"]["index"]
+    assert index["explicit"]
+    assert [one["index"] for one in project["tool"]["uv"]["sources"]["torch"]] == [index["name"]]
+    for name in ("README.md", "docs/install.md", "docs/deploy.md", "scripts/lib.sh"):
+        assert f"--extra-index-url {index['url']}" in text(name), name
+
+
+def test_links_of_an_uploaded_readme_lead_to_the_tag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "README.md").write_text("![a](b/c.svg) [d](e.md#f) [g](#h) [i](https://j.example)")
+    (tmp_path / "pyproject.toml").write_text(text("pyproject.toml"))
+    script("wheel", monkeypatch).addressed(tmp_path, "https://host.example/o/r")
+    base = "https://host.example/o/r"
+    assert (tmp_path / "README.md").read_text() == (
+        f"![a]({base}/raw/v{__version__}/b/c.svg) [d]({base}/blob/v{__version__}/e.md#f) "
+        "[g](#h) [i](https://j.example)"
+    )
+    urls = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["urls"]
+    assert urls["Repository"] == base
 
 
 @pytest.mark.parametrize(
@@ -87,7 +143,8 @@ def test_no_page_installs_by_name_what_no_index_has() -> None:
     texts = {path: path.read_text("utf-8", "replace") for path in pages if path.is_file()}
     assert len(texts) > 100
     told = {path: found[0] for path, text in texts.items() if (found := BY_NAME.search(text))}
-    assert not told
+    # It says what these lines become with a release.
+    assert {path.name for path in told} <= {"releasing.md"}
 
 
 def test_pyproject_takes_the_version_from_the_package() -> None:
