@@ -88,6 +88,9 @@ ARCHITECTURES: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = (
     ("Qwen3-VL", "qwen3_vl", None),
     ("Qwen2.5-VL", "qwen2_5_vl", None),
     ("DeepSeek V3, R1", "deepseek_v3", {**_ROUTED, **_LATENT, "n_group": 2, "topk_group": 1}),
+    ("DeepSeek V2", "deepseek_v2", {**_ROUTED, **_LATENT, "norm_topk_prob": False}),
+    ("GLM-4.7-Flash", "glm4_moe_lite", {**_ROUTED, **_LATENT}),
+    ("Youtu-LLM", "youtu", _LATENT),
     ("Gemma 4", "gemma4_text", _PER_LAYER),
     (
         "Llama 4",

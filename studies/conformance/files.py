@@ -45,6 +45,13 @@ _MORE_KEYS: Mapping[str, Iterable[str]] = {
     **dict.fromkeys(("granite", "granitemoe", "minicpm"), _SCALES),
     **dict.fromkeys(("deepseek", "dots1", "bailingmoe", "glm4moe"), _ROUTED),
     "minimax-m2": ("expert_gating_func",),
+    "deepseek2": (
+        *_ROUTED,
+        "attention.kv_lora_rank",
+        "attention.q_lora_rank",
+        "attention.key_length_mla",
+        "attention.value_length_mla",
+    ),
     "ernie4_5-moe": (*_ROUTED, "interleave_moe_layer_step"),
     **dict.fromkeys(
         ("qwen35", "qwen35moe", "qwen3next"),
@@ -77,7 +84,7 @@ _BIASES: Mapping[str, tuple[str, ...]] = {
     "orion": ("norm.bias",),
     "stablelm": ("norm.bias",),
     "pangu-embedded": (*_QKV, "attn_output.bias"),
-    **dict.fromkeys(("glm4moe", "dots1", "minimax-m2"), ("exp_probs_b.bias",)),
+    **dict.fromkeys(("glm4moe", "dots1", "minimax-m2", "deepseek2"), ("exp_probs_b.bias",)),
 }
 _SURPLUS = (
     ".scale",

@@ -41,6 +41,7 @@ ARCHITECTURES = {
     "dots1": "dots1",
     "glm4_moe": "glm4moe",
     "minimax_m2": "minimax-m2",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek2"),
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
     "qwen3_next": "qwen3next",
@@ -71,6 +72,12 @@ _KEYS = {
     "logits_scaling": "logit_scale",
     "logit_scale": "logit_scale",
     "attention_multiplier": "attention.scale",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "q_lora_rank": "attention.q_lora_rank",
+    "qk_rope_head_dim": "rope.dimension_count",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "norm_topk_prob": "expert_weights_norm",
     "linear_conv_kernel_dim": "ssm.conv_kernel",
     "linear_key_head_dim": "ssm.state_size",
     "linear_num_key_heads": "ssm.group_count",
@@ -99,7 +106,22 @@ _RECURRENT = {
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
 }
+_LATENT = {
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+}
+_NUMBERED_MTP = {
+    "eh_proj": "nextn.eh_proj",
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "shared_head.norm": "nextn.shared_head_norm",
+}
 _OWN: Mapping[str, Mapping[str, str]] = {
+    "deepseek2": {**_LATENT, **_NUMBERED_MTP},
     "olmo2": _AFTER,
     "exaone4": _AFTER,
     "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
@@ -109,7 +131,7 @@ _OWN: Mapping[str, Mapping[str, str]] = {
         "post_mlp_layernorm": "post_ffw_norm",
         "mlp.gate_up_proj": "ffn_up",
     },
-    "glm4moe": {"post_attention_layernorm": "post_attention_norm"},
+    "glm4moe": {**_NUMBERED_MTP, "post_attention_layernorm": "post_attention_norm"},
     "starcoder2": {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
     **dict.fromkeys(HYBRIDS, _RECURRENT),
     "gemma2": _GEMMA,
@@ -131,8 +153,11 @@ _MODULES = {
 Numbers = np.ndarray[Any, Any]
 
 
-def write_gguf(folder: Path, path: Path, *, only: tuple[str, ...] = ("",)) -> Path:
-    """Of the checkpoint in `folder`, with the tensors that begin in one of the ways `only`."""
+def write_gguf(
+    folder: Path, path: Path, *, only: tuple[str, ...] = ("",), apart: bool = True
+) -> Path:
+    """Of the checkpoint in `folder`, with the tensors that begin in one of the ways `only`. Matrices
+    of latent attention are `apart` for keys and values, as newer files have them, or one."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
     read = cast("Any", safetensors_numpy).load_file
@@ -149,6 +174,8 @@ def write_gguf(folder: Path, path: Path, *, only: tuple[str, ...] = ("",)) -> Pa
     if arch in HYBRIDS:
         behind = {_behind(name, config): values for name, values in tensors.items()}
         tensors = _recurrent(behind, arch, config)
+    if arch == "deepseek2":
+        tensors = _latent(file, tensors, config, apart=apart)
     for name, stored_values in _unstacked(tensors, arch).items():
         if name.startswith("blk."):
             file.add(name, np.ascontiguousarray(stored_values))
@@ -164,6 +191,38 @@ def write_gguf(folder: Path, path: Path, *, only: tuple[str, ...] = ("",)) -> Pa
         file.add(f"{layer}{stored}.{ending}", np.ascontiguousarray(values))
     file.tensors = {name: one for name, one in file.tensors.items() if name.startswith(only)}
     return file.write(path)
+
+
+def _latent(
+    file: Gguf, tensors: Mapping[str, Numbers], config: Mapping[str, Any], *, apart: bool
+) -> dict[str, Numbers]:
+    """The tensors with the matrices of keys and values as asked for; sizes go to the file."""
+    still, rank, values = (config[k] for k in ("qk_nope_head_dim", "kv_lora_rank", "v_head_dim"))
+    turning, heads = config["qk_rope_head_dim"], config["num_attention_heads"]
+    own = {"key_length": still + turning, "value_length": values}
+    if apart:
+        own = {f"{key}_mla": value for key, value in own.items()}
+        own |= {"key_length": rank + turning, "value_length": rank, "head_count_kv": 1}
+    file.metadata |= {f"deepseek2.attention.{key}": value for key, value in own.items()}
+    if "n_routed_experts" in config:
+        is_v2 = config["model_type"] == "deepseek_v2"
+        file.metadata["deepseek2.expert_gating_func"] = 1 if is_v2 else 2
+    if "mlp_layer_types" in config:
+        file.metadata["deepseek2.leading_dense_block_count"] = 1
+    scale = config["rope_parameters"].get("mscale_all_dim")
+    if scale:
+        file.metadata["deepseek2.rope.scaling.yarn_log_multiplier"] = 0.1 * scale
+    found = dict[str, Numbers]()
+    for name, matrix in tensors.items():
+        stem, _, part = name.rpartition("self_attn.")
+        if not apart or part != "kv_b_proj.weight":
+            found[name] = matrix
+            continue
+        block = f"blk.{stem.split('.')[2]}."
+        by_head = matrix.reshape(heads, still + values, rank)
+        found[f"{block}attn_k_b.weight"] = by_head[:, :still].swapaxes(1, 2)
+        found[f"{block}attn_v_b.weight"] = by_head[:, still:]
+    return found
 
 
 _MTP = {
@@ -226,6 +285,10 @@ def _more_keys(file: Gguf, arch: str, config: Mapping[str, Any]) -> None:
     if part:
         head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         own["rope.dimension_count"] = int(head * part)
+    depth = config.get("num_nextn_predict_layers", 0)
+    if arch in ("deepseek2", "glm4moe") and depth:
+        own["nextn_predict_layers"] = depth
+        own["block_count"] = config["num_hidden_layers"] + depth
     file.metadata |= {f"{arch}.{key}": value for key, value in own.items()}
 
 

@@ -34,6 +34,16 @@ _ROUTED = {
     "routed_scaling_factor": 1.5,
     "norm_topk_prob": True,
 }
+# Rows of the cache have 20 + 6 numbers, keys of a head 10 + 6, and values 14.
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 14,
+}
+_LATENT_MIXTURE = {key: value for key, value in _ROUTED.items() if key != "head_dim"} | _LATENT
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 5000.0,
@@ -217,6 +227,61 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "moe_layer_interval": 1,
         },
     ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {**_LATENT_MIXTURE, "q_lora_rank": None, "n_shared_experts": 2, "norm_topk_prob": False},
+    ),
+    "deepseek_v2_unusual": (
+        "deepseek_v2",
+        {
+            **_LATENT_MIXTURE,
+            "n_routed_experts": 9,
+            "n_group": 3,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "norm_topk_prob": False,
+            "num_experts_per_tok": 4,
+            "attention_bias": True,
+            "rope_parameters": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {
+            **_LATENT_MIXTURE,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "deepseek_v3_unusual": (
+        "deepseek_v3",
+        {
+            **_LATENT_MIXTURE,
+            "q_lora_rank": None,
+            "rope_interleave": False,
+            "attention_bias": True,
+            "first_k_dense_replace": 0,
+            "n_shared_experts": 2,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.3},
+        },
+    ),
+    # As GGUF files say it: all norms have one epsilon.
+    "glm4_moe_lite": ("glm4_moe_lite", {**_LATENT_MIXTURE, "rms_norm_eps": 1e-6}),
+    "glm4_moe_lite_unusual": (
+        "glm4_moe_lite",
+        {
+            **_LATENT_MIXTURE,
+            **_FOUR,
+            "mlp_layer_types": ["sparse", "dense", "dense", "sparse"],
+            "norm_topk_prob": False,
+        },
+    ),
+    # transformers zeroes the embedding of padding, which no published file names.
+    "youtu": ("youtu", {**_LATENT, "v_head_dim": 9, "pad_token_id": None}),
     "dots1": ("dots1", _ROUTED),
     "glm4_moe": ("glm4_moe", {**_ROUTED, "use_qk_norm": True, "attention_bias": True}),
     "minimax_m2": ("minimax_m2", {**_LOCAL, "head_dim": 12, "rotary_dim": 6}),

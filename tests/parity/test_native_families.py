@@ -135,7 +135,7 @@ def test_a_node_of_a_tree_has_the_bits_of_its_path(
         model.state.commit({1: ()})
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "gemma3_text", "cohere2"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "gemma3_text", "cohere2", "deepseek_v3"])
 @pytest.mark.parametrize("quantise", ["int8", "int4"])
 def test_quantised_rows_have_the_same_bits(
     name: str, quantise: str, folder_of: Callable[[str], Path]
@@ -182,6 +182,7 @@ IN_GGUF = (
     "mixtral", "granite", "granitemoe", "granitemoeshared", "olmo2", "olmo3", "olmoe",
     "exaone4_whole", "cohere", "cohere2", "seed_oss", "stablelm", "arcee", "nemotron",
     "starcoder2", "glm4", "ernie4_5", "ernie4_5_moe", "dots1", "glm4_moe", "minimax_m2",
+    "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu",
 )  # fmt: skip
 
 
@@ -191,6 +192,15 @@ def test_a_gguf_file_is_the_checkpoint_that_it_was_made_from(
 ) -> None:
     folder = folder_of(name)
     path = write_gguf(folder, tmp_path / "a.gguf")
+    expected_NV = feed(load(folder), TEXT, [60])
+    torch.testing.assert_close(feed(load(path), TEXT, [60]), expected_NV, atol=1e-5, rtol=0)
+
+
+def test_older_gguf_files_have_one_matrix_for_keys_and_values(
+    folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = folder_of("deepseek_v2")
+    path = write_gguf(folder, tmp_path / "a.gguf", apart=False)
     expected_NV = feed(load(folder), TEXT, [60])
     torch.testing.assert_close(feed(load(path), TEXT, [60]), expected_NV, atol=1e-5, rtol=0)
 

@@ -31,6 +31,9 @@ CASES = (
     "cohere2",
     "exaone4",
     "granite",
+    "deepseek_v2_unusual",
+    "deepseek_v3",
+    "glm4_moe_lite",
 )
 # Drafters, some by a draft model with the target's own weights.
 WAYS: Sequence[dict[str, Any]] = (

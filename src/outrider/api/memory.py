@@ -332,9 +332,11 @@ def tables_bytes(spec: ModelSpec, capacity: ModelCapacity) -> int:
 
 def _scratch_bytes(spec: ModelSpec, capacity: ModelCapacity) -> int:
     """Bytes of the buffers of one step (models/decoder.py), float32. A mixture copies every row to
-    each of its experts and keeps their outputs."""
+    each of its experts and keeps their outputs; latent attention has queries and values of heads,
+    together smaller than what heads attend to."""
     attended = spec.num_heads * spec.head_dim
     wide = 3 * spec.hidden_size + 2 * attended + 2 * spec.num_kv_heads * spec.head_dim
+    wide += attended * spec.values_in_keys
     if spec.num_experts:
         wide += (2 * spec.num_active_experts + 1) * spec.hidden_size
     return capacity.max_rows * 4 * (wide + 3 * spec.ffn_size)

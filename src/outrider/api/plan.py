@@ -41,7 +41,7 @@ from outrider.models.checkpoint import CONFIG, Checkpoint, open_checkpoint
 from outrider.models.families import (
     FAMILIES,
     HYBRID_FAMILIES,
-    LLAMA_FAMILIES,
+    NUMBERED_MTP,
     LlamaConfig,
     model_type_of,
     read_config,
@@ -77,7 +77,7 @@ from outrider.sched.jobs import OPEN_TOKENS
 MOST_OF_TARGET = 0.5
 _MTP = "mtp"
 # Families whose decoders share their tables with heads.
-_WITH_HEADS = (*LLAMA_FAMILIES, *HYBRID_FAMILIES)
+_WITH_HEADS = (*NUMBERED_MTP, *HYBRID_FAMILIES)
 # Tables of one vocabulary differ by no more than this share of their rows: padding.
 _MOST_PADDING = 1 / 16
 # Most folders of one parent folder that are searched; one with more does not hold models.

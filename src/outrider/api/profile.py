@@ -232,7 +232,12 @@ def _beginner(device: torch.device, clock: Clock | None) -> Callable[[], Span]:
 _TAKEN = ("argmax", "verify_prefix", "softmax", "pick", "leftover")
 
 # A native mixture of experts is one call of its own.
-TIMED_OPS = (*(op for op in OPS if op not in _TAKEN), "mix")
+TIMED_OPS = (
+    *(op for op in OPS if op not in _TAKEN),
+    "mix",
+    "latent_queries",
+    "latent_values",
+)
 
 
 class HasKernels(Protocol):

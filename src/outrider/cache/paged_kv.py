@@ -34,7 +34,8 @@ from outrider.kernels.plan import PackedPlan, row_size
 class PagedKV:
     """HiddenStore over one arena tensor of shape [L, 2, G, S, R], allocated and written once. A row
     has the D elements of a head, or the bytes of kernels/plan.py if the spec says int8. It holds
-    `num_hidden` hidden states of each token, in `dtype`.
+    `num_hidden` hidden states of each token, in `dtype`. If values are keys (`values_in_keys`), the
+    second axis has the size 1, and keys and values of a layer are the same tensor.
 
     Rows of a prompt may be dropped (`replace`). Then a sequence has fewer rows than tokens: later
     tokens follow the remaining rows, at their positions in the text.
@@ -61,10 +62,10 @@ class PagedKV:
     ) -> None:
         num_pages, page_size = size.num_pages, size.page_size
         kept = torch.int8 if spec.kv_dtype == "int8" else dtype
-        width = row_size(spec.head_dim, kept)
+        width, num_kinds = row_size(spec.head_dim, kept), spec.rows_per_token
 
         def arena(num_layers: int, pages: int) -> Tensor:
-            shape = (num_layers, 2, spec.num_kv_heads, pages * page_size, width)
+            shape = (num_layers, num_kinds, spec.num_kv_heads, pages * page_size, width)
             return zeros(shape, dtype=kept, device=device)
 
         self._local_layers = local = spec.local_layers if size.num_frames else ()
@@ -75,7 +76,8 @@ class PagedKV:
             self.frames = Frames(arena(len(local), size.num_frames), num_pages, page_size)
             for depth, layer in zip(local, self.frames.arena, strict=True):
                 layers.insert(depth, layer)
-        self.layers = tuple((layer[0], layer[1]) for layer in layers)
+        kinds = [layer.unbind() for layer in layers]
+        self.layers = tuple((rows[0], rows[-1]) for rows in kinds)
         hidden = (num_pages * page_size, num_hidden, spec.hidden_size)
         self.hidden_SKD = zeros(hidden, dtype=dtype, device=device)
         self._pool = PagePool(num_pages, page_size)

@@ -36,6 +36,7 @@ class ModelSpec:
     output head is held in addition to the table. Some layers see only the last `window` tokens, if
     that is not 0, and no layer sees more than the last `reach`, if that is not 0. `local_layers`
     are the layers that see `window` tokens while others see all.
+    With `values_in_keys`, a token's value is its key, so a layer stores one row for both.
     In a hybrid `num_kv_layers` attend; the states of the other layers take `state_bytes` a
     sequence, and the change by one token `input_bytes`. In a mixture each token uses
     `num_active_experts` of `num_experts` in every layer that has them; all experts together are
@@ -61,6 +62,7 @@ class ModelSpec:
     window: int = 0
     reach: int = 0
     local_layers: tuple[int, ...] = ()
+    values_in_keys: bool = False
     num_kv_layers: int | None = None
     state_bytes: int = 0
     input_bytes: int = 0
@@ -76,7 +78,12 @@ class ModelSpec:
         row = self.head_dim * self.bytes_per_kv
         if self.kv_dtype == "int8":
             row = self.head_dim + 2 * self.head_dim // KV_GROUP
-        return 2 * num_layers * self.num_kv_heads * row
+        return self.rows_per_token * num_layers * self.num_kv_heads * row
+
+    @property
+    def rows_per_token(self) -> int:
+        """Rows of the arena that a layer stores for each token and key head."""
+        return 1 if self.values_in_keys else 2
 
     @property
     def local_bytes_per_token(self) -> int:
@@ -160,6 +167,49 @@ class DecoderConfig:
             bytes_per_kv=bytes_per_kv,
             **sizes,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentShape:
+    """Sizes of attention over a compressed cache (DeepSeek-V2, arXiv 2405.04434, 2.1).
+
+    A token has one latent of `rank` numbers, from which matrices of each head compute its key and
+    its value, and one key of `turning` numbers that rotates with positions and serves all heads.
+    Keys of a head have `still` numbers that do not rotate, and values `value_dim`. Queries come
+    from a vector of `query_rank` numbers, or from the residual if that is 0. Both vectors are
+    normed with `eps`. Rotary pairs are neighbours if they are `interleaved`.
+    """
+
+    num_heads: int
+    rank: int
+    turning: int
+    still: int
+    value_dim: int
+    query_rank: int = 0
+    eps: float = 1e-6
+    interleaved: bool = True
+
+    @property
+    def row_size(self) -> int:
+        """Numbers of a token in the cache of a layer."""
+        return self.rank + self.turning
+
+    @property
+    def query_size(self) -> int:
+        """Numbers of the queries of all heads."""
+        return self.num_heads * (self.still + self.turning)
+
+    @property
+    def first_size(self) -> int:
+        """Outputs of the layer's first product: vector or queries, latent and rotated key."""
+        return (self.query_rank or self.query_size) + self.row_size
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Parameters of attention, without biases."""
+        queries = self.query_rank * (1 + self.query_size)
+        heads = self.num_heads * self.rank * (self.still + self.value_dim)
+        residual = hidden_size * (self.first_size + self.num_heads * self.value_dim)
+        return residual + queries + self.rank + heads
 
 
 # States of a sequence in addition to those of its round: the committed one, and those of page ends.

@@ -32,6 +32,7 @@ from outrider.kernels.native.forward import (
     MixtureWeights,
     NativeMixture,
 )
+from outrider.kernels.native.latent import LatentWeights, NativeLatent
 from outrider.kernels.native.lookups import NativeLookups
 from outrider.kernels.native.tuning import KernelTiming
 from outrider.kernels.plan import (
@@ -93,7 +94,8 @@ class Kernels:
     head_norm(qkv_NE, q_weight_D, k_weight_D, num_kv_heads, eps)
                                                       RMS norm of each q and k head, in place
     rope_append(qkv_NE, cos_TH, sin_TH, plan, k_GSD, v_GSD)
-                                                      rotates q in place, writes k and v
+                                                      rotates q in place, writes k and v; only k
+                                                      if both are the same memory
     attention(qkv_NE, k_GSD, v_GSD, plan, how, out_NO)
                                                       `how` is an AttentionKind, or its scale alone
     silu_mul(gate_up_N2F, out_NF)                     silu(gate) * up
@@ -111,7 +113,8 @@ class Kernels:
     `table` makes a table of tokens from a matrix that either of them packed.
 
     `forward`, if there is one, runs a whole pass of a Llama-shaped decoder in one call, with the
-    same bits; `mixture` makes one call of a router and its experts, which `mix` runs. `exact`: a
+    same bits; `mixture` makes one call of a router and its experts, which `mix` runs, and `latent`
+    two of the products around latent attention, `latent_queries` and `latent_values`. `exact`: a
     row's bits depend on that row alone, in every operator; a `trial`, if any, must run to know it
     (`tried`). `threads` is the number of threads of native operators, which never changes a bit.
     `lookups`, if any, serve drafters. `compile_ahead(work, size)` compiles the kernels that `work`
@@ -145,6 +148,9 @@ class Kernels:
     forward: Callable[[ForwardParts], Forward] | None = None
     mixture: Callable[[MixtureSizes, MixtureWeights], NativeMixture] | None = None
     mix: Callable[[NativeMixture, Tensor, Tensor], None] = NativeMixture.__call__
+    latent: Callable[[LatentWeights], NativeLatent] | None = None
+    latent_queries: Callable[..., None] = NativeLatent.queries
+    latent_values: Callable[..., None] = NativeLatent.values
     threads: Choice | None = None
     twin: Callable[[], Kernels] | None = None
     join_lane: Callable[[int, int], None] | None = None

@@ -181,6 +181,11 @@ def head_dim_of(rows: Tensor) -> int:
     return size * GROUP // (GROUP + 2) if rows.dtype == torch.int8 else size
 
 
+def same_memory(k_GSD: Tensor, v_GSD: Tensor) -> bool:
+    """True if a layer's values are its keys (`ModelSpec.values_in_keys`)."""
+    return k_GSD.data_ptr() == v_GSD.data_ptr()
+
+
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Floats [..., D] as an arena of `dtype` has them, [..., R]."""
     if dtype != torch.int8:

@@ -23,6 +23,7 @@ from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import RULE, VECTORS, refused_kinds
 from outrider.kernels.native.delta import NativeDelta
 from outrider.kernels.native.forward import NativeForward, NativeMixture
+from outrider.kernels.native.latent import NativeLatent
 from outrider.kernels.native.lookups import NativeLookups
 from outrider.kernels.native.ops import (
     SUFFIXES,
@@ -195,6 +196,7 @@ def _native(make: Callable[[], NativeOps], library: ctypes.CDLL) -> Kernels:
         exact=True,
         forward=partial(NativeForward, ops, library),
         mixture=partial(NativeMixture, library, ops.team),
+        latent=partial(NativeLatent, library, ops.team),
         twin=lambda: _native(make, library),
         join_lane=partial(join_lane, library),
         lookups=NativeLookups(library),

@@ -135,7 +135,7 @@ class Scratch:
         return ForwardBuffers(*(getattr(self, buffer.name) for buffer in fields(ForwardBuffers)))
 
 
-# A layer's part of the arena: (k_GSD, v_GSD).
+# A layer's part of the arena: (k_GSD, v_GSD), the same tensor twice if values are keys.
 LayerKV: TypeAlias = tuple[Tensor, Tensor]
 
 
@@ -303,6 +303,7 @@ class PassDecoder(Stack):
 
     kernels: Kernels
     _spec: ModelSpec
+    _score_scale: float
     _passes: Passes
 
     @property
@@ -327,7 +328,8 @@ class PassDecoder(Stack):
 
     def compact(self, seq_id: int, keep: Keep) -> None:
         """Drop keys of the text that `seq_id` has committed (`decoder.compact`)."""
-        compact(self, self.state, self._passes.view(keep.window), seq_id, keep)
+        scratch = self._passes.view(keep.window)
+        compact(self, self.state, scratch, seq_id, keep, scale=self._score_scale)
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         """Run at most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L."""
@@ -345,11 +347,14 @@ def wanted_tokens(rows: Sequence[StepRow]) -> list[int]:
     return wanted
 
 
-def compact(stack: Stack, kv: PagedKV, scratch: Scratch, seq_id: int, keep: Keep) -> None:
+def compact(
+    stack: Stack, kv: PagedKV, scratch: Scratch, seq_id: int, keep: Keep, *, scale: float
+) -> None:
     """Retain only those of the committed keys and values of `seq_id` that `keep` chooses.
 
-    `scratch` has a row for each token of the window. Raises CapacityError, with nothing changed,
-    if the sequence shares its pages and too few are free for a copy.
+    `scratch` has a row for each token of the window. Attention scores are multiplied by `scale`.
+    Raises CapacityError, with nothing changed, if the sequence shares its pages and too few are
+    free for a copy.
 
     The choice needs the queries of the prompt's end, and no cache holds queries. So the last tokens
     go through the layers again, over a copy of the sequence's keys and values, layer by layer; each
@@ -364,9 +369,11 @@ def compact(stack: Stack, kv: PagedKV, scratch: Scratch, seq_id: int, keep: Keep
         stack.embed(plan, scratch)
         kept: list[Tensor] = []
         for depth, (k_GSD, v_GSD) in enumerate(kv.layers):
-            k_GCD, v_GCD = (_copied(all_GSD, slots_T, kv.page_size) for all_GSD in (k_GSD, v_GSD))
+            k_GCD = v_GCD = _copied(k_GSD, slots_T, kv.page_size)
+            if v_GSD is not k_GSD:
+                v_GCD = _copied(v_GSD, slots_T, kv.page_size)
             stack.layer(depth, plan, scratch, (k_GCD, v_GCD))
-            positions_GM = _chosen(scratch, k_GCD[:, : len(tokens)], keep)
+            positions_GM = _chosen(scratch, k_GCD[:, : len(tokens)], keep, scale)
             kept.append(_gathered(k_GSD, v_GSD, slots_T[positions_GM]))
         kv.replace(seq_id, torch.stack(kept))
 
@@ -394,17 +401,18 @@ def _copied(all_GSD: Tensor, slots_T: Tensor, page_size: int) -> Tensor:
     return copy_GCD
 
 
-def _chosen(scratch: Scratch, k_GTD: Tensor, keep: Keep) -> Tensor:
+def _chosen(scratch: Scratch, k_GTD: Tensor, keep: Keep, scale: float) -> Tensor:
     """Positions that each KV head retains, chosen by the rotated queries in `scratch`."""
     num_kv_heads, head_dim = k_GTD.shape[0], head_dim_of(k_GTD)
     heads_WED = scratch.qkv_NE.view(keep.window, -1, head_dim)
-    return kept_keys(heads_WED[:, : -2 * num_kv_heads], floats(k_GTD), keep, head_dim**-0.5)
+    return kept_keys(heads_WED[:, : -2 * num_kv_heads], floats(k_GTD), keep, scale)
 
 
 def _gathered(k_GSD: Tensor, v_GSD: Tensor, slots_GM: Tensor) -> Tensor:
-    """The rows of each head, of shape [2, G, M, D]."""
+    """The rows of each head, of shape [2, G, M, D], or [1, G, M, D] if values are keys."""
     heads_G1 = torch.arange(k_GSD.shape[0], device=k_GSD.device)[:, None]
-    return torch.stack([k_GSD[heads_G1, slots_GM], v_GSD[heads_G1, slots_GM]])
+    kinds = (k_GSD,) if v_GSD is k_GSD else (k_GSD, v_GSD)
+    return torch.stack([rows_GSD[heads_G1, slots_GM] for rows_GSD in kinds])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

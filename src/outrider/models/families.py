@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from outrider.core.errors import CheckpointError, ConfigError, given, nearest
 from outrider.core.params import ADVISED, params_for_one
-from outrider.core.spec import DecoderConfig, ModelSpec, RopeScaling, StateShape
+from outrider.core.spec import DecoderConfig, LatentShape, ModelSpec, RopeScaling, StateShape
 from outrider.models.checkpoint import GENERATION, Checkpoint, config_document, open_checkpoint
 from outrider.models.family_table import FAMILY_TABLE, WRAPPERS, Family, layer_kinds
 from outrider.models.json_object import (
@@ -28,6 +28,7 @@ from outrider.models.json_object import (
     stop_ids,
     stored_dtype,
 )
+from outrider.models.latent_kinds import latent_shape
 from outrider.models.layer_kinds import (
     BIASED_LAYERS,
     GATED_LAYERS,
@@ -51,8 +52,9 @@ class LayeredConfig(DecoderConfig):
 
     `qk_norm` normalises every query and key head before its rotation. With `fused_tensors` the
     files hold q, k and v as one matrix, and gate and up as one. `layers` has an entry for each
-    layer; it is empty if all layers see the whole text and rotate by `rope`. The FFNs of
-    `sparse_layers` are mixtures of `experts`. With its long rotary factors (`for_context`) the
+    layer; it is empty if all layers see the whole text and rotate by `rope`. With a `latent`, heads
+    attend to rows of the compressed cache, which count as one key head. The FFNs of `sparse_layers`
+    are mixtures of `experts`. With its long rotary factors (`for_context`) the
     model has a window of `longest_tokens`; 0 if it has no such factors.
     """
 
@@ -65,6 +67,7 @@ class LayeredConfig(DecoderConfig):
     fused_tensors: bool = False
     layers: tuple[LayerKind, ...] = ()
     traits: LayerTraits = PLAIN_LAYERS
+    latent: LatentShape | None = None
     experts: Experts | None = None
     sparse_layers: tuple[int, ...] = ()
     longest_tokens: int = 0
@@ -75,7 +78,7 @@ class LayeredConfig(DecoderConfig):
     @property
     def scale(self) -> float:
         """The factor of attention scores."""
-        return self.traits.attention_scale or self.head_dim**-0.5
+        return (self.traits.attention_scale or self.head_dim**-0.5) * self.rope.score_factor
 
     def for_context(self, num_tokens: int) -> Self:
         if num_tokens <= self.max_tokens or not self.longest_tokens:
@@ -120,6 +123,9 @@ class LayeredConfig(DecoderConfig):
         kv = self.num_kv_heads * self.head_dim
         attention += self.qk_norm * (heads + kv if traits.whole_heads else 2 * self.head_dim)
         attention += traits.sinks * self.num_heads
+        if (latent := self.latent) is not None:
+            attention = latent.num_parameters(hidden) + self.out_bias * hidden
+            attention += self.qkv_bias * (latent.query_rank + latent.row_size)
         num_up = traits.gate.num_up
         ffn = (num_up + 1) * hidden * self.ffn_size
         ffn += self.mlp_bias * (num_up * self.ffn_size + hidden)
@@ -135,6 +141,7 @@ class LayeredConfig(DecoderConfig):
     def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
         sizes = {"bytes_per_weight": bytes_per_weight, "bytes_per_kv": bytes_per_kv}
         plain = DecoderConfig.spec(self, name, **sizes)
+        plain = replace(plain, values_in_keys=self.latent is not None)
         if self.experts is None:
             return plain
         of_layer = self.experts.expert_parameters(self.hidden_size)
@@ -176,7 +183,8 @@ class LlamaConfig(LayeredConfig):
     def attends_otherwise(self) -> bool:
         """True if some layer's attention is more than a softmax over all keys."""
         traits = self.traits
-        return traits.sinks or traits.attention_cap > 0 or self.whole_tokens < self.max_tokens
+        differs = traits.sinks or traits.attention_cap > 0 or self.latent is not None
+        return differs or self.whole_tokens < self.max_tokens
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -185,6 +193,7 @@ class LlamaConfig(LayeredConfig):
         found = {
             "mixtures of experts": bool(self.sparse_layers),
             "attention sinks": self.traits.sinks,
+            "a compressed cache": self.latent is not None,
             "positions by layer": ropes != {self.rope},
             "norms and scales of its own": replace(self.traits, sinks=False) != PLAIN_LAYERS,
             "a part for pictures": self.also_sees,
@@ -313,6 +322,8 @@ def _check_heads(where: str, config: GPT2Config) -> None:
 
 # Families whose layers differ from a Llama's only in biases, norms of heads and windows.
 LLAMA_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
+# Families whose MTP blocks are numbered as layers after the last one.
+NUMBERED_MTP = (*LLAMA_FAMILIES, "deepseek_v3", "kimi_k2", "glm4_moe_lite", "glm4_moe")
 
 
 def _is_hybrid(name: str) -> bool:
@@ -369,7 +380,7 @@ def _layered(
     )
     all_biased = bool(family.bias_key) and raw.flag(family.bias_key, default=False)
     attention_bias = raw.flag(family.qkv_bias_key, default=all_biased)
-    experts = family.experts(raw)
+    experts, latent = family.experts(raw), latent_shape(raw) if family.latent else None
     # Files of a hybrid mixture have no other FFN than the experts.
     usual_ffn = experts.shared_ffn_size if family.recurrences and experts else None
     return {
@@ -379,8 +390,10 @@ def _layered(
         "ffn_size": raw.integer("intermediate_size", usual_ffn),
         "num_layers": num_layers,
         "num_heads": num_heads,
-        "num_kv_heads": raw.integer("num_key_value_heads", num_heads),
-        "head_dim": raw.integer("head_dim", max(1, hidden_size // num_heads)),
+        "num_kv_heads": 1 if latent else raw.integer("num_key_value_heads", num_heads),
+        "head_dim": latent.row_size
+        if latent
+        else raw.integer("head_dim", max(1, hidden_size // num_heads)),
         "max_tokens": max_tokens,
         "rms_norm_eps": raw.number(family.norm_key, 1e-6),
         "rope": rope,
@@ -396,6 +409,7 @@ def _layered(
         "fused_tensors": family.fused_tensors,
         "layers": () if set(layers) == {LayerKind(rope=rope)} else layers,
         "traits": family.traits(raw),
+        "latent": latent,
         "experts": experts,
         "sparse_layers": sparse_layers(raw, num_layers) if experts else (),
         "longest_tokens": longest if longest > max_tokens else 0,

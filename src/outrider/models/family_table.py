@@ -9,9 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from outrider.models import latent_kinds
 from outrider.models import layer_kinds as kinds
 from outrider.models.json_object import JsonObject
-from outrider.models.rope_config import COMMON_ROPE, MROPE, PARTIAL_ROPE, PHI3_ROPE, RopeRules
+from outrider.models.rope_config import (
+    COMMON_ROPE,
+    LATENT_ROPE,
+    MROPE,
+    PARTIAL_ROPE,
+    PHI3_ROPE,
+    RopeRules,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +27,10 @@ class Family:
     """Properties of a family: `defaults` of absent keys, `fixed` values of keys that it never
     reads, and its kinds of layers. `activations` are the names of its gate under `activation_key`;
     the first is the default. `qk_norm_key` names the switch of norms of queries and keys,
-    `norm_key` the epsilon of its norms. `reach` returns the number
-    of tokens up to which llama.py computes the family's own logits, and the reason. Families with
-    `recurrences` are hybrids, which qwen_hybrid.py computes; null counts as absent in their files.
+    `norm_key` the epsilon of its norms. Heads of `latent` families attend over latents. `reach`
+    returns the number of tokens up to which llama.py computes the family's own logits, and the
+    reason. Families with `recurrences` are hybrids, which qwen_hybrid.py computes; null counts as
+    absent in their files.
     """
 
     defaults: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -38,6 +47,7 @@ class Family:
     bias_key: str = ""
     qkv_bias_key: str = "attention_bias"
     fused_tensors: bool = False
+    latent: bool = False
     activation_key: str = "hidden_act"
     activations: tuple[str, ...] = ("silu", "swish")
     norm_key: str = "rms_norm_eps"
@@ -90,6 +100,33 @@ _QWEN3_MOE = Family(
 )
 _ROUTED = {"moe_intermediate_size": 1408, "n_routed_experts": 64, "num_experts_per_tok": 6}
 _DEEPSEEK = Family(_ROUTED, _NO_MLP_BIAS, experts=kinds.deepseek_experts)
+_LATENT = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
+_DEEPSEEK_V3 = Family(
+    {
+        **_LATENT,
+        "n_shared_experts": 1,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "eos_token_id": 1,
+    },
+    _NO_MLP_BIAS,
+    rope=LATENT_ROPE,
+    ropes=latent_kinds.latent_rope,
+    traits=latent_kinds.latent_traits,
+    experts=kinds.deepseek_experts,
+    latent=True,
+)
 _CENTRED = kinds.always(kinds.LayerTraits(centred=True, norm_bias=True))
 _GRANITE_MOE = Family(
     {"num_local_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 32},
@@ -355,6 +392,47 @@ FAMILY_TABLE: Mapping[str, Family] = {
         traits=kinds.always(kinds.LayerTraits(interleaved=True)),
         experts=kinds.ernie_experts,
         bias_key="use_bias",
+    ),
+    "deepseek_v2": replace(
+        _DEEPSEEK_V3,
+        defaults={
+            **_LATENT,
+            "n_shared_experts": 2,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1407,
+            "scoring_func": "softmax",
+            "norm_topk_prob": False,
+        },
+        # The heads of all its files turn neighbours.
+        fixed={**_NO_MLP_BIAS, "rope_interleave": True, "has_choice_bias": False},
+        experts=latent_kinds.v2_experts,
+    ),
+    "deepseek_v3": _DEEPSEEK_V3,
+    # Kimi K2's name for a DeepSeek V3.
+    "kimi_k2": _DEEPSEEK_V3,
+    "glm4_moe_lite": replace(
+        _DEEPSEEK_V3,
+        defaults={
+            "kv_lora_rank": 512,
+            "q_lora_rank": 768,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "n_shared_experts": 1,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1536,
+            "routed_scaling_factor": 1.8,
+            "first_k_dense_replace": 1,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 1,
+        },
+    ),
+    "youtu": replace(
+        _DEEPSEEK_V3,
+        defaults={**_LATENT, **_TIED, "eos_token_id": 128001},
+        experts=latent_kinds.no_experts,
     ),
     "dots1": replace(
         _DEEPSEEK,

@@ -62,7 +62,8 @@ _MASK_TOKEN = "pard_token"
 _NO_HEADS = "`outrider draft suggest TARGET` says what needs no heads"
 _OTHERS = f"name EAGLE 3 heads of the same target; {_NO_HEADS}"
 _OWN = (
-    "if the target's own files have the block, and its family is of the Llama line or Qwen3.5: "
+    "if the target's own files have the block, and its family is of the Llama line, DeepSeek V3, "
+    "GLM or Qwen3.5: "
     f"--target TARGET --drafter mtp; {_NO_HEADS}"
 )
 _SHARING = (

@@ -106,7 +106,8 @@ class Experts:
     shared expert if that has a size, scaled by a gate of its own if `gates_shared`. Weights of
     experts are the softmax of their scores, or the sigmoid of each (`has_sigmoids`). With
     `normalise`, those of the chosen ones sum to 1; then they are multiplied by `scale`. With
-    `has_choice_bias`, experts are chosen by their weights plus a bias."""
+    `has_choice_bias`, experts are chosen by their weights plus a bias. They come from the
+    `top_groups` of `num_groups` groups whose `group_best` best experts have the largest sum."""
 
     num_experts: int
     num_chosen: int
@@ -117,6 +118,9 @@ class Experts:
     has_sigmoids: bool = False
     has_choice_bias: bool = False
     scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    group_best: int = 2
     biased: bool = False
     gate: Gate = Gate.SILU
     alpha: float = 1.702
@@ -144,6 +148,8 @@ def sparse_layers(raw: JsonObject, num_layers: int) -> tuple[int, ...]:
     )
     end = raw.integer("moe_layer_end_index", num_layers, least=-1)
     dense = {*raw.integers("mlp_only_layers"), *range(first)}
+    if kinds := raw.texts("mlp_layer_types"):
+        dense = {index for index, kind in enumerate(kinds) if kind == "dense"}
     dense |= set[int]() if end < 0 else {*range(end + 1, num_layers)}
     return tuple(
         index for index in range(num_layers) if index not in dense and (index + 1) % every == 0
@@ -151,11 +157,18 @@ def sparse_layers(raw: JsonObject, num_layers: int) -> tuple[int, ...]:
 
 
 def check_experts(where: str, experts: Experts) -> None:
-    """Raise CheckpointError for a token that needs more experts than there are."""
-    if experts.num_chosen > experts.num_experts:
+    """Raise CheckpointError for a token that needs more experts than it may choose from."""
+    size, rest = divmod(experts.num_experts, experts.num_groups)
+    if rest or experts.top_groups > experts.num_groups:
+        raise CheckpointError(
+            f"{where}: {experts.num_experts} experts have no {experts.num_groups} groups (n_group) "
+            f"of which a token chooses {experts.top_groups} (topk_group).",
+            hint=CONTRADICTION,
+        )
+    if experts.num_chosen > experts.top_groups * size:
         raise CheckpointError(
             f"{where}: num_experts_per_tok {experts.num_chosen} is above num_experts "
-            f"{experts.num_experts}.",
+            f"{experts.top_groups * size}.",
             hint=CONTRADICTION,
         )
 
@@ -487,12 +500,8 @@ def granite_experts(raw: JsonObject) -> Experts:
 
 
 def deepseek_experts(raw: JsonObject) -> Experts:
-    """A mixture with the keys of DeepSeek's, without groups of experts."""
-    for key in ("n_group", "topk_group"):
-        if raw.integer(key, 1) != 1:
-            raise CheckpointError(
-                f"{raw.where}: {key} {raw.integer(key)} is not supported.", hint=OTHER_CHECKPOINT
-            )
+    """A mixture with the keys of DeepSeek's."""
+    num_groups = raw.integer("n_group", 1)
     ffn_size = raw.integer("moe_intermediate_size")
     return Experts(
         num_experts=raw.integer("n_routed_experts"),
@@ -508,6 +517,8 @@ def deepseek_experts(raw: JsonObject) -> Experts:
         has_sigmoids=raw.text("scoring_func", "sigmoid") == "sigmoid",
         has_choice_bias=raw.flag("has_choice_bias", default=True),
         scale=raw.number("routed_scaling_factor", 1.0),
+        num_groups=num_groups,
+        top_groups=raw.integer("topk_group", num_groups),
         names=ExpertNames.DEEPSEEK,
     )
 

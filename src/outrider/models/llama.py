@@ -39,6 +39,7 @@ from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.models.decoder import LayerKV, ModelCapacity, PassDecoder, Passes, Scratch
 from outrider.models.families import GPT2Config, LayeredConfig, LlamaConfig
+from outrider.models.latent import fill_heads, values_of_heads
 from outrider.models.layer_kinds import Gate, Norms
 from outrider.models.llama_weights import (
     EMBEDDING,
@@ -114,9 +115,12 @@ class LayerOperators:
         kv: LayerKV,
     ) -> None:
         config, qkv_NE, attended_NA = self.config, scratch.qkv_NE, scratch.attended_NA
-        kernels.linear(reads, layer.qkv, qkv_NE)
-        if layer.qkv_bias_E is not None:
-            qkv_NE.add_(layer.qkv_bias_E)
+        if layer.latent is not None:
+            fill_heads(kernels, layer, reads, qkv_NE)
+        else:
+            kernels.linear(reads, layer.qkv, qkv_NE)
+            if layer.qkv_bias_E is not None:
+                qkv_NE.add_(layer.qkv_bias_E)
         if layer.q_norm_H is not None and layer.k_norm_H is not None:
             self._norm_heads(kernels, layer.q_norm_H, layer.k_norm_H, qkv_NE)
         kernels.rope_append(qkv_NE, *self.turns, plan, *kv)
@@ -125,6 +129,8 @@ class LayerOperators:
             gate_NA = torch.empty_like(attended_NA)
             kernels.linear(reads, layer.gate, gate_NA)
             kernels.sigmoid_mul(gate_NA, attended_NA)
+        if layer.latent is not None:
+            attended_NA = values_of_heads(kernels, layer.latent, attended_NA)
         product = (attended_NA, layer.out, layer.out_bias_D)
         self._add(kernels, scratch, product, layer.attended_norm_D)
 
@@ -226,6 +232,7 @@ class LlamaModel(PassDecoder):
             # float32, because a compiler may sum in another order for another dtype.
             placement = replace(placement, activations=placement.dtype)
         self._spec, self._placement = placement.spec(config), placement
+        self._score_scale = config.scale
         reader = WeightReader(weights, kernels, placement, text=TextNames.of(weights))
         self._tables = read_tables(reader, config, share)
         self._layers = [
@@ -260,6 +267,7 @@ class LlamaModel(PassDecoder):
             dense = (layer.gate_up, layer.down)
             packed += [layer.qkv, layer.out, *(one for one in dense if one is not None)]
             packed += () if layer.mixture is None else layer.mixture.always_read
+            packed += () if layer.latent is None else layer.latent.matrices
         return tuple(one.data for one in packed)
 
     def cheaper(self, parts: CheaperParts) -> LlamaModel:
@@ -466,7 +474,7 @@ class GPT2Model(PassDecoder):
         capacity: ModelCapacity,
     ) -> None:
         self.config, self.kernels = config, kernels
-        self._spec = placement.spec(config)
+        self._spec, self._score_scale = placement.spec(config), config.scale
         names = _Names(PREFIX if f"{PREFIX}wte.weight" in weights else "")
         reader = WeightReader(weights, kernels, placement, text=names, transposed=True)
         hidden, length = config.hidden_size, capacity.num_positions(config.max_tokens)

@@ -27,6 +27,7 @@ from outrider.kernels.native.forward import LayerWeights
 from outrider.kernels.native.ranks import NativeRanks
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedTable
 from outrider.models.families import LayeredConfig, LlamaConfig
+from outrider.models.latent import read_latent
 from outrider.models.layer_kinds import Norms
 from outrider.models.mixture import read_mixture
 from outrider.models.rope import turning_order
@@ -234,6 +235,8 @@ def read_attention(
     reader: WeightReader, config: LayeredConfig, prefix: str, index: int, share: Share
 ) -> Mapping[str, Any]:
     """Read the attention of layer `index`, as a MixerReader does."""
+    if config.latent is not None:
+        return read_latent(reader, config, prefix)
     hidden, head, attended = config.hidden_size, config.head_dim, config.num_heads * config.head_dim
     qkv, out = _qkv_names(reader, prefix, config), {f"{prefix}self_attn.o_proj": hidden}
     order_E = _qkv_order(config, share)

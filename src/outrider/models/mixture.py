@@ -95,8 +95,9 @@ def mix(kernels: Kernels, sizes: Experts, weights: MixtureWeights, x_ND: Tensor)
     share = torch.sigmoid if sizes.has_sigmoids else _softmax
     probs_NX = by_row(share, scores_NO[:, : sizes.num_experts])
     parts_NQ, chosen_NQ = probs_NX.topk(sizes.num_chosen)
-    if weights.choice_bias_X is not None:
-        chosen_NQ = (probs_NX + weights.choice_bias_X).topk(sizes.num_chosen).indices
+    if weights.choice_bias_X is not None or sizes.top_groups < sizes.num_groups:
+        ranks_NX = probs_NX if weights.choice_bias_X is None else probs_NX + weights.choice_bias_X
+        chosen_NQ = _in_best_groups(sizes, ranks_NX).topk(sizes.num_chosen).indices
         parts_NQ = probs_NX.gather(1, chosen_NQ)
     if sizes.normalise:
         parts_NQ = by_row(lambda row_Q: row_Q / row_Q.sum(), parts_NQ)
@@ -117,6 +118,17 @@ def mix(kernels: Kernels, sizes: Experts, weights: MixtureWeights, x_ND: Tensor)
     if not sizes.gates_shared:
         return out_ND.add_(shared_ND)
     return out_ND.add_(shared_ND.mul_(by_row(torch.sigmoid, scores_NO[:, -1:])))
+
+
+def _in_best_groups(sizes: Experts, ranks_NX: Tensor) -> Tensor:
+    """`ranks_NX` with -inf for the experts of all groups but the best ones."""
+    if sizes.top_groups == sizes.num_groups:
+        return ranks_NX
+    groups = ranks_NX.view(len(ranks_NX), sizes.num_groups, -1)
+    sums = groups.topk(min(sizes.group_best, groups.shape[2])).values.sum(-1)
+    best = torch.zeros_like(sums, dtype=torch.bool)
+    best.scatter_(1, sums.topk(sizes.top_groups).indices, value=True)
+    return groups.masked_fill(~best[..., None], -torch.inf).view_as(ranks_NX)
 
 
 def _by_expert(chosen: Sequence[Sequence[int]]) -> tuple[list[tuple[int, slice]], list[int]]:

@@ -21,9 +21,9 @@ ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 class Rope:
     """Rotary positions: `kind` names the method that stretches frequencies (models/rope.py).
 
-    `attention_factor` multiplies both tables. The first `partial_rotary_factor` of each head
-    rotates, the rest does not. Fields that `kind` does not use have their default. Longrope divides
-    by its short factors, or by its long ones if `is_long`.
+    `attention_factor` multiplies both tables, `score_factor` attention scores. The first
+    `partial_rotary_factor` of each head rotates, the rest does not. Fields that `kind` does not use
+    have their default. Longrope divides by its short factors, or by its long ones if `is_long`.
     """
 
     kind: str = "default"
@@ -36,6 +36,7 @@ class Rope:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    score_factor: float = 1.0
     partial_rotary_factor: float = 1.0
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
@@ -52,14 +53,17 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class RopeRules:
-    """A family's rules: `kinds` maps names in files to ours; `partial` allows partial rotation."""
+    """A family's rules: `kinds` maps names in files to ours; `partial` allows partial rotation.
+    With `scales_scores`, stretched positions may scale attention scores, too."""
 
     kinds: Mapping[str, str]
     partial: bool = False
+    scales_scores: bool = False
 
 
 COMMON_ROPE = RopeRules({kind: kind for kind in ROPE_KINDS})
 PARTIAL_ROPE = RopeRules(COMMON_ROPE.kinds, partial=True)
+LATENT_ROPE = RopeRules(COMMON_ROPE.kinds, scales_scores=True)
 # Pictures have positions in three directions, which are one and the same for text.
 MROPE = RopeRules({**COMMON_ROPE.kinds, "mrope": "default"})
 # Phi-3's first files say "su" or "yarn" and mean longrope.
@@ -78,6 +82,9 @@ def parse_rope(raw: JsonObject, rules: RopeRules = COMMON_ROPE) -> Rope:
     if theta <= 1:
         raise CheckpointError(f"{part.where}: rope_theta must be above 1, got {theta}.")
     rope = _scaled(raw, part, Rope(kind, theta))
+    if rules.scales_scores and kind != "default" and _is_set(part, "mscale_all_dim"):
+        scale = _mscale(part.number("factor"), part.number("mscale_all_dim"))
+        rope = replace(rope, score_factor=scale * scale)
     return replace(rope, partial_rotary_factor=_partial(raw, part, rules))
 
 
@@ -179,7 +186,7 @@ def _yarn(part: JsonObject, rope: Rope, max_tokens: int) -> Rope:
         raise CheckpointError(f"{part.where}: the key factor is missing.")
     factor = part.number("factor", max_tokens / rope.original_tokens)
     inferred = _mscale(factor, 1.0)
-    if part.has("mscale") and part.has("mscale_all_dim"):
+    if _is_set(part, "mscale") and _is_set(part, "mscale_all_dim"):
         whole = _mscale(factor, part.number("mscale_all_dim"))
         inferred = _mscale(factor, part.number("mscale")) / whole
     return replace(
@@ -190,6 +197,10 @@ def _yarn(part: JsonObject, rope: Rope, max_tokens: int) -> Rope:
         truncate=part.flag("truncate", default=True),
         attention_factor=part.number("attention_factor", inferred),
     )
+
+
+def _is_set(part: JsonObject, key: str) -> bool:
+    return part.values.get(key) not in (None, 0)
 
 
 def _mscale(factor: float, scale: float) -> float:

@@ -474,6 +474,16 @@ class WeightReader:
         stacks = [self._take(name, count, num_out, num_in) for name, num_out in outputs.items()]
         return [self._packed(torch.cat(parts)) for parts in zip(*stacks, strict=True)]
 
+    def two_by_head(
+        self, name: str, count: int, sizes: tuple[int, int], num_in: int
+    ) -> tuple[list[PackedLinear], list[PackedLinear]]:
+        """Two matrices of each of `count` heads, whose rows lie one after another in the matrix
+        `name`: the first one transposed, and the second one as stored."""
+        rows = self._take(f"{name}.weight", count * sum(sizes), num_in)
+        first, second = torch.split(rows.view(count, sum(sizes), num_in), [*sizes], dim=1)
+        transposed = [self._packed(one.T.contiguous()) for one in first]
+        return transposed, [self._packed(one.contiguous()) for one in second]
+
     def stacked_conv(
         self, name: str, count: int, num_in: int, num_out: int, order_O: Tensor | None = None
     ) -> list[PackedLinear]:

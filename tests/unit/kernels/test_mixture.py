@@ -27,6 +27,13 @@ SIZES = {
     "shared": replace(MANY, shared_ffn_size=56),
     "gelu": replace(MANY, gate=Gate.GELU),
     "clamped": replace(MANY, gate=Gate.CLAMPED, biased=True, limit=0.6),
+    "groups": replace(MANY, num_experts=12, num_groups=4, top_groups=2, has_sigmoids=True),
+    "groups by their best": replace(
+        MANY, num_experts=12, num_groups=4, top_groups=3, group_best=1, normalise=False
+    ),
+    "groups by a bias": replace(
+        MANY, num_experts=12, num_groups=6, top_groups=2, has_choice_bias=True, num_chosen=4
+    ),
 }
 every_size = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
 
@@ -48,6 +55,7 @@ def weights_for(kernels: Kernels, sizes: Experts, dtype: torch.dtype) -> Mixture
         experts=[net(sizes.ffn_size) for _ in range(sizes.num_experts)],
         shared=net(sizes.shared_ffn_size) if sizes.shared_ffn_size else None,
         router_bias_X=matrix(num_scores) if sizes.biased else None,
+        choice_bias_X=matrix(sizes.num_experts) if sizes.has_choice_bias else None,
     )
 
 

@@ -220,6 +220,15 @@ def test_rope_append(name: str, dtype: torch.dtype, heads: Heads) -> None:
     assert torch.equal(v_NGD, heads_NAD[:, num_q + num_kv :].to(dtype))
 
 
+def test_values_that_are_keys_are_not_written(name: str) -> None:
+    kernels, heads = kernels_named(name, torch.float32), Heads(4, 1, 24)
+    case = make_pass(SEQUENCES, heads=heads, dtype=torch.float32)
+    _, keys, _ = roped(kernels, case)
+    qkv_NE, rows_GSD = case.qkv_NE.clone(), case.k_GSD.clone()
+    kernels.rope_append(qkv_NE, *tables(24), case.plan, rows_GSD, rows_GSD)
+    assert torch.equal(rows_GSD[:, case.plan.slots_N].transpose(0, 1), keys)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_gelu_mul(name: str, size: int) -> None:
     kernels = kernels_named(name, torch.float32)

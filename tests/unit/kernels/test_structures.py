@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.core.env import cache_folder, compiler
-from outrider.kernels.native import build, forward
+from outrider.kernels.native import build, forward, latent
 from outrider.kernels.native import build as levels
 from outrider.kernels.native import forward as mixture
 from outrider.kernels.native.lookups import LookupRoom, NgramSettings, SuffixSettings
@@ -38,6 +38,7 @@ _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] 
         ("Linear", LinearStruct, {}),
         ("Net", mixture._Net, {}),  # pyright: ignore[reportPrivateUsage]
         ("Mixture", mixture._Mixture, {}),  # pyright: ignore[reportPrivateUsage]
+        ("Latent", latent._Latent, {}),  # pyright: ignore[reportPrivateUsage]
         ("Entrance", forward._Entrance, {}),  # pyright: ignore[reportPrivateUsage]
         ("Layer", forward._Layer, {}),  # pyright: ignore[reportPrivateUsage]
         ("Decoder", forward._Decoder, {}),  # pyright: ignore[reportPrivateUsage]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,6 +38,50 @@ def windows(config: LlamaConfig) -> list[int]:
 def thetas(config: LlamaConfig) -> list[float]:
     ropes = [config.layer_kind(index).rope for index in range(config.num_layers)]
     return [0.0 if rope is None else rope.theta for rope in ropes]
+
+
+def test_rows_of_a_compressed_cache() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    config = parsed("deepseek_v3", rope_parameters=yarn, rope_interleave=False)
+    assert config.latent is not None
+    assert (config.head_dim, config.num_kv_heads, config.rope.rotary_dim(576)) == (576, 1, 64)
+    assert (config.latent.still, config.latent.value_dim, config.latent.query_rank) == (
+        128, 128, 1536,
+    )  # fmt: skip
+    assert not config.latent.interleaved
+    assert config.scale == pytest.approx(192**-0.5 * (1 + 0.1 * math.log(4)) ** 2)
+    assert config.rope.attention_factor == 1.0
+    assert "a compressed cache" in config.extras
+    assert parsed("deepseek_v2", q_lora_rank=None).latent == replace(
+        config.latent, query_rank=0, interleaved=True
+    )
+
+
+def test_experts_come_from_groups() -> None:
+    v3, v2 = parsed("deepseek_v3").experts, parsed("deepseek_v2", n_group=8, topk_group=3).experts
+    limited = parsed("deepseek_v2", topk_method="group_limited_greedy", n_group=8, topk_group=3)
+    groups = [
+        (one.num_groups, one.top_groups, one.group_best, one.has_choice_bias)
+        for one in (v3, v2, limited.experts)
+        if one is not None
+    ]
+    assert groups == [(8, 4, 2, True), (1, 1, 1, False), (8, 3, 1, False)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kv_lora_rank": 13}, "kv_lora_rank must be even"),
+        ({"qk_rope_head_dim": 5}, "qk_rope_head_dim must be even"),
+        ({"n_group": 3, "topk_group": 1}, "n_group"),
+        ({"n_group": 4, "topk_group": 5}, "topk_group"),
+        ({"n_group": 64, "topk_group": 1, "num_experts_per_tok": 8}, "above num_experts 4"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ],
+)
+def test_what_no_latent_attention_has_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        parsed("deepseek_v3", **changes)
 
 
 @pytest.mark.parametrize("family", DECODER_FAMILIES)

@@ -32,7 +32,7 @@ from outrider.drafters.common.growth import DraftSampler, FusedDrafts, TextPart,
 from outrider.drafters.common.native import fused_model_drafts
 from outrider.kernels.native.cpu import last_cache_bytes, num_physical_cores
 from outrider.kernels.native.forward import LayerWeights
-from outrider.kernels.operators import DTYPES, Kernels, compile_ahead, pick_device
+from outrider.kernels.operators import DTYPES, Kernels, compile_ahead, for_kinds, pick_device
 from outrider.kernels.plan import PackedLinear, PackedTable
 from outrider.kernels.registry import choose, is_native
 from outrider.models.checkpoint import open_checkpoint
@@ -284,6 +284,7 @@ class SelfDraftSpec:
             threads=self.threads,
             quantise=self.quantise,
         )
+        kernels = for_kinds(kernels) if config.attends_otherwise else kernels
         placement = Placement(target.spec.name, states.dtype, states.device, self.quantise)
         own = target.layers
         held = _HeldBlocks.of(target)
@@ -343,8 +344,8 @@ class _HeldBlocks:
 
 
 def _dense(layer: LayerWeights) -> tuple[PackedLinear, ...] | None:
-    """Return the four matrices of a layer; None for a mixture."""
-    if layer.gate_up is None or layer.down is None:
+    """Return the four matrices of a layer; None for a mixture and for latent attention."""
+    if layer.gate_up is None or layer.down is None or layer.latent is not None:
         return None
     return layer.qkv, layer.out, layer.gate_up, layer.down
 

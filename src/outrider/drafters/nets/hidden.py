@@ -462,7 +462,7 @@ class EntranceNet:
             kv=self.state.layers,
             buffers=scratch.for_native,
             eps=config.rms_norm_eps,
-            scale=config.head_dim**-0.5,
+            scale=config.scale,
             ffn_size=config.ffn_size,
             hidden_SKD=block.embedding_VD.new_empty(0),
             entrance=block.entrance,

@@ -17,8 +17,9 @@ Published tensors have names of three schemes:
 
 A folder of the speculators library has the block of a Qwen3, or that of Qwen3-Next or Qwen3.5.
 Qwen's blocks share everything but the layer, and their norms store the difference from 1. The
-decoder layer within a block is that of the Llama family, or a hybrid's attention layer, whose heads
-are scaled by a gate and whose feed-forward net may be a mixture of experts.
+decoder layer within a block is that of the target's family, of the Llama line or with latent
+attention, or a hybrid's attention layer, whose heads are scaled by a gate. The feed-forward net may
+be a mixture of experts.
 
 Shapes:  D = hidden size, N = packed tokens, A = heads x head size, T = positions, H = half of a
          head.
@@ -54,6 +55,7 @@ from outrider.models.decoder import ModelCapacity
 from outrider.models.families import (
     HYBRID_FAMILIES,
     LLAMA_FAMILIES,
+    NUMBERED_MTP,
     LlamaConfig,
     QwenHybridConfig,
     parse_llama,
@@ -167,14 +169,14 @@ def _of_speculators(raw: JsonObject) -> MtpConfig:
 
 
 def _after_layers(raw: JsonObject) -> MtpConfig:
-    if raw.text("model_type") not in LLAMA_FAMILIES or not raw.has(_DEPTH):
+    if raw.text("model_type") not in NUMBERED_MTP or not raw.has(_DEPTH):
         raise CheckpointError(
             f"{raw.where} names no MTP block: it has no {_DEPTH}.",
             hint="name a folder of heads with --draft, or train a block: `outrider train mtp`",
         )
     layers = parse_llama(raw)
     # The window is that of the model's layers; the block sees all tokens of a text.
-    block = replace(layers, num_layers=raw.integer(_DEPTH), layers=())
+    block = replace(layers, num_layers=raw.integer(_DEPTH), layers=(), sparse_layers=())
     return MtpConfig(block=block, first_layer=layers.num_layers, reads_normed=True)
 
 
@@ -259,9 +261,12 @@ def read_blocks(
         if isinstance(config.block, QwenHybridConfig):
             parts = _gated_parts(folder, reader, config.block, turns)
         else:
-            first, operators = config.first_layer, LayerOperators(config.block, turns)
+            first, last_D = config.first_layer, target.tables.norm_D
             indices = range(first, first + config.depth)
-            parts = [_llama_part(reader, operators, index) for index in indices]
+            sparse = [n for n in indices if f"model.layers.{n}.mlp.gate.weight" in reader]
+            block = replace(config.block, sparse_layers=tuple(sparse))
+            operators = LayerOperators(block, turns)
+            parts = [_llama_part(reader, operators, index, last_D) for index in indices]
         is_hybrid = isinstance(config.block, QwenHybridConfig)
         if is_folder or not (is_hybrid or config.first_layer):
             weights.check_all_taken(ignored=(*DERIVED, *_COPIES))
@@ -294,12 +299,17 @@ def _block(
     )
 
 
-def _llama_part(reader: WeightReader, operators: LayerOperators, index: int) -> _Part:
+def _llama_part(
+    reader: WeightReader, operators: LayerOperators, index: int, last_D: Tensor
+) -> _Part:
+    """Read a block. GGUF files with latents may lack its last norm; then it is the target's."""
     config, prefix = operators.config, f"model.layers.{index}."
-    enorm, hnorm, norm = (
-        reader.vector(f"{prefix}{name}.weight", config.hidden_size)
-        for name in ("enorm", "hnorm", "shared_head.norm")
+    enorm, hnorm = (
+        reader.vector(f"{prefix}{name}.weight", config.hidden_size) for name in ("enorm", "hnorm")
     )
+    own = f"{prefix}shared_head.norm.weight"
+    shared = config.latent is not None and own not in reader
+    norm = last_D if shared else reader.vector(own, config.hidden_size)
     join = reader.linear({f"{prefix}eh_proj": config.hidden_size}, 2 * config.hidden_size)
     return BlockLayer(operators, read_layer(reader, config, index)), join, (enorm, hnorm, norm)
 

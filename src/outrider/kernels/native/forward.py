@@ -21,6 +21,7 @@ from typing import Protocol
 from torch import Tensor
 
 from outrider.core.errors import ContractError, MachineError, given
+from outrider.kernels.native.latent import LatentWeights
 from outrider.kernels.native.ops import (
     SUFFIXES,
     LinearStruct,
@@ -94,6 +95,12 @@ class MixtureSizes(Protocol):
     def has_sigmoids(self) -> bool: ...
     @property
     def gates_shared(self) -> bool: ...
+    @property
+    def num_groups(self) -> int: ...
+    @property
+    def top_groups(self) -> int: ...
+    @property
+    def group_best(self) -> int: ...
 
 
 class _Net(Structure):
@@ -109,7 +116,7 @@ class _Mixture(Structure):
         (c_void_p, "choice_bias"),
         (c_float, "alpha limit scale"),
         (c_int32, "hidden_size num_experts num_chosen ffn_size shared_ffn_size normalise gating"),
-        (c_int32, "num_scores has_sigmoids gates_shared"),
+        (c_int32, "num_scores has_sigmoids gates_shared num_groups top_groups group_best"),
     )
 
 
@@ -141,6 +148,9 @@ class NativeMixture:
             weights.router.num_out,
             sizes.has_sigmoids,
             sizes.gates_shared,
+            sizes.num_groups,
+            sizes.top_groups,
+            sizes.group_best,
         )
         self.address = ctypes.addressof(self._mixture)
         self._run = function(library, "mixture")
@@ -171,8 +181,9 @@ class LayerWeights:
     """Weights of a layer. Norms and biases are float32; None if the family lacks them.
     `attended_norm_D` and `fed_norm_D` norm the outputs of attention and FFN. Norms of queries and
     keys have the size of one head, or of all heads as one vector. If `attention` is None, a token
-    sees all keys. The sigmoid of `gate` scales the outputs of heads. The FFN is a `mixture`, or the
-    dense net of `gate_up` and `down`."""
+    sees all keys. The sigmoid of `gate` scales the outputs of heads. With a `latent`, `qkv` gives
+    queries, or the vector that they come from, the latent and its key. The FFN is a `mixture`, or
+    the dense net of `gate_up` and `down`."""
 
     qkv: PackedLinear
     out: PackedLinear
@@ -192,6 +203,7 @@ class LayerWeights:
     mixture: MixtureWeights | None = None
     gate: PackedLinear | None = None
     recurrence: Recurrence | None = None
+    latent: LatentWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +321,7 @@ class _Layer(Structure):
         (LinearStruct, "gate_up down"),
         (c_void_p, "fed_norm cos sin"),
         (LookStruct, "look"),
-        (c_void_p, "keys values mixture"),
+        (c_void_p, "keys values mixture latent"),
     )
 
 
@@ -446,6 +458,7 @@ def _layer(
     turns: tuple[Tensor, Tensor],
 ) -> _Layer:
     mixture, dense, gate = layer.mixture, (LinearStruct(), LinearStruct()), layer.gate
+    latent = layer.latent
     if mixture is None:
         dense = (
             LinearStruct.of(given(layer.gate_up, "dense FFN"), layer.gate_up_bias_2F),
@@ -469,6 +482,7 @@ def _layer(
         kv[0].data_ptr(),
         kv[1].data_ptr(),
         None if mixture is None else given(mixture.native, "native mixture").address,
+        None if latent is None else given(latent.native, "native latent").address,
     )
 
 

@@ -110,6 +110,8 @@ _SIGNATURES = {
     "judge": "p:i",
     "keep_likely": "ppddil",
     "lane_team": "p",
+    "latent_queries": "ppppil",
+    "latent_values": "pppi",
     "layer_norm": "ppppfpii",
     "leftover": "pppldpl:d",
     "linear": "pppii",

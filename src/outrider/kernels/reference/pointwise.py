@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from outrider.core.clock import host_ints
 from outrider.core.errors import ContractError
-from outrider.kernels.plan import PackedPlan, head_dim_of, stored
+from outrider.kernels.plan import PackedPlan, head_dim_of, same_memory, stored
 
 
 def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float, out_ND: Tensor) -> None:
@@ -109,7 +109,8 @@ def gelu_by_row(x_NF: Tensor, out_NF: Tensor) -> None:
 def rope_append(
     qkv_NE: Tensor, cos_TH: Tensor, sin_TH: Tensor, plan: PackedPlan, k_GSD: Tensor, v_GSD: Tensor
 ) -> None:
-    """Rotate the query and key heads of `qkv_NE` in place; write keys and values to the arena."""
+    """Rotate the query and key heads of `qkv_NE` in place; write keys and values to the arena.
+    Values that are keys (one memory for both) are not written."""
     num_kv_heads, head_dim = k_GSD.shape[0], head_dim_of(k_GSD)
     heads_NAD = qkv_NE.view(plan.num_tokens, -1, head_dim)
     rotated_NAD = heads_NAD[:, :-num_kv_heads]
@@ -119,7 +120,8 @@ def rope_append(
     new_high_NAH = high_NAH * cos_N1H + low_NAH * sin_N1H
     low_NAH.copy_(new_low_NAH)
     high_NAH.copy_(new_high_NAH)
-    for rows_GSD, new_NAD in ((k_GSD, rotated_NAD), (v_GSD, heads_NAD)):
+    kinds = [(k_GSD, rotated_NAD), (v_GSD, heads_NAD)]
+    for rows_GSD, new_NAD in kinds[: 1 if same_memory(k_GSD, v_GSD) else 2]:
         new_GND = new_NAD[:, -num_kv_heads:].transpose(0, 1)
         rows_GSD[:, plan.slots_N] = stored(new_GND, rows_GSD.dtype)
 

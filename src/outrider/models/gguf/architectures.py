@@ -56,6 +56,31 @@ _DEEPSEEK = {
     **{f"{part}_shexp": f"mlp.shared_experts.{part[4:]}_proj" for part in _FFN},
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
 }
+_LATENT = {
+    **_DEEPSEEK,
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
+# Tensors of an MTP block that is numbered as a layer.
+_NUMBERED_MTP = {
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.shared_head_norm": "shared_head.norm",
+}
+# Tensors that files with latents lack, or have in some files or layers only.
+_SOME_LATENT = (
+    "attn_q", "attn_k", "attn_v", "attn_q_a", "attn_q_a_norm", "attn_q_b", "attn_kv_b", "attn_k_b",
+    "attn_v_b", *_FFN, *_DEEPSEEK, *_NUMBERED_MTP,
+)  # fmt: skip
 _AFTER = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
@@ -256,6 +281,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         positions=Positions(by_kind=True),
     ),
     "deepseek": _row("deepseek", settings.routed(has_sigmoids=False), names=_DEEPSEEK, paired=True),
+    "deepseek2": _row(
+        "deepseek_v3",
+        Part(settings.latent_mixture, settings.ROUTED_KEYS),
+        Part(settings.latent, settings.LATENT_KEYS),
+        names={**_LATENT, **_NUMBERED_MTP},
+        positions=Positions(log_factor="rope.scaling.yarn_log_multiplier"),
+        absent=_SOME_LATENT,
+        numbered_mtp=True,
+        latent=True,
+    ),
     "dots1": _row("dots1", settings.routed(has_sigmoids=True), names=_DEEPSEEK),
     "bailingmoe": _row(
         "deepseek",
@@ -266,11 +301,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4moe": _row(
         "glm4_moe",
         settings.routed(has_sigmoids=True),
-        Part(settings.glm4_moe, ("rope.dimension_sections",)),
+        Part(settings.glm4_moe, ("rope.dimension_sections", "nextn_predict_layers")),
         turns_in_part=True,
         out_bias=False,
-        names={**_DEEPSEEK, "post_attention_norm": "post_attention_layernorm"},
-        absent=("ffn_norm",),
+        names={
+            **_DEEPSEEK,
+            **_NUMBERED_MTP,
+            "post_attention_norm": "post_attention_layernorm",
+        },
+        absent=("ffn_norm", *_NUMBERED_MTP),
+        numbered_mtp=True,
     ),
     "minimax-m2": _row(
         "minimax_m2",

@@ -90,15 +90,16 @@ class Positions:
     """An architecture's ways with rotary positions. If `by_kind`, sliding layers have settings of
     their own: those of the others, whose base is `local_theta` unless that is 0, and which are not
     stretched unless `stretches_local`. With `has_factors`, a scaling is a list of factors, and the
-    types of the common ones mean nothing. If `is_yarn`, config.json means YaRN if it says
-    nothing, and YaRN's bounds are not rounded. With `in_windows` kinds
-    differ only in files with a window."""
+    types of the common ones mean nothing. `log_factor` is the key of YaRN's scale of scores. If
+    `is_yarn`, config.json means YaRN if it says nothing, and YaRN's bounds are not rounded. With
+    `in_windows` kinds differ only in files with a window."""
 
     by_kind: bool = False
     stretches_local: bool = True
     local_theta: float = 0.0
     has_factors: bool = False
     is_yarn: bool = False
+    log_factor: str = ""
     in_windows: bool = False
 
 
@@ -143,8 +144,10 @@ class Architecture:
     checkpoints. With `qkv_bias`, queries, keys and values have biases, and nothing else has;
     without `out_bias`, they may have them without the output.
     With `turns_in_part`, only a part of a head turns with positions where config.json is silent.
-    Files with `mtp` may have an MTP block behind the last layer. Value heads may be `tiled`. A file
-    that `drafts` holds heads of a target.
+    Files with `mtp` may have an MTP block behind the last layer, under names of its own or, if
+    `numbered_mtp`, those of one more layer. Value heads may be `tiled`. Heads of `latent` ones
+    attend over latents: their sizes of keys and values are those of a row of the cache or a head.
+    A file that `drafts` holds heads of a target.
     """
 
     family: str
@@ -162,7 +165,9 @@ class Architecture:
     turns_in_part: bool = False
     out_bias: bool = True
     mtp: bool = False
+    numbered_mtp: bool = False
     tiled: bool = False
+    latent: bool = False
     drafts: bool = False
 
     def reads(self, key: str) -> bool:
@@ -235,17 +240,22 @@ class Sizes:
         self.raw = JsonObject(str(header.path), header.metadata)
         self.hidden = self.integer("embedding_length")
         self.num_heads = self.integer("attention.head_count")
-        self.head_dim = self.integer("attention.key_length", max(1, self.hidden // self.num_heads))
-        if self.integer("attention.value_length", self.head_dim) != self.head_dim:
+        usual = max(1, self.hidden // self.num_heads)
+        size = "rope.dimension_count" if row.latent else "attention.key_length"
+        self.head_dim = self.integer(size, usual)
+        values = self.integer("attention.value_length", self.head_dim)
+        if values != self.head_dim and not row.latent:
             raise CheckpointError(
                 f"{self.raw.where}: keys and values of different sizes are not supported.",
                 hint=OTHER_CHECKPOINT,
             )
         self.num_blocks = self.integer("block_count")
-        predicted = self.integer("nextn_predict_layers", 0, least=0) if row.mtp else 0
+        has_mtp = row.mtp or row.numbered_mtp
+        predicted = self.integer("nextn_predict_layers", 0, least=0) if has_mtp else 0
         self.num_layers = self.num_blocks - predicted
         # llama.cpp's converter can write the MTP block of a model alone.
-        self.is_mtp = predicted > 0 and "blk.0.attn_norm.weight" not in header.entries
+        alone = row.mtp and predicted > 0
+        self.is_mtp = alone and "blk.0.attn_norm.weight" not in header.entries
         embedding = header.entries.get(EMBEDDING)
         if embedding is None and (row.drafts or self.is_mtp):
             # A drafter of a target whose table it reads; it has the target's tokens.
@@ -471,6 +481,10 @@ class _Scaling:
             "factor": self.factor,
             "original_max_position_embeddings": self._original(),
         }
+        if ways.log_factor and sizes.is_set(ways.log_factor):
+            # Files have a tenth of it; llama.cpp, too, takes both scales for equal.
+            scale = shortest(10 * sizes.number(ways.log_factor))
+            found |= {"mscale": scale, "mscale_all_dim": scale}
         for name in ("beta_fast", "beta_slow"):
             if sizes.has(f"rope.scaling.yarn_{name}"):
                 found[name] = self._number(f"yarn_{name}", 1.0)

@@ -192,7 +192,8 @@ def stablelm(sizes: Sizes) -> dict[str, Any]:
 
 
 def glm4_moe(sizes: Sizes) -> dict[str, Any]:
-    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in sizes.header.entries}
+    has_norms = "blk.0.attn_q_norm.weight" in sizes.header.entries
+    return {"use_qk_norm": has_norms, **_mtp_blocks(sizes)}
 
 
 def activation(name: str) -> Part:
@@ -260,16 +261,70 @@ def routed(*, has_sigmoids: bool, normalises: bool = False, has_dense: bool = Tr
             "has_choice_bias": f"blk.{last}.exp_probs_b.bias" in sizes.header.entries,
         }
 
-    return Part(read, _ROUTED_KEYS)
+    return Part(read, ROUTED_KEYS)
 
 
 _SIGMOID = 2
-_ROUTED_KEYS = (
+ROUTED_KEYS = (
     "expert_count", "expert_used_count", "expert_feed_forward_length",
     "expert_shared_feed_forward_length", "expert_shared_count", "leading_dense_block_count",
     "expert_weights_scale", "expert_weights_norm", "expert_gating_func",
     "interleave_moe_layer_step",
 )  # fmt: skip
+
+
+LATENT_KEYS = (
+    "attention.kv_lora_rank", "attention.q_lora_rank", "attention.key_length_mla",
+    "attention.value_length_mla", "expert_group_count", "expert_group_used_count",
+    "nextn_predict_layers", "rope.scaling.yarn_log_multiplier",
+)  # fmt: skip
+# Layers and vocabulary of a GLM whose first files do not say how experts are scored.
+_GLM_LAYERS, _GLM_VOCABULARY = (47, 48), 154880
+
+
+def latent(sizes: Sizes) -> dict[str, Any]:
+    """Attention over latents, and the groups of experts. Older files have the sizes of keys and
+    values of a head where newer ones have those of a row of the cache."""
+    key, value = (
+        sizes.integer(f"attention.{kind}_length_mla", sizes.integer(f"attention.{kind}_length"))
+        for kind in ("key", "value")
+    )
+    has_vectors = "blk.0.attn_q_a.weight" in sizes.header.entries
+    groups = sizes.integer("expert_group_count", 1)
+    found: dict[str, Any] = {
+        "kv_lora_rank": sizes.integer("attention.kv_lora_rank"),
+        "q_lora_rank": sizes.integer("attention.q_lora_rank") if has_vectors else None,
+        "qk_rope_head_dim": sizes.turning,
+        "qk_nope_head_dim": key - sizes.turning,
+        "v_head_dim": value,
+        "latent_norm_eps": sizes.number("attention.layer_norm_rms_epsilon"),
+        "n_group": groups,
+        "topk_group": sizes.integer("expert_group_used_count", groups),
+    }
+    return found | _mtp_blocks(sizes)
+
+
+def _first_glm(sizes: Sizes) -> dict[str, Any]:
+    is_glm = sizes.num_layers in _GLM_LAYERS and sizes.vocab_size == _GLM_VOCABULARY
+    silent = is_glm and not sizes.is_set("expert_gating_func")
+    return {"scoring_func": "sigmoid"} if silent else {}
+
+
+def latent_mixture(sizes: Sizes) -> dict[str, Any]:
+    """A mixture with the keys of DeepSeek's, or none; with a softmax it is DeepSeek-V2's."""
+    if not sizes.is_set("expert_count"):
+        return {"model_type": "youtu"}
+    found = dict(routed(has_sigmoids=False).read(sizes)) | _first_glm(sizes)
+    if found["scoring_func"] == "softmax" and not found["has_choice_bias"]:
+        found |= {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"}
+    return found
+
+
+def _mtp_blocks(sizes: Sizes) -> dict[str, Any]:
+    """Number of MTP blocks, if the file has their tensors."""
+    first, end = sizes.num_layers, sizes.integer("block_count")
+    there = f"blk.{first}.nextn.eh_proj.weight" in sizes.header.entries
+    return {"num_nextn_predict_layers": end - first} if there else {}
 
 
 def halved_ffn(sizes: Sizes) -> dict[str, Any]:

@@ -76,6 +76,7 @@ struct Layer {
     Look look;
     void *keys, *values;
     const Mixture* mixture;
+    const Latent* latent;  // null where heads have keys and values of their own
 };
 
 struct Decoder {
@@ -262,7 +263,11 @@ Pass in_frames(const Decoder& d, const Pass& pass) {
 void attend(const Decoder& d, const Layer& layer, const Pass& pass) {
     const int num = pass.num_tokens;
     const float* reads = attention_input(d, layer, num);
-    layer.qkv(reads, d.qkv, num, pass.row_size, false);
+    const float* found = d.attended;
+    if (layer.latent != nullptr)
+        latent_queries(*layer.latent, layer.qkv, reads, d.qkv, num, pass.row_size);
+    else
+        layer.qkv(reads, d.qkv, num, pass.row_size, false);
     const int size = pass.num_heads * pass.head_dim;
     if (layer.gate.call != nullptr) layer.gate(reads, layer.gated, num, size, false);
     if (layer.q_norm != nullptr) norm_heads(d, layer, pass);
@@ -270,7 +275,8 @@ void attend(const Decoder& d, const Layer& layer, const Pass& pass) {
     d.attention(&pass, d.qkv, layer.keys, layer.values, &layer.look, d.attended);
     if (layer.gate.call != nullptr)
         outrider_sigmoid_mul(d.team, layer.gated, d.attended, num, size);
-    add(d, layer.out, d.attended, layer.attended_norm, num);
+    if (layer.latent != nullptr) found = latent_values(*layer.latent, d.attended, num);
+    add(d, layer.out, found, layer.attended_norm, num);
 }
 
 void feed(const Decoder& d, const Layer& layer, int num) {

@@ -46,7 +46,7 @@ class Parts {
 
 // Memory of one call. A choice is a row and one of its experts; choices lie by expert.
 struct Memory {
-    float *scores, *probs, *weights, *x, *up, *activated, *given, *out;
+    float *scores, *probs, *weights, *x, *up, *activated, *given, *out, *groups;
     int32_t *chosen, *first, *choices;
 };
 
@@ -58,6 +58,7 @@ Memory memory_for(const Mixture& m, int64_t rows) {
     Parts parts;
     parts.add(memory.scores, rows * m.num_scores);
     parts.add(memory.probs, m.num_experts);
+    parts.add(memory.groups, m.num_groups);
     parts.add(memory.weights, choices);
     parts.add(memory.chosen, choices);
     parts.add(memory.first, m.num_experts + 1);
@@ -87,13 +88,42 @@ double shares(const Mixture& m, const float* scores, float* probs) {
     return sum;
 }
 
+// Rules out the experts of all groups but the best ones. Of equal groups the first is taken; scores
+// that are NaN count as the lowest.
+template <class Rank>
+void keep_groups(const Mixture& m, const Rank& rank, float* probs, float* groups) {
+    constexpr float TAKEN = NAN;
+    const int size = m.num_experts / m.num_groups;
+    for (int g = 0; g < m.num_groups; ++g) {
+        double first = -INFINITY, second = -INFINITY;
+        for (int e = g * size; e < (g + 1) * size; ++e) {
+            const double score = rank(e);
+            second = std::max(second, std::min(first, score));
+            first = std::max(first, score);
+        }
+        const auto sum = static_cast<float>(m.group_best > 1 && size > 1 ? first + second : first);
+        groups[g] = std::isnan(sum) ? -INFINITY : sum;
+    }
+    for (int taken = 0; taken < m.top_groups; ++taken) {
+        int best = -1;
+        for (int g = 0; g < m.num_groups; ++g)
+            if (!std::isnan(groups[g]) && (best < 0 || groups[g] > groups[best])) best = g;
+        groups[best] = TAKEN;
+    }
+    for (int e = 0; e < m.num_experts; ++e)
+        if (!std::isnan(groups[e / size])) probs[e] = -1.0f;
+}
+
 // The experts of a row, the likeliest first, and their shares. Of equal ones the first is taken; a
 // NaN is the least likely of all.
-void choose(const Mixture& m, const float* scores, float* probs, int32_t* chosen, float* weights) {
+void choose(const Mixture& m, const float* scores, const Memory& memory, int32_t* chosen,
+            float* weights) {
+    float* probs = memory.probs;
     const double sum = shares(m, scores, probs);
     const auto rank = [&](int e) {
         return m.choice_bias == nullptr ? probs[e] : probs[e] / sum + m.choice_bias[e];
     };
+    if (m.top_groups < m.num_groups) keep_groups(m, rank, probs, memory.groups);
     double kept = 0;
     for (int q = 0; q < m.num_chosen; ++q) {
         int best = -1;
@@ -169,7 +199,7 @@ float* mixed(const Mixture& m, const float* x, int num_rows) {
     const int64_t size = m.hidden_size;
     m.router(x, memory.scores, num_rows, m.num_scores, false);
     for (int64_t n = 0; n < num_rows; ++n)
-        choose(m, memory.scores + n * m.num_scores, memory.probs, memory.chosen + n * m.num_chosen,
+        choose(m, memory.scores + n * m.num_scores, memory, memory.chosen + n * m.num_chosen,
                memory.weights + n * m.num_chosen);
     sort_by_expert(m, num_choices, memory);
     for (int64_t i = 0; i < num_choices; ++i)

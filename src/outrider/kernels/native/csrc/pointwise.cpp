@@ -182,6 +182,7 @@ void rope_append(const Pass& pass, float* qkv, const float* cos_table, const flo
             } else {
                 rotate(row, cos, sin, half, arena.key(g, slot));
             }
+        if (arena.keys == arena.values) return;  // a value is its key
         for (int g = 0; g < pass.num_kv_heads; ++g, row += dim)
             copy(row, dim, arena.value(g, slot));
     });

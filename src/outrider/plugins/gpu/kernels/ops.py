@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan
+from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan, same_memory
 from outrider.kernels.reference import pointwise as plain
 from outrider.kernels.reference.linear import GROUP
 from outrider.plugins.gpu.kernels import attention, linear, pointwise
@@ -221,7 +221,7 @@ class TritonOps:
         num_all = qkv_NE.shape[1] // head_dim
         launch(
             pointwise.rope_append_kernel,
-            (plan.num_tokens, num_all),
+            (plan.num_tokens, num_all - num_kv_heads * same_memory(k_GSD, v_GSD)),
             qkv_NE, cos_TH, sin_TH, plan.positions_N, plan.slots_N, k_GSD, v_GSD,
             num_all - 2 * num_kv_heads, num_kv_heads, qkv_NE.stride(0),
             k_GSD.stride(0), k_GSD.stride(1),
