@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
-from doubles.gguf_writer import Gguf, from_config, module_named
+from doubles.gguf_writer import Gguf, Stored, from_config, module_named
 
 ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
@@ -154,10 +154,17 @@ Numbers = np.ndarray[Any, Any]
 
 
 def write_gguf(
-    folder: Path, path: Path, *, only: tuple[str, ...] = ("",), apart: bool = True
+    folder: Path,
+    path: Path,
+    *,
+    only: tuple[str, ...] = ("",),
+    apart: bool = True,
+    in_blocks: bool = False,
 ) -> Path:
-    """Of the checkpoint in `folder`, with the tensors that begin in one of the ways `only`. Matrices
-    of latent attention are `apart` for keys and values, as newer files have them, or one."""
+    """Of the checkpoint in `folder`, with the tensors that begin in one of the ways `only`.
+
+    Matrices of latent attention are `apart` for keys and values, as newer files have them, or one.
+    Matrices are in blocks of Q8_0, if asked for, or floats."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
     read = cast("Any", safetensors_numpy).load_file
@@ -178,7 +185,7 @@ def write_gguf(
         tensors = _latent(file, tensors, config, apart=apart)
     for name, stored_values in _unstacked(tensors, arch).items():
         if name.startswith("blk."):
-            file.add(name, np.ascontiguousarray(stored_values))
+            _add(file, name, stored_values, in_blocks=in_blocks)
             continue
         *outer, ending = name.split(".")
         outer = outer[1:] if outer[0] == "model" else outer
@@ -188,9 +195,21 @@ def write_gguf(
         module = ".".join(outer[2:] if layer else outer)
         stored = own.get(module) or _MODULES.get(module) or module_named(module)
         values = _laid_out(stored_values, arch, stored, ending, config)
-        file.add(f"{layer}{stored}.{ending}", np.ascontiguousarray(values))
+        _add(file, f"{layer}{stored}.{ending}", values, in_blocks=in_blocks)
     file.tensors = {name: one for name, one in file.tensors.items() if name.startswith(only)}
     return file.write(path)
+
+
+def _add(file: Gguf, name: str, values: Numbers, *, in_blocks: bool) -> None:
+    values = np.ascontiguousarray(values)
+    if not in_blocks or values.ndim < 2 or name.endswith("gate_inp.weight"):
+        file.add(name, values)
+        return
+    blocks = values.astype(np.float32).reshape(-1, 32)
+    scales = (np.abs(blocks).max(1, keepdims=True) / 127).astype("<f2")
+    codes = np.rint(blocks / scales.astype(np.float32)).astype(np.int8)
+    raw = np.concatenate([scales.view(np.uint8), codes.view(np.uint8)], axis=1)
+    file.tensors[name] = Stored(values.shape, "Q8_0", raw.tobytes())
 
 
 def _latent(

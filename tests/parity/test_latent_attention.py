@@ -138,6 +138,35 @@ def test_rows_of_8_bits_are_near_and_exact(tmp_path: Path) -> None:
     assert first == second
 
 
+# Every matrix has whole blocks of 32 inputs.
+BLOCKS = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 8,
+}
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_matrices_in_blocks(apart: bool, tmp_path: Path) -> None:
+    family, changes = FAMILIES["deepseek_v3"]
+    folder = write_hf(tmp_path / "plain", family, {**changes, **BLOCKS}, seed=3)
+    path = write_gguf(folder, tmp_path / "a.gguf", apart=apart, in_blocks=True)
+    model = load(path, dtype="auto")
+    layer = model.layers[0]
+    assert layer.latent is not None
+    assert layer.latent.queries is not None
+    in_blocks = layer.latent.queries.call
+    assert [one.call == in_blocks for one in layer.latent.keys] == [apart] * 4
+    whole_NV, plain_NV = feed(model, TEXT, [60]), feed(load(path), TEXT, [60])
+    assert torch.equal(feed(model, TEXT, [1] * 60), whole_NV)
+    assert torch.equal(feed(model, TEXT, [7, 1, 20, 32]), whole_NV)
+    assert 0 < float((whole_NV - plain_NV).abs().mean()) < 0.1
+
+
 def test_dropped_rows_leave_speculation_exact(folder_of: Callable[[str], Path]) -> None:
     some: dict[str, Any] = {"kv_budget": 16, "kv_window": 6, "prefill_chunk": 64}
     plain = texts(folder_of("deepseek_v2"), drafter="none", **some)
