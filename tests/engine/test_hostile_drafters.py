@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ from doubles.drafters import (
 )
 from doubles.rig import Rig
 from doubles.toy_hybrid import ToyHybrid
-from outrider.core.draft import Draft
+from outrider.core.draft import Draft, DraftPart
 from outrider.core.errors import CapacityError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow
@@ -47,7 +47,13 @@ BROKEN: dict[str, Drafter] = {
     "a draft too many": WrongCount(1),
     "a draft too few": WrongCount(-1),
     "foreign distribution": foreign_distribution(VOCAB),
+    "parts of another type": RowDrafter(lambda row: in_parts(("a", (0,), 0.0, False))),
+    "parts of other nodes": RowDrafter(lambda row: in_parts(DraftPart("a", ("0",)))),  # pyright: ignore
 }
+
+
+def in_parts(part: object) -> Draft:
+    return replace(Draft.chain([1]), parts=(part,))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("name", CARELESS)

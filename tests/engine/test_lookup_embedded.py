@@ -58,11 +58,37 @@ def test_heads_are_the_model_of_a_portfolio(
     results = llm.generate(PROMPTS, PARAMS)
     assert [result.token_ids for result in results] == plain
     rounds = [trace for result in results for trace in result.rounds]
-    by = {trace.drafter for trace in rounds if trace.num_drafted}
+    by = {name for trace in rounds if trace.num_drafted for name in trace.drafter.split("+")}
     assert heads in by
     assert len(by) > 1
-    assert sum(trace.num_accepted for trace in rounds if trace.drafter == heads) > 0
+    assert sum(result.stats.members[heads]["num_accepted"] for result in results) > 0
     llm.close()
+
+
+@pytest.mark.sample(2)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "draft",
+    [
+        "outrider/embedded-draft,outrider/embedded-eagle",
+        "outrider/embedded-eagle,quantised-self",
+        "outrider/embedded-draft,quantised-self",
+        "outrider/embedded-draft,outrider/embedded-eagle,quantised-self",
+    ],
+)
+def test_several_models_draft_in_one_portfolio(draft: str, plain: list[tuple[int, ...]]) -> None:
+    """Auto, and by name with trees: the text is plain decoding's, and each is asked for drafts."""
+    named = EngineConfig(drafter="portfolio", k=4, tree_nodes=12, batch_size=2)
+    for config in (EngineConfig(batch_size=2), named):
+        with LLM(draft=draft, config=config) as llm:
+            assert llm.drafter == "portfolio"
+            results = llm.generate(PROMPTS, PARAMS)
+            assert [result.token_ids for result in results] == plain
+            members = {*llm.drafters} - {"portfolio"}
+            assert {"model", "eagle", "quantised-self"} & members
+            alone = llm.generate(PROMPTS, PARAMS, speculative={"drafters": ["suffix"]})
+            assert [result.token_ids for result in alone] == plain
+            assert all({*result.stats.members} <= {"suffix"} for result in alone)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from checks.drafters import (
     check_trees,
     check_watchdog,
 )
+from checks.merged import check_members_are_chosen_before_they_draw
 from mutants.planting import Mutant
 
 AUTOMATON = "outrider.drafters.common.suffix_automaton"
@@ -86,6 +87,13 @@ MUTANTS = (
         "observe(row.seq_id, len(written), common_prefix(drafted, written))",
         "observe(row.seq_id, len(drafted), common_prefix(drafted, written))",
         check_shadow,
+    ),
+    Mutant(
+        "look-ups replace a drawn draft because of its tokens",
+        SHADOW,
+        "for *_, draft in several if isinstance(draft, Draft)), None)",
+        "for *_, draft in several if isinstance(draft, Draft) and draft.tokens[0]), None)",
+        check_members_are_chosen_before_they_draw,
     ),
     Mutant(
         "every look-up counts as right",

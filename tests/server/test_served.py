@@ -100,6 +100,18 @@ def test_requests_choose_what_drafts(server: Served) -> None:
     assert found["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 4
 
 
+def test_a_request_names_the_members_that_draft_for_it(server: Served) -> None:
+    text = server.complete(PROMPTS[0], **GREEDY)["choices"][0]["text"]
+    found = server.complete(PROMPTS[0], speculative={"drafters": ["suffix", "ngram"]}, **GREEDY)
+    assert found["choices"][0]["text"] == text
+    assert {*found["metrics"]["speculative_decoding"].get("members", {})} <= {"suffix", "ngram"}
+    body = {"prompt": PROMPTS[0], "speculative": {"drafters": ["ngram", "modle"]}, **GREEDY}
+    refused = server.client.post("/v1/completions", json=body)
+    assert refused.status_code == 400
+    assert "'modle'" in refused.json()["error"]["message"]
+    assert "suffix" in refused.json()["error"]["message"]
+
+
 def test_a_seed_gives_one_text_whatever_drafts(server: Served) -> None:
     text = server.complete(PROMPTS[1], **SEEDED)["choices"][0]["text"]
     for chosen in (False, {"drafter": "ngram"}, {"k": 2}):

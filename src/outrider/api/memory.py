@@ -88,12 +88,12 @@ class _Model:
 
 def files_of(plan: LoadPlan) -> Files:
     """The plan's checkpoints. Raises CheckpointError for missing weights."""
-    target = stored_in(plan.folder)
-    if plan.model_folder is not None:
-        return Files(target, stored_in(plan.model_folder), read_config(plan.model_folder))
-    if plan.heads_folder is None:
-        return Files(target)
-    return Files(target, heads=stored_in(plan.heads_folder), heads_read=plan.heads(0))
+    files, model, heads = Files(stored_in(plan.folder)), plan.model_folder, plan.heads_folder
+    if model is not None:
+        files = replace(files, draft=stored_in(model), draft_config=read_config(model))
+    if heads is not None:
+        files = replace(files, heads=stored_in(heads), heads_read=plan.heads(0))
+    return files
 
 
 def target_room(plan: LoadPlan, heads: HeadsToLoad | None) -> ModelCapacity:

@@ -6,7 +6,7 @@ All of it is known before weights are read, from configurations and tokenizers: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -23,6 +23,7 @@ from outrider.core.errors import (
     OutriderError,
     VocabularyError,
 )
+from outrider.core.fields import split
 from outrider.core.plugins import AUTO, COPY, KINDS, MODEL, drafter_named
 from outrider.core.resolve import Measured, ResolvedConfig, resolve
 from outrider.core.spec import DecoderConfig
@@ -218,32 +219,48 @@ _WHOLE_WINDOWS = 8
 
 def resolve_pair(
     target: Path, draft: str | None, config: EngineConfig, found: FoundDraft | None = None
-) -> tuple[ResolvedConfig, Path | None]:
-    """Resolve `config` with --draft `draft`. Returns it and the folder of the draft model or heads.
+) -> tuple[ResolvedConfig, Mapping[str, Path]]:
+    """Resolve `config` with --draft `draft`. Returns it and the folders of the draft model and
+    heads, by the kind of drafter.
 
     `draft` is not searched for if the drafter has no use for it. A target may have heads within its
     own files. `found` drafts without being named. Raises ConfigError for heads of a target that
     processes share."""
     if found is not None:
-        return resolve(config, found.kind, found=True), found.folder
+        return resolve(config, found.kind, found=True), {found.kind: found.folder}
     named = None if config.drafter == AUTO else drafter_named(config.drafter)
-    folder = given = None
+    folders: dict[str, Path] = {}
     if config.most_k > 0 and (named is None or named.reads_draft):
         if draft is not None:
-            folder = find_model(draft)
-            given = kind_of(folder)
+            folders = {kind: folder for kind, folder, _ in named_drafts(draft, target)}
         elif named is not None and named.in_target:
-            folder, given = target, named.name
-    worth = None if folder is None or given is None else worth_of(folder, given)
+            folders = {named.name: target}
+    given, *more = [*folders] or [None]
+    worth = None if given is None or more else worth_of(folders[given], given)
     known = None if worth is None else Measured(worth.best_k, worth.pays)
-    resolved = resolve(config, given, known)
+    resolved = resolve(config, given, known, more=[kind for kind in more if kind])
     if resolved.has_heads and config.tensor_parallel > 1:
         raise ConfigError(
             f"tensor_parallel={config.tensor_parallel}: draft heads share tables with a target "
             "that is in one process.",
             hint="leave --tensor-parallel at 1, or use a draft model",
         )
-    return resolved, folder
+    return resolved, folders
+
+
+def named_drafts(draft: str, target: Path) -> list[tuple[str, Path, str]]:
+    """The sources of drafts that --draft names, with commas between several: the kind of drafter,
+    the folder and the name of each. The name of a drafter means the `target` in fewer bits, or the
+    heads in its own files. Raises CheckpointError for a folder that is not there."""
+    several = "," in draft and not Path(draft).exists()
+    found: list[tuple[str, Path, str]] = []
+    for name in split(draft) if several else (draft,):
+        if several and name in KINDS and (KINDS[name].fewer_bits or KINDS[name].in_target):
+            found.append((name, target, name))
+            continue
+        folder = find_model(name)
+        found.append((kind_of(folder), folder, name))
+    return found
 
 
 def _num_layers(target: DecoderConfig) -> int:
@@ -254,19 +271,19 @@ def _num_layers(target: DecoderConfig) -> int:
 class LoadPlan:
     """Everything that is known of a pair before its weights are read.
 
-    `folder` and `target` are the target's; `draft_folder` has the model or the heads that draft,
-    called `draft_name`, and `is_found` says that they were found without being named. `translator`
-    is set if the draft has a vocabulary of its own; else its first `num_common` ids may be drafted,
-    all if 0. `own` is set if the target drafts for itself. `window` is the most tokens of a
-    sequence, for `window_reason`, and `num_slots` the arena's size in tokens; `notes` say if memory
-    made them smaller. With `auto_batch` the number of concurrent requests is automatic.
-    """
+    `folder` and `target` are the target's; `folders` have the model and the heads that draft, by
+    the kind of drafter. The model is called `draft_name`, and `is_found` says that the draft was
+    found without being named. `translator` is set if the draft has a vocabulary of its own; else
+    its first `num_common` ids may be drafted, all if 0. `own` is set if the target drafts for
+    itself. `window` is the most tokens of a sequence, for `window_reason`, and `num_slots` the
+    arena's size in tokens; `notes` say if memory made them smaller. With `auto_batch` the number of
+    concurrent requests is automatic."""
 
     resolved: ResolvedConfig
     folder: Path
     target: DecoderConfig
     tokenizer: Tokenizer
-    draft_folder: Path | None
+    folders: Mapping[str, Path]
     draft_name: str
     translator: TextTranslator | None
     num_common: int
@@ -296,11 +313,16 @@ class LoadPlan:
     @property
     def model_folder(self) -> Path | None:
         """The draft model's folder, if a model drafts."""
-        return None if self.resolved.has_heads else self.draft_folder
+        return self.folders.get(MODEL)
+
+    @property
+    def heads_kind(self) -> str | None:
+        """The kind of the heads that draft, if heads do."""
+        return next((kind for kind in self.folders if KINDS[kind].source == "heads"), None)
 
     @property
     def heads_folder(self) -> Path | None:
-        return self.draft_folder if self.resolved.has_heads else None
+        return None if self.heads_kind is None else self.folders[self.heads_kind]
 
     def with_settings(self, settings: EngineConfig) -> LoadPlan:
         return replace(self, resolved=self.resolved.with_settings(settings))
@@ -328,8 +350,8 @@ class LoadPlan:
     def heads(self, num_slots: int) -> HeadsToLoad | None:
         """The heads, with capacity for texts of `num_slots` tokens in all, and for the tree nodes
         that they read. Raises CheckpointError if the target lacks a layer that they read."""
-        given, folder = self.resolved.given, self.heads_folder
-        if given is None or folder is None:
+        kind, folder = self.heads_kind, self.heads_folder
+        if kind is None or folder is None:
             return None
         settings, resolved = self.settings, self.resolved
         size = resolved.k if resolved.left_to_us else resolved.draft_size
@@ -342,8 +364,8 @@ class LoadPlan:
             max_logits=rows,
             window=self.window,
         )
-        layers = hidden_layers_of(folder, given.name, _num_layers(self.target))
-        return HeadsToLoad(folder, given.name, replace(capacity, hidden_layers=layers))
+        layers = hidden_layers_of(folder, kind, _num_layers(self.target))
+        return HeadsToLoad(folder, kind, replace(capacity, hidden_layers=layers))
 
     def hidden_layers(self, heads: HeadsToLoad | None) -> tuple[int, ...]:
         """Layers whose hidden states the target stores for the drafter."""
@@ -375,13 +397,14 @@ def plan_pair(
     if found is not None or copies:
         # It stops drafting where that does not pay, since the user did not request it.
         config = replace(config, controller="goodput")
-    resolved, draft_folder = resolve_pair(folder, draft, config, found)
+    resolved, folders = resolve_pair(folder, draft, config, found)
     if copies:
         resolved = resolve(config, COPY)
     resolved = resolved.sized(branches=isinstance(target, LlamaConfig), window=target.max_tokens)
     tokenizer = _tokenizer_of(folder, target, config.tokenizer)
     tokenizer, template_notes = _with_template(tokenizer, config.chat_template)
     _check_claim(folder, target)
+    draft_folder = folders.get(MODEL)
     draft_config, translator = _fitted(resolved, draft_folder, tokenizer, target)
     own = None if resolved.copy is None else own_copy(config, resolved.copy, folder, target)
     has_draft, num_common = draft_config is not None, 0
@@ -394,8 +417,8 @@ def plan_pair(
         folder=folder,
         target=target,
         tokenizer=tokenizer,
-        draft_folder=draft_folder,
-        draft_name=draft or ("" if found is None else str(found.folder)),
+        folders=folders,
+        draft_name=_draft_name(draft, folder, found),
         translator=translator,
         num_common=num_common,
         own=own,
@@ -411,6 +434,13 @@ def plan_pair(
         auto_batch=config.batch_size is None,
     )
     return _with_most(plan) if plan.auto_batch else plan.with_batch(config.most_batch)
+
+
+def _draft_name(draft: str | None, target: Path, found: FoundDraft | None) -> str:
+    """The name of the draft model, as it was named; of heads, where no model drafts."""
+    if draft is None or "," not in draft:
+        return draft or ("" if found is None else str(found.folder))
+    return {kind: name for kind, _, name in named_drafts(draft, target)}.get(MODEL, draft)
 
 
 def _with_most(plan: LoadPlan) -> LoadPlan:
@@ -504,7 +534,7 @@ def _fitted(
 ) -> tuple[DecoderConfig | None, TextTranslator | None]:
     """The draft model's configuration, if a model drafts, and a translator, if the drafter uses
     one. Raises VocabularyError if it does not and the vocabularies differ."""
-    if folder is None or resolved.has_heads:
+    if folder is None:
         return None, None
     words = Tokenizer.load(folder)
     translates = "translator" in resolved.drafter.reads

@@ -271,11 +271,12 @@ class GenerationResult:
         if not self.is_speculative:
             return None
         stats = self.stats
-        return spec_metrics(
+        found = spec_metrics(
             stats.acceptance_histogram,
             num_drafted=stats.num_drafted,
             k=None if adaptive else stats.k,
         )
+        return {**found, "members": stats.members} if stats.members else found
 
     def profile(self, metadata: Mapping[str, object] | None = None) -> dict[str, object]:
         """Rounds, counts, times and memory (metrics/summary.py). Raises ConfigError if off."""
@@ -521,8 +522,9 @@ def _source(drafter: str) -> str:
     """The colour class of accepted tokens: a draft, a look-up in texts, or a grammar."""
     if drafter == _FORCED:
         return _FORCED
-    kind = KINDS.get(drafter)
-    return "lookup" if kind is not None and kind.looks_up else "draft"
+    kinds = [KINDS.get(name) for name in drafter.split("+") if name != _FORCED]
+    looks_up = all(kind is not None and kind.looks_up for kind in kinds)
+    return "lookup" if looks_up else "draft"
 
 
 def spelled(decoder: TokenDecoder, token_id: int) -> str:

@@ -35,6 +35,7 @@ from outrider.core.errors import (
     hear_compilers,
     notes_on,
 )
+from outrider.core.fields import split
 from outrider.core.files import FileKind, read_text
 from outrider.core.params import ADVISED
 from outrider.core.plugins import AUTO, OFF, drafter_named
@@ -134,12 +135,18 @@ def to_load(resolved: Resolved) -> tuple[str, str | None, EngineConfig]:
 
 
 def fetch_missing(*names: str | None) -> None:
-    """Fetch hub models that are not on this machine, with a progress bar."""
+    """Fetch hub models that are not on this machine, with a progress bar. A name that is no file
+    may be several, with commas between them."""
     for name in names:
-        if name is not None and "/" in name and not name.startswith("outrider/"):
-            from outrider.cli.pull import fetch_missing as fetch
+        for one in (name,) if name is None or Path(name).exists() else split(name):
+            _fetch_one(one)
 
-            fetch(name)
+
+def _fetch_one(name: str | None) -> None:
+    if name is not None and "/" in name and not name.startswith("outrider/"):
+        from outrider.cli.pull import fetch_missing as fetch
+
+        fetch(name)
 
 
 def _check_flags(resolved: Resolved) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from outrider.api.result import GenerationResult
     from outrider.core.params import SamplingParams
     from outrider.core.settings import Resolved
+    from outrider.metrics.summary import MemberStats
 
 
 def headline(result: GenerationResult, *, speedup: str = "", same: str = "", more: str = "") -> str:
@@ -69,8 +70,20 @@ def _details(result: GenerationResult) -> Iterator[str]:
             f"rounds: {stats.num_rounds} with drafter {stats.drafter}{by and f' ({by})'}; with "
             f"{accepted} draft tokens accepted: {rounds}"
         )
+    if len(stats.members) > 1:
+        yield "members: " + "; ".join(_member(name, one) for name, one in stats.members.items())
     if result.peak_memory_bytes is not None:
         yield f"memory: {size(result.peak_memory_bytes)} at most"
+
+
+def _member(name: str, one: MemberStats) -> str:
+    """Return the part of a member in words: its tokens, its time and the part of trials."""
+    words = f"{name} {one['num_accepted']} of {one['num_drafted']} tokens accepted"
+    if one["seconds"]:
+        words += f" in {1e3 * one['seconds']:.0f} ms"
+    if one["num_trials"]:
+        words += f", {one['num_trials']} trials in {1e3 * one['trial_seconds']:.0f} ms"
+    return words
 
 
 def say_toy(target: str) -> None:

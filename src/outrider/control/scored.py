@@ -10,21 +10,22 @@ T(rows) are the measured seconds of a pass (estimate/cost.py), b the number of s
 tokens a second that the batch writes at present: the alternative gain of the additional rows' time.
 That is the best stationary policy (Dinkelbach 1967, "On nonlinear fractional programming": the
 ratio of tokens to time is maximised where their difference at the price L is). C = 0 is plain
-decoding. A length depends on the text, on deterministic drafts and on time, never on a drawn token,
-so every exact rule preserves the target's distribution.
+decoding. Drafts that lose time all the same, since their drafter boasts, stop as soon as an
+`Allowance` (estimate/cost.py) is spent. A length depends on the text, on deterministic drafts and
+on time, never on a drawn token, so every exact rule preserves the target's distribution.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from outrider.core.draft import Budget, Choice, Draft, Reason, RoundTrace, Trimmed
 from outrider.core.errors import ContractError
 from outrider.estimate.acceptance import FadingRate, OpenPasses
-from outrider.estimate.cost import ASSUMED, CostMeter, CostTable
+from outrider.estimate.cost import ASSUMED, LOSS_SHARE, Allowance, CostMeter, CostTable
 
 # Exploration of draft lengths: `DepthSweep` at first, `Probes` later, for a bounded share of time;
 # `BatchRests` stops drafts that gain a batch next to nothing.
@@ -192,6 +193,10 @@ _HIGHEST = 0.99
 _PACE_FADE = 1 - 1 / 64
 # Costs are updated after each of the first passes, then after every so many.
 _FREQUENT, _REFRESH = 32, 32
+# Drafts of one drafter over which its gains are averaged; before so many nodes it may draft.
+_GAIN_FADE, _FEW_NODES = 1 - 1 / 16, 12
+# Passes that must be left of the allowance for drafts of which the last ones lost time.
+_LEAST_LEFT = 0.5
 # Rounds in a row without any verified node, before a short draft is tried all the same.
 _FIRST_GAP, _LONGEST_GAP, _SHORT = 32, 512, 4
 
@@ -258,6 +263,8 @@ class ScoredController:
         self._num_passes = 0
         self._num_idle, self._gap = 0, _FIRST_GAP
         self._rests = BatchRests()
+        self._allowance = Allowance()
+        self._gains: dict[str, FadingRate] = {}
 
     def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
         if self._rests.is_on(len(seq_ids)):
@@ -275,11 +282,13 @@ class ScoredController:
         for index in scored:
             known = self._corrections.setdefault(drafts[index].by, _Corrections())
             probs[index], levels[index] = known.corrected(drafts[index])
-        counts, choice = self._choose(len(seq_ids), num_fixed, probs)
+        may = {index for index in scored if self._may_draft(drafts[index].by, len(seq_ids))}
+        counts, choice = self._choose(len(seq_ids), num_fixed, probs, may)
         trimmed = list(drafts)
         for index in scored:
             count = counts.get(index, 0)
-            trimmed[index] = drafts[index].first(count)
+            cut = drafts[index].first(count)
+            trimmed[index] = cut.as_trial() if count and choice.reason == "look" else cut
             self._expect(seq_ids[index], drafts[index], levels[index][:count])
         return Trimmed(trimmed, choice)
 
@@ -288,10 +297,12 @@ class ScoredController:
         if traces is None:
             return
         rounds = [one for one in traces if one.num_emitted]
+        judged: list[tuple[str, RoundTrace]] = []
         for one in rounds:
             expected = self._expected.pop(one.seq_id, None)
             if expected is not None and one.num_drafted:
                 self._corrections[expected.by].learn(expected.levels, one.num_accepted)
+                judged.append((expected.by, one))
         if not rounds or any(one.num_prompt_tokens for one in traces):
             return
         self._meter.observe(traces, caught_up=True)
@@ -305,11 +316,41 @@ class ScoredController:
             return
         tokens = sum(one.num_emitted for one in rounds) / len(rounds)
         self._pace.add(tokens, took / plain)
+        self._book(judged, len(rounds), took / plain - 1)
         if self._rests.is_on(len(rounds)):
             self._rests.rested()
         elif self._costs is not ASSUMED:
             drafting = rounds[0].draft_seconds
             self._rests.observe(len(rounds), tokens, (took + drafting) / plain)
+
+    def _book(
+        self, judged: Sequence[tuple[str, RoundTrace]], num_sequences: int, slowed: float
+    ) -> None:
+        """Book the tokens that scored drafts gained and the time of their rows, in passes, if the
+        rows of the pass took `slowed` of a plain one."""
+        self._allowance.add(LOSS_SHARE)
+        if self._costs is ASSUMED or not judged:
+            return
+        row = slowed / sum(one.num_drafted for _, one in judged)
+        for by, one in judged:
+            gained, cost = one.num_accepted / num_sequences, row * one.num_drafted
+            self._allowance.add(gained - cost)
+            # Gains count up to twice the cost, so that a good time is forgotten soon.
+            known = self._gains.setdefault(by, FadingRate(_GAIN_FADE))
+            known.add(min(gained, 2 * cost) if cost > 0 else gained, one.num_drafted)
+
+    def _may_draft(self, by: str, num_sequences: int) -> bool:
+        """False for a drafter whose last drafts gained less than their rows cost, while no more may
+        be lost."""
+        known = self._gains.get(by)
+        if known is None or known.trials < _FEW_NODES or self._allowance.pays(_LEAST_LEFT):
+            return True
+        return known.mean >= self._row_cost(num_sequences)
+
+    def _row_cost(self, num_sequences: int) -> float:
+        """Time of one more row in plain passes, on average over a few rows."""
+        plain, rows = self._seconds(num_sequences, 0), max(num_sequences, 4)
+        return (self._seconds(num_sequences, rows) - plain) / (rows * plain) if plain > 0 else 0.0
 
     @property
     def _gain(self) -> float:
@@ -317,15 +358,20 @@ class ScoredController:
         return max(self._pace.mean, 1.0)
 
     def _choose(
-        self, num_sequences: int, num_fixed: int, probs: dict[int, list[float]]
+        self,
+        num_sequences: int,
+        num_fixed: int,
+        probs: dict[int, list[float]],
+        may: Collection[int],
     ) -> tuple[Mapping[int, int], Choice]:
-        """The number of nodes of each draft to verify: of all nodes, the likeliest first, the
-        beginning that is worth most at the price of time."""
-        nodes = sorted(
+        """The number of nodes of each draft to verify: of all nodes of those that `may` draft, the
+        likeliest first, the beginning that is worth most at the price of time."""
+        every = sorted(
             ((-p, node, index) for index, row in probs.items() for node, p in enumerate(row))
         )
         if self._most_drafted is not None:
-            nodes = nodes[: max(self._most_drafted - num_fixed, 0)]
+            every = every[: max(self._most_drafted - num_fixed, 0)]
+        nodes = [node for node in every if node[2] in may]
         seconds = partial(self._seconds, num_sequences)
         start = seconds(num_fixed)
         rate = self._gain * num_sequences / seconds(0) if seconds(0) > 0 else 0.0
@@ -335,7 +381,7 @@ class ScoredController:
             value = worth - rate * (seconds(num_fixed + number) - start)
             if value > best:
                 best, count, expected = value, number, worth
-        if not nodes:
+        if not every:
             return {}, Choice("gain")
         if self._costs is not ASSUMED and self._costs.target.points[0][0] > num_sequences:
             # No costs are known for so few rows, so the first drafted row would seem to be free.
@@ -343,7 +389,8 @@ class ScoredController:
         reason: Reason = "gain"
         if count:
             self._num_idle, self._gap = 0, _FIRST_GAP
-        elif num := self._short_trial(len(nodes)):
+        elif num := self._short_trial(len(every)):
+            nodes = every
             reason, count, expected = "look", num, -sum(node[0] for node in nodes[:num])
         counts = Counter(index for _, _, index in nodes[:count])
         if self._costs is ASSUMED or num_fixed:
@@ -371,12 +418,9 @@ class ScoredController:
 
     def _price(self, num_sequences: int) -> float | None:
         """Tokens that pay for the row of a drafted node, on average over a few rows."""
-        plain = self._seconds(num_sequences, 0)
-        if self._costs is ASSUMED or plain <= 0:
+        if self._costs is ASSUMED or self._seconds(num_sequences, 0) <= 0:
             return None
-        rows = max(num_sequences, 4)
-        more = (self._seconds(num_sequences, rows) - plain) / rows
-        return self._gain * num_sequences * more / plain
+        return self._gain * num_sequences * self._row_cost(num_sequences)
 
     def _seconds(self, num_sequences: int, num_drafted: int) -> float:
         """Seconds of a pass over so many drafted nodes of so many sequences."""

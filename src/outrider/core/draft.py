@@ -69,6 +69,20 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberTrace:
+    """One member's part in a round: the tokens that it drafted and those accepted of them; another
+    member may have drafted the same. `seconds` are those of its own passes, which all sequences of
+    the round share, and a `trial` is a draft that was made to learn, not because it seemed to pay.
+    """
+
+    name: str
+    num_drafted: int
+    num_accepted: int
+    seconds: float = 0.0
+    trial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RoundTrace:
     """Record of one pass for one sequence. Every metric and controller derives from these records.
 
@@ -81,7 +95,7 @@ class RoundTrace:
     `mask_seconds` is the time of this sequence's own allowed-token callback, as part of the pass
     and of its drafting; a slow callback of another sequence shows in that sequence's record.
     `gap_seconds` is the time between the previous pass and this one: host work in between, and idle
-    time.
+    time. `members` has the parts of a drafter's members, where it has several.
     """
 
     seq_id: int
@@ -102,6 +116,7 @@ class RoundTrace:
     gap_seconds: float = 0.0
     draft_depth: int = 0
     mask_seconds: float = 0.0
+    members: tuple[MemberTrace, ...] = ()
 
     @property
     def num_positions(self) -> int:
@@ -142,6 +157,16 @@ Origin = Literal["accepted", "recovered", "bonus", "plain"]
 NodeVerdict = Literal[Origin, "refused", "unused"]
 
 
+class DraftPart(NamedTuple):
+    """The `nodes` of a draft that the member `name` proposed, in growing order; several members may
+    have proposed the same node. `seconds` and `trial` are those of a `MemberTrace`."""
+
+    name: str
+    nodes: tuple[int, ...]
+    seconds: float = 0.0
+    trial: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """Proposed continuations of one sequence: a tree, parents before children.
@@ -149,7 +174,8 @@ class Draft:
     A chain is the tree whose node i has parent i - 1. `probs_NV[i]` is the distribution node i was
     drawn from, given its earlier siblings; None says every node was chosen deterministically. `hit`
     says whether it was made ahead of the verdict that it follows, None without drafting ahead.
-    `by` is the name of the member that proposed it, where the engine's drafter has several.
+    `by` is the name of the member that proposed it, where the engine's drafter has several, or
+    their names with + between them, and `parts` says which of them proposed which nodes.
     `accept_probs` has the drafter's estimate of each node's acceptance probability, the likeliest
     first; it is empty if the drafter gives none.
     """
@@ -160,6 +186,7 @@ class Draft:
     hit: bool | None = None
     by: str = ""
     accept_probs: tuple[float, ...] = ()
+    parts: tuple[DraftPart, ...] = ()
 
     def __post_init__(self) -> None:
         self.check()
@@ -208,9 +235,9 @@ class Draft:
         """The first `count` nodes, which are a draft too, since parents come before children."""
         if count >= len(self.tokens):
             return self
-        if not count:
+        if not count and not self.parts:
             return _EMPTY
-        probs_NV = None if self.probs_NV is None else self.probs_NV[:count]
+        probs_NV = None if self.probs_NV is None or not count else self.probs_NV[:count]
         return Draft(
             self.tokens[:count],
             self.parents[:count],
@@ -218,7 +245,26 @@ class Draft:
             self.hit,
             self.by,
             self.accept_probs[:count],
+            tuple(
+                part._replace(nodes=tuple(node for node in part.nodes if node < count))
+                for part in self.parts
+            ),
         )
+
+    def as_trial(self) -> Draft:
+        """The same draft, made to learn."""
+        parts = self.parts or (DraftPart(self.by, tuple(range(len(self)))),)
+        return replace(self, parts=tuple(part._replace(trial=True) for part in parts))
+
+    def followed(self, text: Sequence[int]) -> int:
+        """Length of the longest path of the tree that `text` begins with."""
+        node, length = ROOT, 0
+        for token in text:
+            child = next((c for c in self.children(node) if self.tokens[c] == token), None)
+            if child is None:
+                break
+            node, length = child, length + 1
+        return length
 
     def children(self, node: int) -> tuple[int, ...]:
         """Children of `node` in the order they were drawn."""
@@ -373,6 +419,15 @@ class Outcome:
     @property
     def num_accepted(self) -> int:
         return len(self.verdict.path)
+
+    @property
+    def members(self) -> tuple[MemberTrace, ...]:
+        """The parts of the drafter's members, where it has several."""
+        path = self.verdict.path
+        return tuple(
+            MemberTrace(name, len(nodes), sum(node in nodes for node in path), seconds, trial)
+            for name, nodes, seconds, trial in self.draft.parts
+        )
 
     @property
     def origins(self) -> tuple[Origin, ...]:

@@ -324,9 +324,12 @@ class SamplingOptions(TypedDict, total=False):
     prediction: str
     """Your guess of the text: any drafter first drafts along it, as far as it is right."""
 
-    speculative: bool | None
+    speculative: bool | Mapping[str, object] | None
     """False drafts nothing for this request; true refuses the request if nothing would be drafted;
-    unset follows the engine."""
+    {"drafters": [...]} is true with these `drafters`; unset follows the engine."""
+
+    drafters: Sequence[str]
+    """Only these members of the engine's drafter, or look-ups, draft for this request."""
 
     drafter: str | None
     """Drafter of this request: none, a look-up in texts, or a part of the engine's own drafter;

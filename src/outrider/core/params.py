@@ -148,11 +148,17 @@ class SamplingParams:
         "",
         "Your guess of the text: any drafter first drafts along it, as far as it is right.",
     )
-    speculative: bool | None = setting(
+    speculative: bool | Mapping[str, object] | None = setting(
         None,
         "False drafts nothing for this request; true refuses the request if nothing would be "
-        "drafted; unset follows the engine.",
+        'drafted; {"drafters": [...]} is true with these `drafters`; unset follows the engine.',
         kind=bool,
+        per_request=True,
+    )
+    drafters: Sequence[str] = setting(
+        (),
+        "Only these members of the engine's drafter, or look-ups, draft for this request.",
+        kind=tuple,
         per_request=True,
     )
     drafter: str | None = setting(
@@ -182,7 +188,10 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
-        for name in ("stop", "bad_words"):
+        if isinstance(self.speculative, Mapping):
+            object.__setattr__(self, "drafters", _drafters_in(self.speculative))
+            object.__setattr__(self, "speculative", True)
+        for name in ("stop", "bad_words", "drafters"):
             object.__setattr__(self, name, as_texts(getattr(self, name)))
         ends = as_ids("stop_token_ids", self.stop_token_ids)
         object.__setattr__(self, "stop_token_ids", ends)
@@ -195,6 +204,11 @@ class SamplingParams:
                 f"sampler {self.sampler!r} is lossy, and a request may only choose an exact one.",
                 hint=f"one of {', '.join(EXACT_SAMPLERS)}; a lossy one is chosen for a whole "
                 f"engine (--sampler {self.sampler})",
+            )
+        if self.drafter and self.drafters:
+            raise ConfigError(
+                f"drafter {self.drafter!r} and drafters {shown(self.drafters)} were both set.",
+                hint="leave one of them out",
             )
         if self.top_logprobs and not self.logprobs:
             raise ConfigError(
@@ -243,17 +257,29 @@ class SamplingParams:
         return self.temperature == 0
 
 
+def _drafters_in(given: Mapping[str, object]) -> object:
+    """The drafters of `speculative`, given as a mapping. Raises ConfigError for other keys."""
+    if list(given) != ["drafters"] or not given["drafters"]:
+        raise ConfigError(
+            f"speculative must be true, false or drafters, got {shown(dict(given))}.",
+            hint='speculative={"drafters": ["suffix", "model"]}',
+        )
+    return given["drafters"]
+
+
 @dataclass(frozen=True, slots=True)
 class RequestSpeculation:
     """One request's own choices of speculation. `drafter` and acceptance rule `sampler` are those
-    that it chose ("" is the engine's own), and at most `k` tokens are drafted for it at once (None:
-    as many as the engine drafts). A request that `is_guided` has a prediction that its drafter does
-    not read: drafts follow the prediction first."""
+    that it chose ("" is the engine's own), only `members` of this drafter serve it (all, if
+    there are none), and at most `k` tokens are drafted for it at once (None: as many as the
+    engine drafts). A request that `is_guided` has a prediction that its drafter does not read:
+    drafts follow the prediction first."""
 
     drafter: str = ""
     sampler: str = ""
     k: int | None = None
     is_guided: bool = False
+    members: tuple[str, ...] = ()
 
     @property
     def has_own(self) -> bool:

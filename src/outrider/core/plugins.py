@@ -225,6 +225,8 @@ MODEL = "model"
 # The meaning of auto where no model or heads were found; and its meaning where a model or heads
 # were found without being named: these then draft together with look-ups.
 WITHOUT_DRAFT, WITH_FOUND = "suffix", "portfolio"
+# The drafter of all look-ups, and those of its members that a request may choose.
+LOOKUP, LOOKUPS = "lookup", ("suffix", "ngram", "prediction")
 # Look-ups that depend on the request's own text alone.
 OWN_TEXT = "ngram"
 # The copy of the target that auto may make.

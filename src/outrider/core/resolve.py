@@ -5,6 +5,7 @@ Three settings may leave their choice to the program: the drafter, the schedule 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.core.config import EXACT_SAMPLERS, MORE_GPUS, UNTIED_SAMPLERS, EngineConfig
@@ -14,6 +15,8 @@ from outrider.core.plugins import (
     AUTO,
     COPY,
     KINDS,
+    LOOKUP,
+    LOOKUPS,
     MODEL,
     OFF,
     OWN_TEXT,
@@ -48,14 +51,15 @@ class Measured:
 class ResolvedConfig:
     """A configuration without `auto`. `settings` have the resolved schedule and controller, and
     `drafter` is the resolved drafter. `given` is the drafter that belongs to the model, heads or
-    copy of the target that were found without being named; None if there are none. With
-    `keeps_lengths`, sampled texts that depend on draft lengths use the lengths of `fixed`, so that
-    a seed repeats them. With `left_to_us` the drafter was chosen automatically, and with
-    `free_size` the size of drafts as well."""
+    copy of the target that were named or found; None if there are none. If several were named,
+    `more` has the drafters of the others. With `keeps_lengths`, sampled texts that depend on
+    draft lengths use the lengths of `fixed`, so that a seed repeats them. With `left_to_us` the
+    drafter was chosen automatically, and with `free_size` the size of drafts as well."""
 
     settings: EngineConfig
     drafter: DrafterKind
     given: DrafterKind | None = None
+    more: tuple[DrafterKind, ...] = ()
     keeps_lengths: bool = False
     left_to_us: bool = False
     free_size: bool = False
@@ -94,15 +98,18 @@ class ResolvedConfig:
     @property
     def has_heads(self) -> bool:
         """True if heads draft, alone or as a member of the drafter."""
-        return self.given is not None and self.given.source == "heads"
+        return any(kind.source == "heads" for kind in self.sources)
+
+    @property
+    def sources(self) -> tuple[DrafterKind, ...]:
+        """The drafters of all models, heads and copies that were named or found."""
+        return () if self.given is None else (self.given, *self.more)
 
     @property
     def copy(self) -> DrafterKind | None:
         """The copy of the target that drafts, alone or as a member of the drafter."""
-        for kind in (self.drafter, self.given if self.drafter.source == "draft" else None):
-            if kind is not None and kind.source == "copy":
-                return kind
-        return None
+        parts = self.sources if self.drafter.source == "draft" else ()
+        return next((kind for kind in (self.drafter, *parts) if kind.source == "copy"), None)
 
     @property
     def ahead(self) -> bool:
@@ -179,14 +186,42 @@ class ResolvedConfig:
         sampler = self._sampler_of(params)
         if wants_none:
             return RequestSpeculation(OFF, sampler, 0)
-        drafter = self._drafter_of(params)
+        members = tuple(params.drafters)
+        drafter = self._home_of(members) if members else self._drafter_of(params.drafter or "")
         kind = drafter_named(drafter) if drafter else self.drafter
         is_guided = bool(params.prediction) and kind.drafts and "prediction" not in kind.reads
-        return RequestSpeculation(drafter, sampler, params.k, is_guided)
+        return RequestSpeculation(drafter, sampler, params.k, is_guided and not members, members)
 
-    def _drafter_of(self, params: SamplingParams) -> str:
-        """The drafter that `params` choose; "" for the engine's own."""
-        wanted = params.drafter or ""
+    def _home_of(self, members: tuple[str, ...]) -> str:
+        """The drafter that has all these members; "" for the engine's own. Raises ConfigError for a
+        member that no drafter here has."""
+        own, wanted = {*self.members}, {*members}
+        if wanted <= own:
+            return ""
+        if len(wanted) == 1 and members[0] in KINDS:
+            return self._drafter_of(members[0])
+        if wanted <= {*LOOKUPS} and self.draft_size:
+            return LOOKUP
+        known = [*self.members, *LOOKUPS] if self.draft_size else []
+        strange = next((name for name in members if name not in known), members[0])
+        there = ", ".join(dict.fromkeys(known)) or "none"
+        raise ConfigError(
+            f"drafters: {strange!r} cannot draft here together with others.",
+            hint=f"this engine has {there}; a model or heads join with --draft",
+        )
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Drafters that make the drafts of the engine's own, by name."""
+        if not self.draft_size:
+            return ()
+        models = self.sources if self.drafter.source == "draft" else ()
+        if self.drafter.source == "draft" or self.drafter.name == LOOKUP:
+            return *LOOKUPS, *(kind.name for kind in models)
+        return (self.drafter.name,)
+
+    def _drafter_of(self, wanted: str) -> str:
+        """The drafter called `wanted`, if it may be chosen; "" for the engine's own."""
         if wanted in ("", self.drafter.name, self.settings.drafter):
             return ""
         if not self.draft_size:
@@ -213,10 +248,9 @@ class ResolvedConfig:
 
     @property
     def _parts(self) -> tuple[str, ...]:
-        """The engine's own drafter, and the model or heads that are a member of it."""
-        if self.drafter.source == "draft" and self.given is not None:
-            return self.drafter.name, self.given.name
-        return (self.drafter.name,)
+        """The engine's own drafter, and the models and heads that are members of it."""
+        members = self.sources if self.drafter.source == "draft" else ()
+        return self.drafter.name, *(kind.name for kind in members)
 
     def _sampler_of(self, params: SamplingParams) -> str:
         """The rule that `params` choose; "" if the engine's own gives the same result."""
@@ -234,19 +268,26 @@ class ResolvedConfig:
 
 
 def resolve(
-    config: EngineConfig, given: str | None, known: Measured | None = None, *, found: bool = False
+    config: EngineConfig,
+    given: str | None,
+    known: Measured | None = None,
+    *,
+    found: bool = False,
+    more: Sequence[str] = (),
 ) -> ResolvedConfig:
     """Resolve `config`. `given` is the kind of drafter that the draft model, heads or copy of the
-    target make, or None without them. `known` is the measurement of that drafter, and `found` says
-    that it was found without being named.
+    target make, or None without them, and `more` are those of further ones. `known` is the
+    measurement of that drafter, and `found` says that it was found without being named.
 
-    Raises ConfigError if the drafter needs a draft model or heads of another kind, or cannot live
-    in a process.
+    Raises ConfigError if the drafter needs a draft model or heads of another kind, or only one of
+    them, or cannot live in a process.
     """
     # A drafter and a rule that draw numbers can use those of their own device only.
     home = "process" if _is_apart(config) else config.drafter_home
     homed = replace(config, drafter_home=home)
-    drafter = _drafter(homed, given, joins=found and _can_join(homed))
+    drafter = _drafter(homed, given, joins=bool(more) or (found and _can_join(homed)))
+    if more:
+        _check_several(homed, drafter, (given or "", *more))
     config = homed if drafter.has_process else config
     controller = config.resolved_controller
     schedule = _schedule(config, drafter)
@@ -258,10 +299,32 @@ def resolve(
         schedule=schedule,
         controller="goodput" if keeps_lengths or left_to_us else controller,
     )
-    source = KINDS[given] if given else None
+    source, others = KINDS[given] if given else None, tuple(KINDS[name] for name in more)
     free_size = left_to_us and config.k is None and not config.tree_nodes
-    resolved = ResolvedConfig(settings, drafter, source, keeps_lengths, left_to_us, free_size)
+    resolved = ResolvedConfig(
+        settings, drafter, source, others, keeps_lengths, left_to_us, free_size
+    )
     return resolved.sized(branches=True)
+
+
+def _check_several(config: EngineConfig, drafter: DrafterKind, given: Sequence[str]) -> None:
+    """Raise ConfigError unless `drafter` has several members, and can have these together."""
+    names = ", ".join(given)
+    if drafter.source != "draft":
+        raise ConfigError(
+            f"drafter {drafter.name!r} has one source of drafts, and --draft names {names}.",
+            hint=f"leave --drafter at auto, or --drafter {WITH_FOUND}: it drafts with all of them",
+        )
+    if sum(KINDS[name].source == "heads" for name in given) > 1 or len({*given}) < len(given):
+        raise ConfigError(
+            f"--draft names {names}: at most one of several drafts may be heads, and none twice.",
+            hint="name one kind of heads, a draft model, and quantised-self",
+        )
+    if not _can_join(config):
+        raise ConfigError(
+            f"--draft names {names}: several drafts need one lane and one process.",
+            hint="leave --schedule, --drafter-home and --drafter-device at auto",
+        )
 
 
 def _is_left_to_us(config: EngineConfig, drafter: DrafterKind) -> bool:

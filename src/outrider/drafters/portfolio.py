@@ -1,26 +1,26 @@
-"""Portfolio: of several drafters, each request and round gets the draft of highest goodput.
+"""Portfolio: several drafters draft together for each request and round, as far as that pays.
 
 Look-ups cost nothing, so all of them draft, and each gives the probability that its tokens are
-accepted. A model costs time, so the value of its draft is predicted and it drafts only if it wins:
+accepted. Members that cost time (a model, heads, a copy of the target) make plans instead
+(common/members.py): of all plans the one of highest goodput is carried out, then the next one that
+raises the goodput further, if any. Nothing is drafted where that is best.
 
-    goodput = (1 + sum of P) / (1 + 0.04 rows + share of a pass that the model takes)
+Greedy drafts of all members become one tree (common/merge.py). At temperature > 0 the drafts of
+look-ups do, since they are chosen and not drawn; a drawn draft stays alone.
 
-P is the probability of each token to be accepted, of a model by its earlier drafts. The goodput of
-no draft is 1. The choice depends on the text and on measured time, not on anything that the round
-will draw, so every exact rule keeps the output's distribution; the text repeats only where tied to
-the seed.
+The choice depends on the text and on measured time, not on anything that the round will draw, so
+every exact rule keeps the output's distribution; the text repeats only where tied to the seed.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 
-from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.draft import Budget, Draft, common_prefix
-from outrider.core.errors import CapacityError, CheckpointError, ConfigError, ContractError
-from outrider.core.plugins import DrafterKind
+from outrider.core.draft import Draft, common_prefix
+from outrider.core.errors import CheckpointError, ConfigError, ContractError
+from outrider.core.plugins import MODEL, DrafterKind
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, KeepsApart, Remembering
 from outrider.drafters.common.context import (
     NO_OFFER,
@@ -29,216 +29,15 @@ from outrider.drafters.common.context import (
     ScoredDrafter,
     Stateless,
 )
+from outrider.drafters.common.members import Allowances, ModelMember, Plan, RowState
+from outrider.drafters.common.merge import Proposal, levels_of, merged, num_paying
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.estimate.acceptance import Acceptance, RunningMedian
-from outrider.estimate.cost import ASSUMED_DRAFT, LEAST_KEPT, ROW_COST
+from outrider.estimate.acceptance import Acceptance
+from outrider.estimate.cost import LEAST_KEPT, ROW_COST
 from outrider.estimate.theory import prefix_products
-
-_log = logging.getLogger(__name__)
-
-# The portfolio's draft model: the depth at which it pays, from measured cost and acceptance.
-#
-# The value of a model's draft must be predicted before its cost is paid: acceptance from its
-# earlier drafts (estimate/acceptance.py), time from its last ones (`DraftCostMeter`). A model that
-# has not drafted for long makes some short drafts, since texts change.
-_WINDOW = 31
-# Up to so many measurements, the assumed cost of a draft is used.
-_SETTLED = 5
-
-
-@dataclass(slots=True)
-class DraftCostMeter:
-    """A meter of drafting costs. `_drafting` is the seconds per token of the draft being verified,
-    0 if the model did not draft or had to catch up; `_slowed` is how much its rows slow the pass.
-
-    Between the end of drafting and the next round the target verifies, so the time between them is
-    that of a pass, and now and then of a pause too. A draft is compared with the very pass that
-    verified it, because a machine's speed drifts. The median leaves pauses and slowed rounds out.
-    """
-
-    clock: Clock = HOST_CLOCK
-    _shares: RunningMedian = field(default_factory=lambda: RunningMedian(_WINDOW))
-    _ended: float = 0.0
-    _drafting: float = 0.0
-    _slowed: float = 1.0
-    _share: float = ASSUMED_DRAFT
-
-    def begin_round(self) -> None:
-        """Begin a round."""
-        if not self._drafting:
-            return
-        passing = (self.clock() - self._ended) / self._slowed
-        if passing > 0:
-            self._shares.add(self._drafting / passing)
-            if len(self._shares) >= _SETTLED:
-                self._share = self._shares.low
-        self._drafting = 0.0
-
-    def drafted(self, seconds: float, num_passes: int) -> None:
-        """Record that the model drafted in `seconds`, with so many passes of its own."""
-        self._drafting = seconds / num_passes
-
-    def end_drafting(self, num_rows: int) -> None:
-        """Record that drafts of `num_rows` tokens in all were returned."""
-        self._ended, self._slowed = self.clock(), 1 + ROW_COST * num_rows
-
-    @property
-    def share(self) -> float:
-        """The time of one of the model's passes as a share of the target's."""
-        return self._share
-
 
 # Positions with rates of their own; later ones have the rate of the last.
 _NUM_POSITIONS = 8
-# Rounds of a request, or of all, without the model before it is probed; the number of rounds of a
-# probe, since in the first one it must catch up and is not timed; and the depth of a probe.
-LOOK_AFTER = 128
-LOOK_AFTER_ALL = 256
-LOOK_ROUNDS = 3
-LOOK_DEPTH = 2
-# Its expected value is computed anew in one of so many rounds without it: it hardly changes in
-# between.
-_BID_EVERY = 8
-
-
-def goodput(
-    num_expected: float, num_rows: int, share: float = 0.0, price: float | None = None
-) -> float:
-    """Return tokens per pass time: `num_expected` draft tokens and the target's own, for `num_rows`
-    of drafts that took `share` of a pass to make. A row costs `price` of a pass, if known."""
-    cost = ROW_COST if price is None else price
-    return (1 + num_expected) / (1 + cost * num_rows + share)
-
-
-@dataclass(frozen=True, slots=True)
-class Bid:
-    """The expected goodput of a draft of `depth` tokens by the model."""
-
-    depth: int
-    goodput: float
-
-
-@dataclass(slots=True)
-class _RequestBids:
-    """Bids for one request. `num_idle` rounds passed since the model's last draft; `num_looks` of a
-    probe are due. `bid` is the last one, for at most `limit` tokens."""
-
-    num_idle: int = 0
-    num_looks: int = 0
-    broken: bool = False
-    bid: Bid | None = None
-    limit: int = 0
-
-    @property
-    def is_fresh(self) -> bool:
-        """True if the last bid is still valid, given the same limit."""
-        idle = self.num_idle
-        return idle > 1 and idle % _BID_EVERY > 0
-
-
-@dataclass(slots=True)
-class ModelMember:
-    """A member with any `drafter` that is not free; without `branches` it drafts chains only."""
-
-    drafter: Drafter
-    branches: bool = field(default=True, kw_only=True)
-    pace: DraftCostMeter = field(default_factory=DraftCostMeter)
-    _acceptance: Acceptance = field(default_factory=lambda: Acceptance(_NUM_POSITIONS))
-    _requests: dict[int, _RequestBids] = field(default_factory=dict[int, _RequestBids])
-    # Rounds of all requests since it last drafted for one.
-    _num_idle: int = 0
-
-    @property
-    def _is_up_to_date(self) -> bool:
-        """True if it has read every text, since the target has."""
-        return self.drafter.needs.shares_memory
-
-    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
-        try:
-            self.drafter.open(seq_id, prompt)
-        except Exception:  # noqa: BLE001 - a drafter may be any code
-            _log.warning("%s did not start; lookups draft alone.", self.drafter.name, exc_info=True)
-        else:
-            self._requests[seq_id] = _RequestBids()
-
-    def close(self, seq_id: int) -> None:
-        if self._requests.pop(seq_id, None) is not None:
-            self.drafter.close(seq_id)
-
-    def learn(self, row: DraftRow) -> None:
-        """Learn the verdict on its last draft."""
-        request = self._requests.get(row.seq_id)
-        if request is None:
-            return
-        last = row.last
-        if last is None or last.draft.by != self.drafter.name:
-            self._acceptance.observe(row.seq_id, 0, 0)
-            request.num_idle += 1
-            self._num_idle += 1
-            return
-        self._acceptance.observe(row.seq_id, last.draft.max_depth, last.num_accepted)
-        request.num_idle = self._num_idle = 0
-
-    def bid(self, row: DraftRow) -> Bid | None:
-        """Return the depth with the highest goodput; None if the model cannot draft."""
-        request, depth = self._requests.get(row.seq_id), row.budget.depth
-        if request is None or request.broken or not depth:
-            return None
-        if request.num_idle >= LOOK_AFTER or self._num_idle >= LOOK_AFTER_ALL:
-            request.num_looks, self._num_idle = LOOK_ROUNDS, 0
-        if request.num_looks:
-            return Bid(min(LOOK_DEPTH, depth), float("inf"))
-        if request.bid is None or request.limit != depth or not request.is_fresh:
-            bid = self._bid(row.seq_id, request, depth, row.budget.price)
-            request.bid, request.limit = bid, depth
-        return request.bid
-
-    def draft(self, wanted: Sequence[tuple[DraftRow, int]]) -> list[Draft]:
-        """Return drafts of these depths. A request for which the model fails gets none, now and
-        later; one without memory gets none now."""
-        if not wanted:
-            return []
-        rows = [replace(row, budget=self._cut(row.budget, depth)) for row, depth in wanted]
-        for row in rows:
-            request = self._requests[row.seq_id]
-            request.num_looks = max(request.num_looks - 1, 0)
-        # The time of a model that must first catch up does not measure its drafts.
-        on_time = self._is_up_to_date or not any(
-            self._requests[row.seq_id].num_idle for row in rows
-        )
-        started = self.pace.clock()
-        drafts = self._proposed(rows)
-        if on_time and any(drafts):
-            self.pace.drafted(self.pace.clock() - started, max(depth for _, depth in wanted))
-        return [replace(draft, by=self.drafter.name) for draft in drafts]
-
-    def _cut(self, budget: Budget, depth: int) -> Budget:
-        cut = budget.cut(depth)
-        return cut if self.branches else replace(cut, num_nodes=0)
-
-    def _bid(self, seq_id: int, request: _RequestBids, depth: int, price: float | None) -> Bid:
-        rates = self._acceptance.rates(seq_id)
-        rates += rates[-1:] * (depth - len(rates))
-        # After rounds without it, the model must first catch up.
-        late = request.num_idle > 0 and not self._is_up_to_date
-        best, num_expected = Bid(0, 0.0), 0.0
-        for length, kept in enumerate(prefix_products(rates[:depth]), start=1):
-            num_expected += kept
-            value = goodput(num_expected, length, self.pace.share * (length + late), price)
-            if value > best.goodput:
-                best = Bid(length, value)
-        return best
-
-    def _proposed(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        try:
-            return self.drafter.propose(rows)
-        except Exception as error:  # noqa: BLE001 - a drafter may be any code
-            if len(rows) > 1:
-                return [draft for row in rows for draft in self._proposed([row])]
-            if not isinstance(error, CapacityError):
-                self._requests[rows[0].seq_id].broken = True
-                _log.warning("%s failed; lookups draft alone.", self.drafter.name, exc_info=True)
-            return [Draft.empty()]
 
 
 class ForcedDrafter(Stateless):
@@ -324,42 +123,31 @@ class ReplayScored:
         return ScoredDraft(draft.tokens[: len(kept)], tuple(kept)) if kept else NO_OFFER
 
 
-@dataclass(slots=True)
-class MemberStats:
-    """Rounds in which a member proposed, the tokens that it drafted in them and those accepted."""
-
-    num_rounds: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-
-
 class PortfolioDrafter:
     """A drafter of several members. `members` are free, in order of preference among equal values;
-    `neural` is not free. `notes` are for users."""
+    `models` cost time. `notes` are for users."""
 
     def __init__(
         self,
         members: Sequence[ScoredDrafter],
-        neural: ModelMember | None = None,
-        *,
+        *models: ModelMember,
         notes: tuple[str, ...] = (),
     ) -> None:
         self.notes = notes
-        self.name = "lookup" if neural is None else "portfolio"
+        self.name = "portfolio" if models else "lookup"
         self._members = tuple(members)
-        self._neural = neural
-        self.needs = _joined(
-            [m.needs for m in members] + ([] if neural is None else [neural.drafter.needs])
-        )
-        self._stats = {member.name: MemberStats() for member in members}
-        if neural is not None:
-            self._stats[neural.drafter.name] = MemberStats()
+        self._models = models
+        self.allowances = Allowances()
+        self.needs = _joined([m.needs for m in members] + [m.drafter.needs for m in models])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all members."""
+        return tuple(member.name for member in (*self._members, *self._models))
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
-        for member in self._members:
+        for member in (*self._members, *self._models):
             member.open(seq_id, prompt)
-        if self._neural is not None:
-            self._neural.open(seq_id, prompt)
 
     def open_apart(self, seq_id: int, prompt: Sequence[int]) -> None:
         for member in self._members:
@@ -367,14 +155,12 @@ class PortfolioDrafter:
                 member.open_apart(seq_id, prompt)
             else:
                 member.open(seq_id, prompt)
-        if self._neural is not None:
-            self._neural.open(seq_id, prompt)
+        for model in self._models:
+            model.open(seq_id, prompt)
 
     def close(self, seq_id: int) -> None:
-        for member in self._members:
+        for member in (*self._members, *self._models):
             member.close(seq_id)
-        if self._neural is not None:
-            self._neural.close(seq_id)
 
     def forget(self) -> None:
         """Forget what its members learned from requests."""
@@ -383,64 +169,130 @@ class PortfolioDrafter:
                 member.forget()
 
     def member(self, name: str) -> Drafter | None:
-        """Return the model or heads among its members, if they are called `name`: they may draft by
-        themselves, for requests that are not opened here."""
-        own = None if self._neural is None else self._neural.drafter
-        return own if own is not None and own.name == name else None
-
-    def stats(self) -> dict[str, MemberStats]:
-        """Return statistics by name, as far as verdicts have come back."""
-        return {name: replace(stats) for name, stats in self._stats.items()}
+        """Return the model or heads among its members that are called `name`, if any: they may
+        draft by themselves, for requests that are not opened here."""
+        return next((m.drafter for m in self._models if m.name == name), None)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         if not rows:
             return []
-        if self._neural is None:
-            self._learn(rows)
-            return self._looked_up(rows)[0]
-        self._neural.pace.begin_round()
-        self._learn(rows)
-        drafts = self._with_model(rows, self._neural)
-        self._neural.pace.end_drafting(sum(map(len, drafts)))
+        if not self._models:
+            return self._looked_up(rows)
+        for model in self._models:
+            model.pace.begin_round()
+            for row in rows:
+                model.learn(row)
+            model.settle(self.allowances, len(rows))
+        self.allowances.next_round()
+        drafts = self._with_models(rows, self._models)
+        num_drafted = sum(map(len, drafts))
+        for model in self._models:
+            model.pace.end_drafting(num_drafted)
         return drafts
 
-    def _learn(self, rows: Sequence[DraftRow]) -> None:
-        for row in rows:
-            if self._neural is not None:
-                self._neural.learn(row)
-            last = row.last
-            stats = self._stats.get(last.draft.by) if last is not None else None
-            if last is not None and stats is not None:
-                stats.num_rounds += 1
-                stats.num_drafted += len(last.draft)
-                stats.num_accepted += last.num_accepted
+    def _looked_up(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        """Return the drafts of look-ups alone: merged ones, or chains of the best for each row."""
+        drafts = [Draft.empty()] * len(rows)
+        for index, found in enumerate(self._proposals(rows)):
+            if not found:
+                continue
+            row = rows[index]
+            branches = row.budget.size > row.budget.depth
+            best = found if branches or len(found) < 2 else [max(found, key=partial(_worth, row))]
+            drafts[index] = merged(best, row.budget)
+        return drafts
 
-    def _looked_up(self, rows: Sequence[DraftRow]) -> tuple[list[Draft], list[float]]:
-        """Return the best offer for each row, and its goodput; that of no draft is 1."""
-        best, worths = [("", NO_OFFER)] * len(rows), [1.0] * len(rows)
+    def _proposals(self, rows: Sequence[DraftRow]) -> list[list[Proposal]]:
+        """Return the offers of look-ups for each row that seem to pay."""
+        found: list[list[Proposal]] = [[] for _ in rows]
+        every = range(len(rows))
+        chosen = [index for index in every if rows[index].params.drafters]
         for member in self._members:
-            for index, offer in enumerate(member.offers(rows)):
+            served: Sequence[int] = every
+            if chosen and member.name != ForcedDrafter.name:
+                served = [i for i in every if i not in chosen or serves(rows[i], member.name)]
+            part = rows if served is every else [rows[index] for index in served]
+            for index, offer in zip(served, member.offers(part), strict=True):
                 # Most members offer nothing in most rounds.
                 if offer is NO_OFFER:
                     continue
-                worth = goodput(
-                    offer.num_expected, len(offer.tokens), 0.0, rows[index].budget.price
-                )
-                if worth > worths[index]:
-                    best[index], worths[index] = (member.name, offer), worth
-        return [offer.made_by(name) for name, offer in best], worths
+                proposal = Proposal(member.name, offer)
+                if _worth(rows[index], proposal) > 1:
+                    found[index].append(proposal)
+        return found
 
-    def _with_model(self, rows: Sequence[DraftRow], neural: ModelMember) -> list[Draft]:
-        """Return drafts in which the model drafts the rows for which it has a higher goodput."""
-        drafts, worths = self._looked_up(rows)
-        deep: dict[int, tuple[DraftRow, int]] = {}
-        for index, row in enumerate(rows):
-            bid = neural.bid(row)
-            if bid is not None and bid.goodput > worths[index]:
-                deep[index] = row, bid.depth
-        for index, draft in zip(deep, neural.draft(list(deep.values())), strict=True):
-            drafts[index] = draft
+    def _with_models(self, rows: Sequence[DraftRow], models: Sequence[ModelMember]) -> list[Draft]:
+        """Return the drafts of all members whose plans raise the goodput."""
+        found = self._proposals(rows)
+        drafts = [_united(one, row) for one, row in zip(found, rows, strict=True)]
+        states = _states(rows, drafts)
+        made: dict[int, list[tuple[ModelMember, Plan, Draft | Proposal]]] = {}
+        for model, plan in self._plans(states, models):
+            for index, draft in model.draft(states, plan).items():
+                made.setdefault(index, []).append((model, plan, draft))
+        for index, several in made.items():
+            row, base = rows[index], drafts[index]
+            alone = next((draft for *_, draft in several if isinstance(draft, Draft)), None)
+            offers = [draft for *_, draft in several if isinstance(draft, Proposal)]
+            drafts[index] = _united([*found[index], *offers], row) if alone is None else alone
+            for model, plan, draft in several:
+                own = draft if isinstance(draft, Draft) else draft.offer.draft
+                others = [offer for offer in offers if offer is not draft]
+                rest = _united([*found[index], *others], row) if others else base
+                model.expect(states[index], plan, index, own, rest)
         return drafts
+
+    def _plans(
+        self, states: Sequence[RowState], models: Sequence[ModelMember]
+    ) -> list[tuple[ModelMember, Plan]]:
+        """Return the plans to carry out, the best first; one may be a trial."""
+        plans: list[tuple[ModelMember, Plan]] = []
+        now = Plan({}, tokens=sum(_tokens(state) for state in states))
+        left = list(models)
+        while left:
+            found = [(m, plan) for m in left if (plan := m.plan(states, now, self.allowances))]
+            if not found:
+                break
+            model, now = max(found, key=lambda pair: pair[1].goodput)
+            plans.append((model, now))
+            left.remove(model)
+            for index, levels in now.levels.items():
+                states[index].add(levels)
+        for model in left:
+            trial = model.trial(states, self.allowances)
+            if trial is not None:
+                return [*plans, (model, trial)]
+        return plans
+
+
+def serves(row: DraftRow, name: str) -> bool:
+    """Return whether the row's request lets the member `name` draft."""
+    return not row.params.drafters or name in row.params.drafters
+
+
+def _worth(row: DraftRow, proposal: Proposal) -> float:
+    """Return the highest goodput of a beginning of the offer; that of no draft is 1."""
+    return num_paying(proposal.offer.kept, row.budget.price)[1]
+
+
+def _united(proposals: Sequence[Proposal], row: DraftRow) -> Draft:
+    return merged(proposals, row.budget) if proposals else Draft.empty()
+
+
+def _states(rows: Sequence[DraftRow], drafts: Sequence[Draft]) -> list[RowState]:
+    # The pass of a batch takes longer than that of one row, so that one more row is less of it.
+    share = ROW_COST / (1 + ROW_COST * (len(rows) - 1))
+    states: list[RowState] = []
+    for row, draft in zip(rows, drafts, strict=True):
+        price = row.budget.price
+        price = share * len(rows) if price is None else price
+        states.append(RowState(row, price, levels_of(draft) if draft.tokens else []))
+    return states
+
+
+def _tokens(state: RowState) -> float:
+    """Expected tokens of the row in this round, without those that pay for its rows."""
+    return 1 + sum(p - state.price for p in state.levels)
 
 
 def _joined(needs: Sequence[DraftNeeds]) -> DraftNeeds:
@@ -463,18 +315,24 @@ def lookup_members(*text: ScoredDrafter) -> tuple[ScoredDrafter, ...]:
 
 
 def build(context: BuildContext) -> PortfolioDrafter:
-    """Build look-ups and the model or heads; without a model that was found and cannot be used."""
+    """Build look-ups and all models, heads and copies; without those that were found and cannot be
+    used."""
     from outrider.drafters import ngram, suffix
 
     members = lookup_members(suffix.build(context), ngram.build(context))
     left_to_us = context.resolved.left_to_us
-    try:
-        neural = ModelMember(context.member(), branches=not left_to_us)
-    except (CheckpointError, ConfigError) as error:
-        if not left_to_us:
-            raise
-        return PortfolioDrafter(members, notes=(alone_for(error),))
-    return PortfolioDrafter(members, neural)
+    models: list[ModelMember] = []
+    notes: list[str] = []
+    for kind in context.resolved.sources:
+        at_once = kind.at_once or (kind.name == MODEL and context.models.mask_token is not None)
+        try:
+            drafter = context.member(kind)
+            models.append(ModelMember(drafter, branches=not left_to_us, at_once=at_once))
+        except (CheckpointError, ConfigError) as error:
+            if not left_to_us:
+                raise
+            notes.append(alone_for(error))
+    return PortfolioDrafter(members, *models, notes=tuple(notes))
 
 
 def alone_for(error: Exception) -> str:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.clock import HOST_CLOCK, Clock, patience
-from outrider.core.draft import Draft, Trim
+from outrider.core.draft import Draft, DraftPart, Trim
 from outrider.core.errors import (
     MOST_WORDS,
     CapacityError,
@@ -178,7 +178,14 @@ def _check_tree(name: str, draft: Draft) -> None:
         raise DrafterError(f"drafter {name!r} returned ids of type {kinds}, not int.")
     if type(draft.by) is not str or type(draft.hit) not in (bool, type(None)):
         raise DrafterError(f"drafter {name!r} returned a draft whose origin is not a string.")
+    if type(draft.parts) is not tuple or not all(map(_is_part, draft.parts)):
+        raise DrafterError(f"drafter {name!r} returned a draft whose parts are not DraftParts.")
     draft.check()
+
+
+def _is_part(part: DraftPart) -> bool:
+    kinds = tuple(map(type, part)) if type(part) is DraftPart else ()
+    return kinds == (str, tuple, float, bool) and {*map(type, part.nodes)} <= {int}
 
 
 def _check_distributions(name: str, probs_NV: object, shape: tuple[int, int]) -> None:

@@ -264,6 +264,7 @@ class PassTimes:
             gap_seconds=self.gap_seconds,
             mask_seconds=mask_seconds,
             draft_depth=outcome.draft.max_depth if outcome and outcome.draft.tokens else 0,
+            members=outcome.members if outcome and outcome.draft.parts else (),
         )
 
 

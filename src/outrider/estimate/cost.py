@@ -386,3 +386,32 @@ def _rows_bucket(num_rows: int) -> int:
 def _count_bucket(count: int) -> int:
     """The power of two from `count` up."""
     return 1 << (count - 1).bit_length()
+
+
+# Passes of the target that learning may cost at first, and its share of all later passes.
+FIRST_LOSS = 6.0
+LOSS_SHARE = 0.0025
+
+
+@dataclass(slots=True)
+class Allowance:
+    """Time that drafts may lose against decoding without them, in passes of the target.
+
+    Every round adds `LOSS_SHARE` of a pass, every draft takes its cost and gives back the tokens
+    that it gained. Nothing is saved above `FIRST_LOSS`, so a long good time pays for no long bad
+    one. A draft that it cannot pay is not made: in any N rounds drafts lose at most
+
+        FIRST_LOSS + LOSS_SHARE N passes, and one draft
+
+    whatever the text, the acceptance and the estimates are.
+    """
+
+    left: float = FIRST_LOSS
+
+    def add(self, passes: float) -> None:
+        """Book the passes that were gained, or lost if below 0. A bad moment, in which a draft
+        seems to cost any time, counts as at most twice what may be lost."""
+        self.left = max(min(self.left + passes, FIRST_LOSS), -FIRST_LOSS)
+
+    def pays(self, passes: float) -> bool:
+        return self.left >= passes

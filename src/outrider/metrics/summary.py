@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import groupby, zip_longest
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 
-from outrider.core.draft import RoundTrace
+from outrider.core.draft import MemberTrace, RoundTrace
 from outrider.core.plugins import OFF
 
 
@@ -24,7 +24,8 @@ class SpecMetrics(TypedDict):
 
     Invariants: the histogram adds up to `num_spec_steps`; weighted by its index, to
     `num_accepted_draft_tokens`; `mean_acceptance_length` is 1 + accepted / steps.
-    `num_spec_tokens` is left out when the draft length adapts.
+    `num_spec_tokens` is left out when the draft length adapts. `members` are ours: `MemberStats`
+    by name.
     """
 
     mean_acceptance_length: float
@@ -34,6 +35,7 @@ class SpecMetrics(TypedDict):
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_spec_tokens: NotRequired[int]
+    members: NotRequired[Mapping[str, Any]]
 
 
 def acceptance_histogram(traces: Iterable[RoundTrace], k: int) -> tuple[int, ...]:
@@ -73,6 +75,20 @@ def spec_metrics(histogram: Iterable[int], *, num_drafted: int, k: int | None) -
     return found
 
 
+class MemberStats(TypedDict):
+    """The part of one drafter: rounds in which it proposed, tokens that it drafted and those
+    accepted, and seconds of its own passes, where it is a member of several. Trials are drafts that
+    were made to learn, not because they seemed to pay; they are in the other figures too."""
+
+    num_rounds: int
+    num_drafted: int
+    num_accepted: int
+    seconds: float
+    num_trials: int
+    trial_tokens: int
+    trial_seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Stats:
     """Figures of a request, or of a whole run.
@@ -81,7 +97,9 @@ class Stats:
     total (wall clock), to the nanosecond. Entry j of `acceptance_histogram` counts the rounds that
     drafted and accepted j tokens. When drafting ahead, `num_hits` counts the drafts that were ready
     when requested and `num_misses` those that were not. `rounds_by` counts rounds by their drafter,
-    those without a draft as "none". Invariants: emitted = accepted + rounds; accepted <= drafted.
+    those without a draft as "none", and those of several members by their names with + between
+    them; `members` has figures of each member. Invariants: emitted = accepted + rounds; accepted <=
+    drafted.
     """
 
     drafter: str
@@ -96,6 +114,7 @@ class Stats:
     num_hits: int = 0
     num_misses: int = 0
     rounds_by: Mapping[str, int] = field(default_factory=dict[str, int])
+    members: Mapping[str, MemberStats] = field(default_factory=dict[str, MemberStats])
 
     @property
     def p_hit(self) -> float | None:
@@ -127,7 +146,11 @@ class Stats:
 
     def to_dict(self) -> dict[str, object]:
         found: dict[str, object] = {item.name: getattr(self, item.name) for item in fields(self)}
-        copies = {"seconds": dict(self.seconds), "rounds_by": dict(self.rounds_by)}
+        copies: dict[str, object] = {
+            "seconds": dict(self.seconds),
+            "rounds_by": dict(self.rounds_by),
+            "members": {name: {**one} for name, one in self.members.items()},
+        }
         return found | copies | {"acceptance_histogram": list(self.acceptance_histogram)}
 
 
@@ -158,7 +181,47 @@ def summarise(traces: Iterable[RoundTrace], *, drafter: str, k: int, total_secon
         num_hits=sum(trace.hit is True for trace in rounds),
         num_misses=sum(trace.hit is False for trace in rounds),
         rounds_by=Counter(one.drafter if one.num_drafted else OFF for one in rounds),
+        members=by_member(rounds),
     )
+
+
+def by_member(rounds: Iterable[RoundTrace]) -> dict[str, MemberStats]:
+    """Return the figures of each drafter or member that proposed, by name."""
+    found: dict[str, MemberStats] = {}
+    for trace in rounds:
+        alone = MemberTrace(trace.drafter, trace.num_drafted, trace.num_accepted)
+        parts = trace.members or ((alone,) if trace.num_drafted else ())
+        for one in parts:
+            part = MemberStats(
+                num_rounds=1,
+                num_drafted=one.num_drafted,
+                num_accepted=one.num_accepted,
+                seconds=one.seconds,
+                num_trials=int(one.trial),
+                trial_tokens=one.num_drafted * one.trial,
+                trial_seconds=one.seconds * one.trial,
+            )
+            name = one.name or trace.drafter
+            found[name] = _sum(found[name], part) if name in found else part
+    return {name: _rounded(one) for name, one in sorted(found.items())}
+
+
+def members_together(parts: Iterable[Mapping[str, MemberStats]]) -> dict[str, MemberStats]:
+    """Add up the figures of several requests."""
+    found: dict[str, MemberStats] = {}
+    for part in parts:
+        for name, one in part.items():
+            found[name] = _sum(found[name], one) if name in found else one
+    return {name: _rounded(one) for name, one in sorted(found.items())}
+
+
+def _sum(one: MemberStats, other: MemberStats) -> MemberStats:
+    return cast("MemberStats", {key: one[key] + other[key] for key in MemberStats.__annotations__})
+
+
+def _rounded(one: MemberStats) -> MemberStats:
+    seconds = {key: round(one[key], 9) for key in ("seconds", "trial_seconds")}
+    return cast("MemberStats", {**one, **seconds})
 
 
 def together(parts: Sequence[Stats], *, total_seconds: float) -> Stats:
@@ -174,6 +237,7 @@ def together(parts: Sequence[Stats], *, total_seconds: float) -> Stats:
         seconds={name: round(value, 9) for name, value in seconds.items()},
         acceptance_histogram=tuple(map(sum, rows)),
         rounds_by=sum((Counter(part.rounds_by) for part in parts), Counter[str]()),
+        members=members_together(part.members for part in parts),
     )
 
 

@@ -27,7 +27,7 @@ from outrider.core.draft import TokenLogprobs
 from outrider.core.errors import PromptTooLongError
 from outrider.core.fields import shown
 from outrider.core.params import SamplingParams
-from outrider.metrics.summary import SpecMetrics, spec_metrics
+from outrider.metrics.summary import SpecMetrics, members_together, spec_metrics
 from outrider.server.errors import ApiError
 from outrider.server.params import (
     Asked,
@@ -443,6 +443,9 @@ def metrics_of(ends: Sequence[End]) -> dict[str, Any] | None:
     num_drafted = sum(one["num_draft_tokens"] for one in found)
     k = found[0].get("num_spec_tokens")
     together = spec_metrics(map(sum, rows), num_drafted=num_drafted, k=k)
+    members = members_together(one["members"] for one in found if "members" in one)
+    if members:
+        together["members"] = members
     return {"speculative_decoding": together}
 
 

@@ -18,7 +18,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
@@ -256,6 +256,10 @@ class Metrics(Collector):
         counts["spec_decode_num_drafts"][model, name] += sum(histogram)
         counts["spec_decode_num_draft_tokens"][model, name] += stats.num_drafted
         counts["spec_decode_num_accepted_tokens"][model, name] += stats.num_accepted
+        for member, one in stats.members.items():
+            figures = cast("Mapping[str, int]", one)
+            for kind in _OF_MEMBER:
+                counts[f"spec_decode_member_{kind}"][model, member] += figures[kind]
         if stats.p_hit is not None:
             counts["spec_decode_num_hits"][model, name] += stats.num_hits
             counts["spec_decode_num_misses"][model, name] += stats.num_misses
@@ -349,6 +353,7 @@ class Metrics(Collector):
 _ENGINE = ["model_name", "engine"]
 _MODEL, _DRAFTER = ["model_name"], ["model_name", "drafter"]
 _PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
+_OF_MEMBER = ("num_drafted", "num_accepted", "seconds", "trial_tokens", "trial_seconds")
 _COUNTERS = {
     "generation_tokens": ("Tokens written.", _ENGINE),
     "prompt_tokens": ("Tokens of prompts.", _MODEL),
@@ -366,6 +371,11 @@ _COUNTERS = {
     "spec_decode_num_drafts": ("Drafts verified.", _DRAFTER),
     "spec_decode_num_draft_tokens": ("Tokens drafted.", _DRAFTER),
     "spec_decode_num_accepted_tokens": ("Drafted tokens that the target accepted.", _DRAFTER),
+    "spec_decode_member_num_drafted": ("Tokens drafted by one member.", _DRAFTER),
+    "spec_decode_member_num_accepted": ("Tokens of one member that were accepted.", _DRAFTER),
+    "spec_decode_member_seconds": ("Seconds of one member's own passes.", _DRAFTER),
+    "spec_decode_member_trial_tokens": ("Tokens of drafts made to learn.", _DRAFTER),
+    "spec_decode_member_trial_seconds": ("Seconds of drafts made to learn.", _DRAFTER),
     "spec_decode_num_hits": (
         "Drafts made ahead of the verdict that were ready when asked for.",
         _DRAFTER,

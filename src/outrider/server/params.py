@@ -55,6 +55,7 @@ class Speculative(Struct, frozen=True, forbid_unknown_fields=True):
     """A request's own speculation settings. Omitted ones are those of the server."""
 
     drafter: str | None = None
+    drafters: list[str] | None = None
     k: int | None = None
     tree: int | None = None
     trace: bool = False
@@ -257,7 +258,8 @@ def _speculation(
     if given.drafter is not None and given.drafter not in card.drafters:
         known = ", ".join(card.drafters)
         raise refused("speculative.drafter", f"this server has {known}.")
-    if keeps_apart and given.drafter and learns_of_all(given.drafter):
+    chosen = (*([given.drafter] if given.drafter else ()), *(given.drafters or ()))
+    if keeps_apart and any(map(learns_of_all, chosen)):
         why = "it learns from requests of other keys. The server's --shared-prefixes allows it."
         raise refused("speculative.drafter", why)
     if given.tree is not None:
@@ -266,6 +268,7 @@ def _speculation(
         )
     return {
         "drafter": given.drafter,
+        "drafters": tuple(given.drafters or ()),
         "k": given.k,
         "sampler": given.sampler,
         "round_events": given.trace,

@@ -58,7 +58,7 @@ def test_auto_drafts_with_a_copy_and_says_so(target: Path) -> None:
     assert isinstance(drafter, PortfolioDrafter)
     assert drafter.needs.shares_memory
     # Who is asked, and whether drafting pays here, is a matter of time.
-    assert COPY in drafter.stats()
+    assert COPY in drafter.names
 
 
 @pytest.mark.usefixtures("native_library")

@@ -69,6 +69,7 @@ def test_json_has_the_promised_shape(outrider: Command) -> None:
         "num_hits",
         "num_misses",
         "rounds_by",
+        "members",
     ]
     assert list(stats["seconds"]) == ["prefill", "draft", "verify", "accept", "total"]
     assert (stats["drafter"], stats["k"]) == ("model", 3)

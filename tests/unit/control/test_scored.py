@@ -12,6 +12,7 @@ from checks.controllers import trace
 from outrider.control.scored import FIRST_REST, ScoredController
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
+from outrider.estimate.cost import FIRST_LOSS, LOSS_SHARE
 
 K, NODES = 12, 24
 Cost = Callable[[int], float]
@@ -161,9 +162,21 @@ def test_expectations_that_are_too_high_are_corrected() -> None:
 
 def test_a_short_draft_is_tried_again_after_a_while() -> None:
     play = learnt(steep)
-    sizes = [len(play.round([chain(0.3, 0.2, 0.1, 0.1, 0.1)])[0]) for _ in range(200)]
-    assert 1 <= sum(size > 0 for size in sizes) <= 4
-    assert max(sizes) <= 4
+    drafts = [play.round([chain(0.3, 0.2, 0.1, 0.1, 0.1, by="a")])[0] for _ in range(200)]
+    tried = [draft for draft in drafts if draft]
+    assert 1 <= len(tried) <= 4
+    assert max(map(len, tried)) <= 4
+    # Records say that these were made to learn.
+    assert all(part.trial and part.name == "a" for draft in tried for part in draft.parts)
+
+
+def test_a_drafter_that_boasts_is_stopped_and_others_go_on() -> None:
+    """Nothing of what it calls likely is right, and its rows cost little each."""
+    play = Play(lambda rows: 1.0 + 0.04 * rows, truth=lambda p: p if p < 0.9 else 0.0)
+    wrong = chain(0.92, 0.91, 0.91, 0.91, by="boast")
+    sizes = [len(play.round([wrong])[0]) for _ in range(1000)]
+    assert sum(sizes) * 0.04 < 1.5 * FIRST_LOSS + LOSS_SHARE * 1000
+    assert len(play.round([chain(0.8, 0.7, by="other")])[0]) == 2
 
 
 def test_a_bad_moment_does_not_end_drafting() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +18,7 @@ from outrider.core.config import DEFAULT_K, EngineConfig
 from outrider.core.draft import Budget, RoundTrace
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
-from outrider.core.plugins import MODEL
+from outrider.core.plugins import COPY, KINDS, MODEL
 from outrider.core.protocols import Drafter
 from outrider.core.resolve import AUTO_CHAIN, AUTO_NODES, MOST_DRAFTED, resolve
 from outrider.drafters.common.context import BuildContext, LoadedModels
@@ -80,7 +80,7 @@ def test_the_members_of_a_portfolio() -> None:
     config = EngineConfig(drafter="portfolio")
     drafter = drafter_of(config, parts_for(config, with_draft=True))
     assert isinstance(drafter, PortfolioDrafter)
-    assert list(drafter.stats()) == ["forced", "prediction", "suffix", "ngram", "model"]
+    assert list(drafter.names) == ["forced", "prediction", "suffix", "ngram", "model"]
 
 
 def test_a_corpus_is_read_before_the_first_request() -> None:
@@ -190,6 +190,81 @@ def test_a_controller_of_the_callers_own_is_asked_for_all_texts() -> None:
         engine.step()
     assert traces
     assert not any(trace.num_drafted for trace in traces)
+
+
+def test_a_request_names_the_members_that_draft_for_it() -> None:
+    found = resolve(EngineConfig(), MODEL, found=True)
+    assert found.members == ("suffix", "ngram", "prediction", "model")
+    for names in (("model",), ("ngram", "model"), ("suffix",)):
+        chosen = found.of_request(SamplingParams(drafters=names))
+        assert (chosen.drafter, chosen.members) == ("", names)
+    given = SamplingParams(speculative={"drafters": ["ngram"]})
+    assert (given.speculative, given.drafters) == (True, ("ngram",))
+    # An engine without a portfolio has look-ups all the same, and its own drafter.
+    alone = resolve(EngineConfig(drafter="model"), MODEL)
+    homes = {
+        names: alone.of_request(SamplingParams(drafters=names)).drafter
+        for names in (
+            ("model",),
+            ("ngram",),
+            ("suffix", "ngram"),
+        )
+    }
+    assert homes == {("model",): "", ("ngram",): "ngram", ("suffix", "ngram"): "lookup"}
+
+
+@pytest.mark.parametrize("names", [("model", "eagle"), ("modle",), ("suffix", "nothing")])
+def test_a_member_that_is_not_here_is_refused_with_those_that_are(names: tuple[str, ...]) -> None:
+    found = resolve(EngineConfig(), MODEL, found=True)
+    with pytest.raises(ConfigError, match="cannot draft here") as refused:
+        found.of_request(SamplingParams(drafters=names))
+    assert all(name in str(refused.value.hint) for name in ("suffix", "ngram", "model"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"speculative": {"drafters": []}},
+        {"speculative": {"drafter": "ngram"}},
+        {"speculative": {"drafters": ["ngram"], "k": 3}},
+        {"drafters": ["ngram"], "drafter": "model"},
+        {"drafters": [3]},
+    ],
+)
+def test_other_choices_of_members_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        SamplingParams(**options)
+
+
+def test_nothing_can_be_chosen_where_nothing_is_drafted() -> None:
+    with pytest.raises(ConfigError, match="this engine has none"):
+        resolve(EngineConfig(k=0), None).of_request(SamplingParams(drafters=("ngram", "suffix")))
+
+
+def test_several_drafts_make_a_portfolio() -> None:
+    several = resolve(EngineConfig(), "eagle", more=[MODEL, COPY])
+    assert (several.drafter.name, several.left_to_us) == ("portfolio", True)
+    assert [kind.name for kind in several.sources] == ["eagle", MODEL, COPY]
+    assert several.has_heads
+    assert several.copy is KINDS[COPY]
+    assert resolve(EngineConfig(drafter="portfolio"), MODEL, more=[COPY]).copy is KINDS[COPY]
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "why"),
+    [
+        (EngineConfig(drafter="model"), ["eagle"], "one source of drafts"),
+        (EngineConfig(), [MODEL], "none twice"),
+        (EngineConfig(schedule="pdv"), [COPY], "one lane"),
+    ],
+)
+def test_several_drafts_that_cannot_join_are_refused(
+    config: EngineConfig, more: list[str], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        resolve(config, MODEL, more=more)
+    with pytest.raises(ConfigError, match="at most one"):
+        resolve(EngineConfig(), "eagle", more=["mtp"])
 
 
 def test_a_seed_repeats_a_text_that_look_ups_draft_for() -> None:

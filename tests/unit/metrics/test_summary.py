@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.core.draft import RoundTrace
-from outrider.metrics.summary import Stats, summarise, together
+from outrider.core.draft import MemberTrace, RoundTrace
+from outrider.metrics.summary import MemberStats, Stats, summarise, together
 from outrider_lab.metrics.timeline import PassShapes, pass_shapes
 
 ROUND = RoundTrace(
@@ -98,6 +98,36 @@ def test_rounds_are_counted_by_their_drafter() -> None:
     assert sum(found.rounds_by.values()) == found.num_rounds
     both = together([found, stats(mtp)], total_seconds=1.0)
     assert both.rounds_by == {"mtp": 3, "suffix": 1, "none": 1}
+
+
+def test_members_are_counted_with_their_time_and_their_trials() -> None:
+    """A round of several members counts for each; one without parts for its drafter."""
+    parts = (MemberTrace("suffix", 3, 2), MemberTrace("model", 2, 1, 0.25, trial=True))
+    shared = replace(ROUND, drafter="suffix+model", members=parts)
+    cut = replace(shared, pass_index=1, num_drafted=0, members=(MemberTrace("model", 0, 0, 0.5),))
+    found = stats(shared, cut, replace(ROUND, drafter="suffix", pass_index=2), READ)
+    assert found.members == {
+        "model": MemberStats(
+            num_rounds=2,
+            num_drafted=2,
+            num_accepted=1,
+            seconds=0.75,
+            num_trials=1,
+            trial_tokens=2,
+            trial_seconds=0.25,
+        ),
+        "suffix": MemberStats(
+            num_rounds=2,
+            num_drafted=3 + ROUND.num_drafted,
+            num_accepted=2 + ROUND.num_accepted,
+            seconds=0,
+            num_trials=0,
+            trial_tokens=0,
+            trial_seconds=0,
+        ),
+    }
+    assert together([found, found], total_seconds=1.0).members["model"]["seconds"] == 1.5
+    assert stats(replace(ROUND, num_drafted=0, num_accepted=0)).members == {}
 
 
 def test_as_a_dictionary() -> None:

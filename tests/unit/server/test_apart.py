@@ -35,8 +35,8 @@ class Learning(ScriptedPort):
         return msgspec.structs.replace(super().card, drafter=self.own, drafters=drafters)
 
 
-def body(drafter: str) -> CompletionBody:
-    asked = {"prompt": "x", "speculative": {"drafter": drafter}}
+def body(drafter: str, **more: object) -> CompletionBody:
+    asked = {"prompt": "x", "speculative": more or {"drafter": drafter}}
     return msgspec.convert(asked, CompletionBody)
 
 
@@ -45,6 +45,8 @@ def test_what_learns_of_all_is_refused_where_keys_are_apart(drafter: str) -> Non
     site = Site(port=Learning(), names=("m",), keeps_apart=True)
     with pytest.raises(ApiError, match="--shared-prefixes"):
         params_of(site, body(drafter), max_tokens=4)
+    with pytest.raises(ApiError, match="--shared-prefixes"):
+        params_of(site, body("", drafters=["ngram", drafter]), max_tokens=4)
     params_of(replace(site, keeps_apart=False), body(drafter), max_tokens=4)
 
 

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from outrider.core.config import EngineConfig
 from outrider.core.draft import Budget, Draft
 from outrider.core.errors import ConfigError, given
-from outrider.core.plugins import AUTO, COPY, KINDS, MODEL, DrafterKind, installed
+from outrider.core.plugins import (
+    AUTO,
+    COPY,
+    KINDS,
+    MODEL,
+    WITH_FOUND,
+    DrafterKind,
+    installed,
+)
 from outrider.core.protocols import CausalLM, Drafter, DraftNeeds, DraftRow
 from outrider.core.resolve import ResolvedConfig, resolve
 from outrider.estimate.cost import LEAST_IN_TREE, LEAST_KEPT
@@ -119,11 +127,14 @@ class LoadedModels:
 
     def resolve(self, config: EngineConfig) -> ResolvedConfig:
         """Return the meaning of `config` with these models."""
-        if self.heads is not None:
-            return resolve(config, self.heads.kind)
-        if self.own is not None and config.drafter == AUTO:
-            return resolve(config, COPY)
-        return resolve(config, None if self.draft is None and self.child is None else MODEL)
+        kinds = [] if self.heads is None else [self.heads.kind]
+        if self.own is not None and config.drafter in (AUTO, WITH_FOUND):
+            kinds.append(COPY)
+        if self.draft is not None or self.child is not None:
+            kinds.append(MODEL)
+        given, *more = kinds or [None]
+        joins = config.drafter in (AUTO, WITH_FOUND)
+        return resolve(config, given, more=[kind for kind in more if kind] if joins else ())
 
     @property
     def draft_window(self) -> int | None:
@@ -186,13 +197,13 @@ class BuildContext:
             )
         return drafter
 
-    def member(self) -> Drafter:
-        """Build the model or heads by themselves, as a part of another drafter. If the size of
-        drafts was not chosen they draft chains, and only look-ups branch."""
+    def member(self, kind: DrafterKind) -> Drafter:
+        """Build a model, heads or a copy by itself, as a part of another drafter. If the size of
+        drafts was not chosen it drafts chains, and only look-ups branch."""
         resolved = self.resolved
         if resolved.left_to_us:
             resolved = resolved.with_settings(replace(resolved.settings, tree_nodes=0))
-        return replace(self, resolved=resolved, kind=given(resolved.given, "draft model")).build()
+        return replace(self, resolved=resolved, kind=kind).build()
 
 
 class Stateless:

@@ -61,6 +61,21 @@ function byDrafter(rounds) {
   return [...found].sort((a, b) => b[1].rounds - a[1].rounds);
 }
 
+/** Sums over the parts of each member, where a drafter has several; empty otherwise. */
+function byMember(rounds) {
+  const found = new Map();
+  for (const part of rounds.flatMap((one) => one.members ?? [])) {
+    const row = found.get(part.name) ?? { rounds: 0, drafted: 0, accepted: 0, seconds: 0, trials: 0 };
+    row.rounds += 1;
+    row.drafted += part.num_drafted;
+    row.accepted += part.num_accepted;
+    row.seconds += part.seconds;
+    row.trials += part.trial ? 1 : 0;
+    found.set(part.name, row);
+  }
+  return [...found].sort((a, b) => b[1].rounds - a[1].rounds);
+}
+
 function reasons(run, found) {
   const about = card.value ?? {};
   const words = [];
@@ -108,6 +123,7 @@ export function ControllerPanel({ run }) {
   const { rounds } = run;
   if (!rounds.length) return html`<${Nothing} />`;
   const found = lengths(rounds);
+  const members = byMember(rounds);
   return html`
     <ul class="reasons">${reasons(run, found).map((words) => html`<li>${words}</li>`)}</ul>
     <${Steps} rounds=${rounds} drafted=${(one) => one.draft_depth || one.num_drafted} />
@@ -117,6 +133,10 @@ export function ControllerPanel({ run }) {
         name, row.rounds, row.drafted, row.accepted,
         row.drafted ? percent(row.accepted / row.drafted) : "–",
         (row.emitted / row.rounds).toFixed(2)])} />
+    ${members.length ? html`<${Table} caption="By member, where several drafted together"
+      heads=${["member", "rounds", "drafted", "accepted", "ms", "trials"]}
+      rows=${members.map(([name, row]) => [name, row.rounds, row.drafted, row.accepted,
+        (1e3 * row.seconds).toFixed(1), row.trials])} />` : null}
     ${found ? html`<${Table} caption="What each draft length would bring at this run's acceptance and
       costs (an estimate that takes every token to be accepted alike)"
       heads=${["K", "times plain"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from doubles.clocks import FakeClock
-from outrider.drafters.portfolio import DraftCostMeter
+from outrider.drafters.common.members import DraftCostMeter
 from outrider.estimate.cost import ASSUMED_DRAFT, ROW_COST
 
 

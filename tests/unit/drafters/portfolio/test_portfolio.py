@@ -8,17 +8,18 @@ from dataclasses import dataclass, field, replace
 from doubles.clocks import FakeClock
 from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError
+from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.common.context import NO_OFFER, ScoredDraft
-from outrider.drafters.portfolio import (
+from outrider.drafters.common.members import (
     LOOK_AFTER,
     LOOK_DEPTH,
     LOOK_ROUNDS,
     DraftCostMeter,
     ModelMember,
-    PortfolioDrafter,
 )
-from outrider.testing import row
+from outrider.drafters.portfolio import PortfolioDrafter
+from outrider.testing import GREEDY, row
 
 K = 6
 Text = Sequence[int]
@@ -80,8 +81,9 @@ class Model:
 
 @dataclass(slots=True)
 class Game:
-    """A portfolio in play: a pass takes `pass_seconds`, and `truth` says how many tokens of a draft
-    by a member are kept."""
+    """A portfolio in play: a pass takes `pass_seconds`, and `truth` says how many tokens of a
+    member are right. The text goes on with those of the member that drafted and has the most, then
+    with 0."""
 
     members: Sequence[Lookup]
     truth: Callable[[str], int]
@@ -100,15 +102,25 @@ class Game:
         )
         self.portfolio.open(0, self.text)
 
-    def play(self, num_rounds: int, depth: int = K) -> list[str]:
+    def play(self, num_rounds: int, depth: int = K, params: SamplingParams = GREEDY) -> list[str]:
         """Who proposed in each round."""
         who = list[str]()
         for _ in range(num_rounds):
-            asked = row(0, self.text, depth=depth, last=self.last)
+            asked = row(0, self.text, depth=depth, last=self.last, params=params)
             draft = self.portfolio.propose([asked])[0]
             self.clock.advance(self.pass_seconds)
-            num_kept = min(self.truth(draft.by), len(draft))
-            self.last = Outcome(0, draft, Verdict(tuple(range(num_kept)), 1))
+            names = draft.by.split("+")
+            every = [one for one in (*self.members, self.model) if one.name in names]
+            best = max(every, key=lambda one: self.truth(one.name), default=self.model)
+            count = self.truth(best.name) if every else 0
+            path, node = list[int](), -1
+            for _ in range(count):
+                below = (c for c in draft.children(node) if draft.tokens[c] == best.token)
+                if (child := next(below, None)) is None:
+                    break
+                path.append(node := child)
+            own = best.token if len(path) < count else 0
+            self.last = Outcome(0, draft, Verdict(tuple(path), own))
             self.text += self.last.tokens
             who.append(draft.by)
         return who
@@ -222,14 +234,24 @@ def test_a_model_as_slow_as_the_target_is_left_out() -> None:
     assert game.play(LOOK_AFTER)[-40:] == [""] * 40
 
 
-def test_stats_say_what_each_member_did() -> None:
-    game = Game([Lookup("a", 1, sure(K))], lambda by: 2, seconds=0.2)
-    who = game.play(50)
-    stats = game.portfolio.stats()
-    assert set(stats) == {"a", "model"}
-    for name, counts in stats.items():
-        assert counts.num_rounds == who[:-1].count(name)
-        assert counts.num_accepted <= counts.num_drafted
+def test_each_node_says_who_drafted_it() -> None:
+    game = Game([Lookup("a", 1, lambda text: [0.5, 0.4])], lambda by: 0)
+    asked = replace(row(0, game.text, depth=K), budget=Budget(K, num_nodes=24))
+    draft = game.portfolio.propose([asked])[0]
+    assert draft.by == "a+model"
+    nodes = {part.name: [draft.tokens[node] for node in part.nodes] for part in draft.parts}
+    assert set(nodes["a"]) == {1}
+    assert set(nodes["model"]) == {9}
+    assert {part.name: part.seconds > 0 for part in draft.parts} == {"a": False, "model": True}
+    assert len(draft) == sum(map(len, nodes.values()))
+
+
+def test_a_request_is_served_by_the_members_that_it_names() -> None:
+    alone = SamplingParams(drafters=("model",))
+    game = Game([Lookup("a", 1, sure(K)), Lookup("b", 2, sure(K))], lambda by: K)
+    assert set(game.play(20, params=alone)) == {"model"}
+    assert set(game.play(20, params=SamplingParams(drafters=("b",)))) == {"b"}
+    assert game.members[0].heard == []
 
 
 def test_needs_are_those_of_all_members() -> None:
@@ -276,6 +298,24 @@ def test_a_model_that_cannot_open_leaves_the_lookups() -> None:
     assert portfolio.propose([row(0, [5], depth=K)])[0].by == "a"
     portfolio.close(0)
     assert model.asked == []
+
+
+def test_a_drafter_of_blocks_takes_one_pass_whatever_the_depth() -> None:
+    """Half a pass of the target buys six tokens."""
+    clock = FakeClock()
+
+    class Block(Model):
+        def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+            self.clock.advance(0.5)
+            self.asked += [one.budget.depth for one in rows]
+            return [Draft.chain([self.token] * one.budget.depth) for one in rows]
+
+    game, model = Game([], lambda by: K, clock=clock), Block(clock)
+    member = ModelMember(model, DraftCostMeter(clock=clock), at_once=True)
+    game.model, game.portfolio = model, PortfolioDrafter([], member)
+    game.portfolio.open(0, game.text)
+    game.play(60)
+    assert model.asked[-20:] == [K] * 20
 
 
 def test_a_shallower_tree_is_a_smaller_one() -> None:

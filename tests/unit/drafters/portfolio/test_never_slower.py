@@ -1,0 +1,258 @@
+"""What learning costs: members that are wrong lose little time against plain decoding, for ever.
+
+A simulated machine: a pass takes 1 and 0.04 for each row after the first, a member's pass its
+share. The shipped controller and portfolio decide; nobody's time is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from doubles.clocks import FakeClock
+from outrider.control.scored import ScoredController
+from outrider.core.draft import Draft, Outcome, RoundTrace, Verdict
+from outrider.core.protocols import DraftNeeds, DraftRow
+from outrider.core.tree import ROOT
+from outrider.drafters.common.context import ScoredDraft
+from outrider.drafters.common.members import DraftCostMeter, ModelMember
+from outrider.drafters.portfolio import PortfolioDrafter
+from outrider.estimate.cost import FIRST_LOSS, LOSS_SHARE, ROW_COST, Allowance
+from outrider.testing import row
+
+K, NODES = 8, 12
+PROMPT = 400
+# Rounds after which at most 2 % of the time may have been lost.
+STATED = 1500
+Right = Callable[[int], int]
+
+
+@dataclass(slots=True)
+class Boast:
+    """Offers tokens that are right up to `right(position)` of them, and calls them all likely."""
+
+    right: Right
+    name: str = "boast"
+    needs: DraftNeeds = field(default_factory=DraftNeeds)
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
+
+    def offers(self, rows: Sequence[DraftRow]) -> list[ScoredDraft]:
+        kept = tuple(0.9**place for place in range(1, 5))
+        return [ScoredDraft(drafted(one, 4, self.right), kept[: one.budget.depth]) for one in rows]
+
+    def close(self, seq_id: int) -> None: ...
+
+
+def truth(position: int) -> int:
+    return 1 + 7 * position % 1009
+
+
+def drafted(asked: DraftRow, depth: int, right: Right) -> tuple[int, ...]:
+    start, depth = len(asked.tokens), min(depth, asked.budget.depth)
+    count = right(start)
+    return tuple(truth(start + i) if i < count else 5000 + i for i in range(depth))
+
+
+@dataclass(slots=True)
+class Slow:
+    """A model whose pass takes `share`, and the reading of a token `reading`."""
+
+    clock: FakeClock
+    right: Right
+    share: float
+    reading: float = 0.0
+    name: str = "model"
+    needs: DraftNeeds = field(default_factory=DraftNeeds)
+    read: dict[int, int] = field(default_factory=dict[int, int])
+    seconds: float = 0.0
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        del prompt
+        self.read[seq_id] = 0
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        unread = sum(len(one.tokens) - self.read[one.seq_id] for one in rows)
+        took = self.share * max(one.budget.depth for one in rows) + self.reading * unread
+        self.clock.advance(took)
+        self.seconds += took
+        self.read |= {one.seq_id: len(one.tokens) for one in rows}
+        return [Draft.chain(drafted(one, one.budget.depth, self.right)) for one in rows]
+
+    def close(self, seq_id: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Machine:
+    """Runs a batch round by round; `plain` is the time in which plain decoding writes as much."""
+
+    batch: int
+    models: Sequence[Slow]
+    lookups: Sequence[Boast]
+    clock: FakeClock
+    plain: float = 0.0
+    last: dict[int, Outcome] = field(default_factory=dict[int, Outcome])
+    texts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    traces: list[RoundTrace] = field(default_factory=list[RoundTrace])
+    portfolio: PortfolioDrafter = field(init=False)
+    controller: ScoredController = field(init=False)
+
+    def __post_init__(self) -> None:
+        members = [ModelMember(one, DraftCostMeter(clock=self.clock)) for one in self.models]
+        self.portfolio = PortfolioDrafter(self.lookups, *members)
+        self.controller = ScoredController(k=K, num_nodes=NODES)
+
+    def run(self, num_rounds: int, *, ends_after: int = 10**9) -> float:
+        """How many times as long as plain decoding this took."""
+        started, plain = self.clock(), self.plain
+        for count in range(num_rounds):
+            if not self.texts or count % ends_after == ends_after - 1:
+                self._begin()
+            self._round(len(self.traces))
+        return (self.clock() - started) / (self.plain - plain)
+
+    def _begin(self) -> None:
+        for seq_id in self.texts:
+            self.portfolio.close(seq_id)
+        self.texts = {i: [truth(p) for p in range(PROMPT)] for i in range(self.batch)}
+        self.last.clear()
+        for seq_id, text in self.texts.items():
+            self.portfolio.open(seq_id, text)
+
+    def _round(self, index: int) -> None:
+        seq_ids, began = list(self.texts), self.clock()
+        rows = [
+            replace(row(i, self.texts[i], depth=K, last=self.last.get(i)), budget=budget)
+            for i, budget in zip(seq_ids, self.controller.budgets(seq_ids), strict=True)
+            if budget.depth
+        ]
+        found = dict(zip([one.seq_id for one in rows], self.portfolio.propose(rows), strict=True))
+        drafts, _ = self.controller.trim(seq_ids, [found.get(i, Draft.empty()) for i in seq_ids])
+        ended = self.clock()
+        num_rows = len(seq_ids) + sum(map(len, drafts))
+        self.clock.advance(1 + ROW_COST * (num_rows - 1))
+        for seq_id, draft in zip(seq_ids, drafts, strict=True):
+            outcome = judged(seq_id, draft, len(self.texts[seq_id]))
+            self.last[seq_id] = outcome
+            self.texts[seq_id] += outcome.tokens
+            took = ended - began, self.clock() - ended, 0.0
+            self.traces.append(traced(index, len(seq_ids), outcome, took))
+            self.controller.observe(self.traces[-1])
+            self.plain += len(outcome.tokens) * (1 + ROW_COST * (self.batch - 1)) / self.batch
+
+
+def judged(seq_id: int, draft: Draft, start: int) -> Outcome:
+    path, node = list[int](), ROOT
+    while True:
+        own = truth(start + len(path))
+        child = next((c for c in draft.children(node) if draft.tokens[c] == own), None)
+        if child is None:
+            return Outcome(seq_id, draft, Verdict(tuple(path), own))
+        path.append(node := child)
+
+
+def traced(
+    index: int, batch: int, outcome: Outcome, took: tuple[float, float, float]
+) -> RoundTrace:
+    drafting, verifying, accepting = took
+    return RoundTrace(
+        seq_id=outcome.seq_id,
+        pass_index=index,
+        drafter=outcome.draft.by,
+        batch_size=batch,
+        num_target_passes=1,
+        num_prompt_tokens=0,
+        num_drafted=len(outcome.draft),
+        num_accepted=outcome.num_accepted,
+        num_emitted=len(outcome.tokens),
+        num_rows_copied=0,
+        draft_seconds=drafting,
+        verify_seconds=verifying,
+        accept_seconds=accepting,
+        draft_depth=outcome.draft.max_depth,
+        members=outcome.members,
+    )
+
+
+def never(position: int) -> int:
+    del position
+    return 0
+
+
+def at_first(position: int) -> int:
+    return K if position < PROMPT + 600 else 0
+
+
+def in_turns(position: int) -> int:
+    """Right until it is trusted, then wrong until that is noticed."""
+    return K if position // 40 % 2 else 0
+
+
+def machine(batch: int, right: Right, *shares: float, reading: float = 0.0) -> Machine:
+    clock = FakeClock()
+    models = [
+        replace(Slow(clock, right, share, reading), name=f"model {index}")
+        for index, share in enumerate(shares)
+    ]
+    return Machine(batch, models, [Boast(right)], clock)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("shares", [(0.1,), (0.5,), (2.0,), (0.05, 0.4)], ids=str)
+def test_drafters_that_are_never_right_cost_little(batch: int, shares: tuple[float, ...]) -> None:
+    assert machine(batch, never, *shares).run(STATED) <= 1.02
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_drafters_that_were_right_for_a_while_cost_little(batch: int, share: float) -> None:
+    """Counted from the turn on: the good time pays for no bad one."""
+    run = machine(batch, at_first, share)
+    assert run.run(50) < 0.9
+    while min(map(len, run.texts.values())) < PROMPT + 600:
+        run.run(1)
+    assert run.run(STATED) <= 1.02
+
+
+def test_text_made_to_deceive_costs_little() -> None:
+    assert machine(1, in_turns, 0.5).run(STATED) <= 1.02
+
+
+def test_short_requests_with_long_prompts_cost_little() -> None:
+    """Reading a prompt takes four passes, and a request has forty rounds."""
+    assert machine(1, never, 0.1, reading=0.01).run(STATED, ends_after=40) <= 1.02
+
+
+def test_drafters_that_are_right_gain_with_two_members_too() -> None:
+    assert machine(2, lambda position: 3, 0.1, 0.3).run(300) < 0.6
+
+
+def test_trials_and_their_cost_are_in_the_records() -> None:
+    run = machine(1, never, 0.1)
+    run.run(STATED)
+    members = [one for trace in run.traces for one in trace.members if one.name == "model 0"]
+    assert sum(one.seconds for one in members) == pytest.approx(run.models[0].seconds)
+    assert any(one.trial for one in members)
+    assert sum(one.seconds for one in members if one.trial) < 2 * LOSS_SHARE * STATED
+
+
+def test_an_allowance_bounds_any_loss() -> None:
+    """Whoever drafts whenever it may, and always loses."""
+    allowance, lost = Allowance(), 0.0
+    for _ in range(10_000):
+        allowance.add(LOSS_SHARE)
+        if allowance.pays(0.5):
+            allowance.add(-0.5)
+            lost += 0.5
+    assert lost <= FIRST_LOSS + LOSS_SHARE * 10_000
+    # A long good time pays for no bad one.
+    allowance.add(1000.0)
+    assert allowance.left == FIRST_LOSS
+
+
+def test_a_member_that_gains_goes_on() -> None:
+    run = machine(1, lambda position: 2, 0.1)
+    run.run(400)
+    assert sum(trace.num_accepted > 0 for trace in run.traces) > 350
