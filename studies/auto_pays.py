@@ -92,7 +92,7 @@ def auto(options: Options, report: Report) -> bool | None:
         for domain in options.domains:
             if batch > 1 and domain not in BATCHED:
                 continue
-            times = _run(engines, _pieces(domain, batch, size + NUM_FIRST * first))
+            times = compared(engines, pieces(domain, batch, size + NUM_FIRST * first))
             if first:
                 ratios = times.ratios(AUTO, PLAIN, slice(NUM_FIRST))
                 report["first_pieces_over_plain"] = [round(ratio, 3) for ratio in ratios]
@@ -112,7 +112,7 @@ def _loaded(target: str, config: EngineConfig, options: Options) -> LLM:
     return LLM(target, config=config, batch_size=options.batch, threads=options.threads)
 
 
-def _pieces(domain: str, batch: int, count: int) -> list[list[str]]:
+def pieces(domain: str, batch: int, count: int) -> list[list[str]]:
     """So many pieces of `batch` chats. Texts come again in other pieces where there are too few,
     never in the same."""
     name, form = CHATS[domain]
@@ -121,8 +121,9 @@ def _pieces(domain: str, batch: int, count: int) -> list[list[str]]:
     return [dice.sample(texts, batch) for _ in range(count)]
 
 
-def _run(engines: Mapping[str, LLM], pieces: Sequence[Sequence[str]]) -> Times:
-    """Raises AssertionError where tokens differ."""
+def compared(engines: Mapping[str, LLM], pieces: Sequence[Sequence[str]]) -> Times:
+    """The times of all `engines` over the same pieces, in turns. Raises AssertionError where tokens
+    differ."""
     times, names = Times({name: [] for name in engines}), list(engines)
     params = SamplingParams(max_tokens=NUM_TOKENS)
     for turn, chats in enumerate(pieces):

@@ -37,6 +37,7 @@ STUDIES = {
     "ranks": "ranks",
     "hand_over": "hand_over",
     "auto": "auto_pays",
+    "portfolio": "portfolio_pays",
     "suggest": "suggest",
     "structured": "structured",
     "serving": "serving",

@@ -1,0 +1,118 @@
+"""The portfolio against plain decoding and against its best single member: `run.py portfolio`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from auto_pays import CHATS, NUM_FIRST, PLAIN, Times, compared, interval, pieces
+from common import Report, note, real_folder, study
+from options import Options
+
+from outrider import LLM, EngineConfig
+from outrider.api.plan import named_drafts
+from outrider.models.loading import resolve
+
+PORTFOLIO = "portfolio"
+# The longest drafts, and the largest trees, of all contestants that draft.
+K, NODES = 12, 24
+LOOKUPS: Mapping[str, EngineConfig] = {
+    "ngram": EngineConfig(drafter="ngram", k=K, controller="goodput"),
+    "suffix": EngineConfig(drafter="suffix", k=K, tree_nodes=NODES, controller="goodput"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """An engine of the study: its settings, and what --draft names for it."""
+
+    config: EngineConfig
+    draft: str | None = None
+
+
+@study(target="", draft="", batch=1, pieces=16, domains=list(CHATS), threads=0)
+def portfolio(options: Options, report: Report) -> bool | None:
+    """Is a portfolio faster than its best single member, and never slower than plain decoding?
+
+    --draft names the members that cost time, with commas between them: a draft model, heads,
+    quantised-self for a copy of the target in 4 bits. Without it drafter auto finds them. Every
+    contestant has an engine of its own in one process, with the goodput controller; single members
+    are the look-ups and each named draft. All write the same pieces of work in turns, in an order
+    that rotates; a piece is one chat, or --batch of them at once. Greedy tokens of all contestants
+    must be equal, and what drafters remember is forgotten after each piece. The best single member
+    of a cell is the one that was fastest over every other piece, and the portfolio is compared with
+    it over the rest. The first two pieces of a process, in which all of them measure, are reported
+    apart.
+    """
+    target = options.target if options.target else str(real_folder(""))
+    size, batch = (
+        (2, 2 * (options.batch > 1) or 1) if options.quick else (options.pieces, options.batch)
+    )
+    singles = _singles(target, options.draft)
+    named = {PLAIN: Contestant(EngineConfig(drafter="none")), PORTFOLIO: _all(options.draft)}
+    with ExitStack() as stack:
+        engines: dict[str, LLM] = {}
+        for name, one in (named | singles).items():
+            llm = LLM(
+                target,
+                draft=one.draft,
+                config=one.config,
+                batch_size=batch,
+                threads=options.threads,
+            )
+            engines[name] = stack.enter_context(closing(llm))
+        own = engines[PORTFOLIO]
+        report[PORTFOLIO] = {"members": list(own.drafters), "notes": list(own.notes)}
+        report["batch"] = batch
+        for turn, domain in enumerate(options.domains):
+            times = compared(engines, pieces(domain, batch, size + NUM_FIRST * (turn == 0)))
+            if turn == 0:
+                first = times.ratios(PORTFOLIO, PLAIN, slice(NUM_FIRST))
+                report["first_pieces_over_plain"] = [round(ratio, 3) for ratio in first]
+                times = Times({name: found[NUM_FIRST:] for name, found in times.by_name.items()})
+            note(report, **_cell(domain, times, list(singles)))
+    for name in ("over_best", "over_plain"):
+        means = [cell[name]["mean"] for cell in report["cells"]]
+        report[f"{name}_geometric_mean"] = round(statistics.geometric_mean(means), 3)
+        print(name, "geometric mean", report[f"{name}_geometric_mean"])
+    return all(cell["over_plain"]["high"] >= 0.98 for cell in report["cells"])
+
+
+def _all(draft: str) -> Contestant:
+    """The portfolio as drafter auto makes it; of a single named draft, by name."""
+    if "," in draft or not draft:
+        return Contestant(EngineConfig(), draft or None)
+    config = EngineConfig(drafter=PORTFOLIO, k=K, tree_nodes=NODES, controller="goodput")
+    return Contestant(config, draft)
+
+
+def _singles(target: str, draft: str) -> dict[str, Contestant]:
+    """Each member by itself: look-ups, and what `draft` names."""
+    found = {name: Contestant(config) for name, config in LOOKUPS.items()}
+    folder = resolve(target)
+    # A name that stands alone would be taken for a folder.
+    for kind, at, name in named_drafts(f"{draft},", folder) if draft else ():
+        config = EngineConfig(drafter=kind, k=K, controller="goodput")
+        found[kind] = Contestant(config, None if at == Path(folder) else name)
+    return found
+
+
+def _cell(domain: str, times: Times, singles: list[str]) -> dict[str, object]:
+    chosen, judged, every = slice(0, None, 2), slice(1, None, 2), slice(None)
+    speed = {name: statistics.fmean(times.by_name[name][chosen]) for name in singles}
+    best = min(speed, key=lambda name: speed[name])
+    return {
+        "domain": domain,
+        "pieces": len(times.by_name[PLAIN]),
+        "plain_tokens_per_second": round(1 / statistics.fmean(times.by_name[PLAIN]), 1),
+        "portfolio_tokens_per_second": round(1 / statistics.fmean(times.by_name[PORTFOLIO]), 1),
+        "best": best,
+        "over_plain": interval(times.ratios(PORTFOLIO, PLAIN, every)),
+        "over_best": interval(times.ratios(PORTFOLIO, best, judged)),
+        "singles_over_plain": {
+            name: interval(times.ratios(name, PLAIN, every))["mean"] for name in singles
+        },
+    }
