@@ -320,14 +320,22 @@ def build(context: BuildContext) -> PortfolioDrafter:
     from outrider.drafters import ngram, suffix
 
     members = lookup_members(suffix.build(context), ngram.build(context))
-    left_to_us = context.resolved.left_to_us
+    resolved = context.resolved
+    left_to_us = resolved.left_to_us
     models: list[ModelMember] = []
     notes: list[str] = []
-    for kind in context.resolved.sources:
+    for kind in resolved.sources:
         at_once = kind.at_once or (kind.name == MODEL and context.models.mask_token is not None)
         try:
             drafter = context.member(kind)
-            models.append(ModelMember(drafter, branches=not left_to_us, at_once=at_once))
+            models.append(
+                ModelMember(
+                    drafter,
+                    branches=not left_to_us,
+                    at_once=at_once,
+                    most_drafted=resolved.most_drafted,
+                )
+            )
         except (CheckpointError, ConfigError) as error:
             if not left_to_us:
                 raise

@@ -212,11 +212,13 @@ class _Request:
 @dataclass(slots=True)
 class ModelMember:
     """A member with any `drafter` that is not free; without `branches` it drafts chains only. A
-    drafter that drafts `at_once` has all tokens from one pass."""
+    drafter that drafts `at_once` has all tokens from one pass. A pass of the target verifies
+    `most_drafted` tokens of all requests at most, if given: more would be drafted for nothing."""
 
     drafter: Drafter
     branches: bool = field(default=True, kw_only=True)
     at_once: bool = field(default=False, kw_only=True)
+    most_drafted: int | None = field(default=None, kw_only=True)
     pace: DraftCostMeter = field(default_factory=DraftCostMeter)
     _acceptance: Acceptance = field(default_factory=lambda: Acceptance(_NUM_POSITIONS))
     _overlap: FadingRate = field(default_factory=lambda: FadingRate(_OVERLAP_FADE))
@@ -307,6 +309,8 @@ class ModelMember:
                 if depth <= len(gain) and gain[depth - 1] > known:
                     depths[index] = depth
                     more += gain[depth - 1] - known
+            if self.most_drafted is not None and sum(depths.values()) > self.most_drafted:
+                break
             found = Plan(dict(depths), now.tokens + more, now.time + self._cost(depth))
             if found.goodput > (rate if best is None else best.goodput):
                 best = found

@@ -334,3 +334,19 @@ def test_a_shallower_tree_is_a_smaller_one() -> None:
     asked = replace(row(0, [5], depth=K), budget=Budget(K, num_nodes=24))
     portfolio.propose([asked])
     assert seen[0].num_nodes == 24 * seen[0].depth // K
+
+
+def test_a_member_drafts_no_tokens_that_a_pass_could_not_verify() -> None:
+    """A batch whose drafts would be cut afterwards costs the passes of the drafts that are cut."""
+    clock = FakeClock()
+    model = Model(clock, 0.0)
+    member = ModelMember(model, DraftCostMeter(clock=clock, _share=0.001), most_drafted=8)
+    drafter = PortfolioDrafter([], member)
+    for seq_id in range(6):
+        drafter.open(seq_id, [seq_id])
+    for count, depth in ((1, K), (4, 2), (6, 1)):
+        rows = [row(seq_id, [seq_id], depth=K) for seq_id in range(count)]
+        model.asked.clear()
+        clock.advance(1.0)
+        assert [len(draft) for draft in drafter.propose(rows)] == [depth] * count
+        assert model.asked == [depth] * count
