@@ -62,8 +62,8 @@ class Server:
             self.wait(pause)
             left, pause = left - 1, 2 * pause
 
-    def lines(self, path: str, body: Mapping[str, object]) -> Generator[str]:
-        """The lines of an answer that is sent in pieces, each as soon as it arrives; `body` is
+    def lines(self, path: str, body: Mapping[str, object] | None) -> Generator[str]:
+        """The lines of an answer that is sent in pieces, each as soon as it arrives; a `body` is
         posted once. Raises MachineError."""
         size = 0
         try:

@@ -1,0 +1,284 @@
+"""The audit of a server: silent on honest ones, and each planted fault is found by its check."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from doubles.toy_endpoint import FAULTS, ToyEndpoint
+from outrider.core.errors import ConfigError, MachineError
+from outrider.plugins.proof.against import (
+    LEVEL,
+    NUM_TESTS,
+    Amount,
+    Audit,
+    Report,
+    departure,
+    page_of,
+)
+from outrider.plugins.proof.check import PROMPTS, Check
+from outrider.plugins.proof.served import Answer, Token, answers_of, sides_of
+
+# The check that must find each fault; others may as well.
+FINDERS = {
+    "argmax": "sampled",
+    "zero_logprob": "logprobs",
+    "off_by_one": "greedy",
+    "penalties": "penalties",
+    "min_p": "min_p",
+    "stop": "stop",
+    "copies": "n",
+    "json": "json",
+    "one_seed": "seeds",
+    "draft_accepted": "greedy",
+}
+LITTLE = Amount(texts=32, greedy_tokens=40, sampled_tokens=16)
+
+
+def audited(
+    server: Any, other: Any = None, last: str = "json", texts: int = LITTLE.texts
+) -> dict[str, Check]:
+    """The checks by name, up to the `last` that is needed."""
+    found: dict[str, Check] = {}
+    for event in Audit(sides_of(server, other), replace(LITTLE, texts=texts)).run():
+        if not isinstance(event, str):
+            found[event.name] = event
+            if event.name == last:
+                break
+    return found
+
+
+def reported(checks: Mapping[str, Check]) -> Report:
+    return Report({"requests": 1}, tuple(checks.values()))
+
+
+def test_every_planted_fault_has_a_finder() -> None:
+    assert set(FINDERS) == set(FAULTS)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_by_its_check(fault: str) -> None:
+    checks = audited(ToyEndpoint(seed=3, fault=fault), last=FINDERS[fault])
+    assert checks[FINDERS[fault]].holds is False
+    assert checks[FINDERS[fault]].problems
+    assert reported(checks).holds is False
+
+
+def test_an_honest_server_passes_every_check() -> None:
+    checks = audited(ToyEndpoint(seed=5))
+    assert {name: check.holds for name, check in checks.items()} == dict.fromkeys(checks, True)
+    assert len(checks) == 10
+    assert reported(checks).verdict.startswith("Speculation changes nothing")
+
+
+def test_near_ties_of_rounding_are_named_and_are_no_fault() -> None:
+    found = [
+        audited(
+            ToyEndpoint(seed=seed, rounding=0.03),
+            ToyEndpoint(seed=seed, speculates=False),
+            last="greedy",
+        )
+        for seed in range(3)
+    ]
+    greedy = [checks["greedy"] for checks in found]
+    assert [check.holds for check in greedy] == [True] * 3
+    assert sum(check.facts["num_near_ties"] for check in greedy) > 0
+    assert all("gap" in note for check in greedy for note in check.warnings)
+
+
+def test_without_log_probabilities_a_greedy_difference_is_not_decidable() -> None:
+    biased = ToyEndpoint(seed=3, fault="argmax", shows_logprobs=False)
+    checks = audited(biased, last="sampled", texts=96)
+    assert checks["logprobs"].facts["offered"] is False
+    # Samples need no log-probabilities.
+    assert checks["sampled"].holds is False
+    wrong = ToyEndpoint(seed=3, fault="off_by_one", shows_logprobs=False)
+    assert audited(wrong, last="greedy")["greedy"].holds is None
+    honest = audited(ToyEndpoint(seed=3, rounding=0.03, shows_logprobs=False), last="logprobs")
+    assert reported(honest).holds is None
+    assert "Not decidable" in reported(honest).verdict
+
+
+def test_a_server_whose_speculation_cannot_be_turned_off_needs_a_second_one() -> None:
+    with pytest.raises(ConfigError, match="--plain"):
+        sides_of(ToyEndpoint(shows_drafts=False), None)
+    plain, drafted = sides_of(ToyEndpoint(), None, model="mine")
+    assert plain.fields["speculative"] is False
+    assert "speculative" not in drafted.fields
+    assert drafted.model == "mine"
+    studio = sides_of(ToyEndpoint(shows_drafts=False), None, draft="small")
+    assert [side.fields.get("draft_model") for side in studio] == [None, "small"]
+
+
+def test_a_plain_side_that_drafts_and_a_drafted_side_that_does_not_are_named() -> None:
+    both = audited(ToyEndpoint(seed=1), ToyEndpoint(seed=1), last="speculation")
+    assert both["speculation"].holds is None
+    idle = Counting(ToyEndpoint(seed=1, speculates=False))
+    neither = audited(idle, ToyEndpoint(seed=1), last="speculation")
+    assert "drafted nothing" in " ".join(neither["speculation"].problems)
+
+
+@dataclass(slots=True)
+class Counting:
+    """A server that reports drafts only on /metrics, as vLLM does, and refuses completions and
+    fields that OpenAI does not have."""
+
+    inner: ToyEndpoint
+    drafted: int = 0
+    refused: set[str] = field(default_factory=set[str])
+
+    def ask(self, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+        if path == "/v1/completions" or (body and "top_k" in body):
+            self.refused.add(path)
+            raise MachineError(f"{path} answered 400")
+        reply = self.inner.ask(path, body)
+        shown = reply.pop("metrics", {}).get("speculative_decoding", {})
+        self.drafted += shown.get("num_draft_tokens", 0)
+        return reply
+
+    def lines(self, path: str, body: Mapping[str, object] | None) -> Generator[str]:
+        assert (path, body) == ("/metrics", None)
+        yield "# HELP vllm:spec_decode_num_draft_tokens_total Number of draft tokens."
+        yield f'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {float(self.drafted)}'
+
+
+def test_drafts_are_read_from_metrics_and_chats_serve_without_completions() -> None:
+    server = Counting(ToyEndpoint(seed=2, fault="argmax"))
+    checks = audited(server, Counting(ToyEndpoint(seed=2, speculates=False)), last="sampled")
+    assert server.refused == {"/v1/completions", "/v1/chat/completions"}
+    assert checks["speculation"].holds
+    assert not checks["speculation"].summary.startswith("0 ")
+    # Drafts were seen with log-probabilities too, so samples have them.
+    assert "texts of tokens, 5 tests" in checks["sampled"].summary
+    assert checks["sampled"].holds is False
+
+
+def test_what_a_server_refuses_is_left_out_of_the_verdict() -> None:
+    @dataclass(slots=True)
+    class Refusing:
+        inner: ToyEndpoint
+
+        def ask(self, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+            if body and (
+                body.get("n", 1) != 1 or "response_format" in body or body.get("logprobs")
+            ):
+                raise MachineError("400: not supported")
+            return self.inner.ask(path, body)
+
+        def lines(self, path: str, body: Mapping[str, object] | None) -> Generator[str]:
+            return self.inner.lines(path, body)
+
+    checks = audited(Refusing(ToyEndpoint(seed=5)))
+    left_out = {name for name, check in checks.items() if not check.facts["offered"]}
+    assert left_out == {"logprobs", "n", "json"}
+    assert reported(checks).holds is True
+
+
+def test_a_server_that_ends_meanwhile_is_an_error() -> None:
+    server = ToyEndpoint(seed=5)
+    events = Audit(sides_of(server, None), LITTLE).run()
+    while "log" not in str(next(events)):
+        pass
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ToyEndpoint, "ask", gone)
+        with pytest.raises(MachineError, match="no answer"):
+            list(events)
+
+
+def gone(*_: object) -> dict[str, Any]:
+    raise MachineError("no answer")
+
+
+def test_the_level_of_all_tests_together_is_that_of_the_family() -> None:
+    assert pytest.approx(0.005) == LEVEL * NUM_TESTS
+
+
+def answer(*tokens: tuple[str, float, dict[str, float]], finish: str = "length") -> Answer:
+    read = tuple(
+        Token(piece.encode(), value, {other.encode(): p for other, p in top.items()})
+        for piece, value, top in tokens
+    )
+    return Answer("".join(piece for piece, _, _ in tokens), finish, read, None)
+
+
+PLAIN = answer(
+    ("The", -0.1, {"The": -0.1, "A": -2.5}),
+    (" cat", -0.7, {" cat": -0.7, " ca": -0.75, " dog": -3.0}),
+    (" sat", -0.2, {" sat": -0.2, " ran": -2.0}),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "gap", "at_least"),
+    [
+        # The likeliest token with which the other text may go on counts.
+        ("The car sat", 1, 0.05, False),
+        ("The dog", 1, 2.3, False),
+        # No listed token fits: the gap is at least that of the last one.
+        ("The owl", 1, 2.3, True),
+        # The text ended early, with a token that is not shown.
+        ("The cat", 2, 1.8, False),
+    ],
+)
+def test_a_departure_has_the_gap_of_its_tokens(
+    text: str, position: int, gap: float, at_least: bool
+) -> None:
+    found = departure(PLAIN, text)
+    assert found is not None
+    assert (found.position, found.at_least) == (position, at_least)
+    assert found.gap == pytest.approx(gap)
+    assert found.near(3.0) is (None if at_least else True)
+    assert found.near(gap - 0.01) is False
+
+
+def test_a_departure_without_tokens_has_no_gap() -> None:
+    assert departure(PLAIN, PLAIN.text) is None
+    found = departure(replace(PLAIN, tokens=None), "The car")
+    assert found is not None
+    assert (found.position, found.plain, found.other, found.gap) == (6, "t sat", "r", None)
+    # The plain text ended, with no token to say how sure that was.
+    longer = departure(PLAIN, PLAIN.text + " on")
+    assert longer is not None
+    assert longer.gap is None
+
+
+def test_answers_are_read_in_both_formats() -> None:
+    item = {"token": "é", "logprob": -0.5, "bytes": [195, 169], "top_logprobs": []}
+    ended = {"token": "<end>", "logprob": -0.1, "top_logprobs": [{"token": "é", "logprob": -3.0}]}
+    message = {"content": "é", "reasoning_content": None}
+    chat = {"message": message, "logprobs": {"content": [item, ended]}}
+    (read,) = answers_of({"choices": [chat | {"finish_reason": "stop"}]})
+    assert read.tokens == (Token("é".encode(), -0.5, {}), Token(b"", -0.1, {"é".encode(): -3.0}))
+    flat = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [{"a": -1.0, "b": -2.0}]}
+    whole = {"choices": [{"text": "a", "logprobs": flat, "finish_reason": "length"}]}
+    (read,) = answers_of(whole | {"timings": {"draft_n": 7}})
+    assert read.tokens == (Token(b"a", -1.0, {b"a": -1.0, b"b": -2.0}),)
+    assert (read.drafted, read.ended) == (7, False)
+    with pytest.raises(MachineError, match="OpenAI's format"):
+        answers_of({"choices": [{"text": 7}, {}]})
+
+
+def test_the_page_shows_every_check_and_escapes_texts() -> None:
+    checks = audited(ToyEndpoint(seed=3, fault="off_by_one"), last="logprobs")
+    evil = replace(checks["greedy"], problems=("<script>alert(1)</script>",))
+    page = page_of(reported(checks | {"greedy": evil}), {True: "ok", False: "FAILED", None: "-"})
+    assert all(check.title in page for check in checks.values())
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_rounding_is_the_median_difference_of_listed_log_probabilities() -> None:
+    audit = Audit(sides_of(ToyEndpoint(seed=4, rounding=0.01), None), LITTLE)
+    events = audit.run()
+    assert next(events) == "greedy texts"
+    next(events)
+    assert audit.rounding is not None
+    # Differences of one noisy and one exact logit: the median of a normal one is 0.67 of its
+    # deviation, and the sum of all probabilities moves a little too.
+    assert 0.003 < audit.rounding < 0.012
+    assert math.isclose(audit.tolerance, 10 * audit.rounding)
+    assert len(audit.plain) == len(PROMPTS)
