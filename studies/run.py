@@ -56,6 +56,7 @@ STUDIES = {
     "gguf": "gguf",
     "gguf_requests": "gguf_requests",
     "gguf_texts": "gguf_texts",
+    "audits": "audits",
 }
 
 

@@ -29,6 +29,7 @@ SAYS = {
     "overhead": ("cells",),
     "accept_cost": ("cells",),
     "quantise_error": ("formats",),
+    "audits": ("cells", "alarms", "found", "family_level"),
     "soak": ("cells",),
     "structured": ("cells", "json_schema", "meets_goal"),
 }
