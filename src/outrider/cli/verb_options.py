@@ -84,6 +84,23 @@ class VerifyOptions(OutputOption):
     """
 
     deep: bool = setting(False, "Test more thoroughly: a million texts per test (many minutes).")
+    against: str = setting(
+        "",
+        "Audit the server at this address instead, any that answers OpenAI's API: does speculation "
+        "change its texts? TARGET is the name of its model. No weights are needed.",
+    )
+    plain: str = setting(
+        "",
+        "With --against, a server of the same model without speculation; by default the same "
+        "server, if a field of the request turns speculation off.",
+    )
+    texts: int = setting(
+        48, "With --against, sampled texts of each side and setting.", minimum=8, maximum=10_000
+    )
+    html: str | None = setting(None, "With --against, also write the report to this file, a page.")
+    api_key: str = setting(
+        "", "With --against, the server's key; by default that of OUTRIDER_API_KEY."
+    )
 
 
 @verb("doctor", "doctor:doctor", group="This machine", settings=("program", "engine"))

@@ -1,19 +1,25 @@
-"""`outrider verify`: a certificate that speculation changes nothing, for this pair and machine."""
+"""`outrider verify`: a certificate that speculation changes nothing, for this pair and machine;
+with --against an audit of any server, which needs neither weights nor PyTorch."""
 
 from __future__ import annotations
 
+import datetime
 import textwrap
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.call import Call
-from outrider.cli.output import Meter, answer, line_width
+from outrider.cli.output import Meter, answer, check_writable, line_width, write_whole
 from outrider.cli.session import fetch_missing
 from outrider.cli.verb_options import VerifyOptions
+from outrider.core.env import api_key
+from outrider.core.errors import ConfigError
 from outrider.core.settings import DEFAULT, Resolved
 
 if TYPE_CHECKING:
+    from outrider.plugins.proof.against import Audit, Report
     from outrider.plugins.proof.certificate import Certificate, ProofStep
     from outrider.plugins.proof.check import Check, Effort
 
@@ -23,6 +29,16 @@ _MARKS = {True: "ok", False: "FAILED", None: "not checked"}
 
 
 def verify(call: Call[VerifyOptions]) -> int:
+    only = {"plain", "html", "api_key", "texts"} & call.given
+    if call.options.against:
+        return _audit(call)
+    if only:
+        flag = min(only).replace("_", "-")
+        raise ConfigError(f"--{flag} goes with --against.", hint="--against http://localhost:8000")
+    return _certify(call)
+
+
+def _certify(call: Call[VerifyOptions]) -> int:
     from outrider.plugins.proof.certificate import Certificate, ProofStep, about, certify
     from outrider.plugins.proof.parity import subject_of
 
@@ -47,6 +63,60 @@ def verify(call: Call[VerifyOptions]) -> int:
     certificate = Certificate(header, tuple(checks))
     answer(shown, certificate.to_dict(), _box(certificate))
     return 0 if certificate.holds else 1
+
+
+def _audit(call: Call[VerifyOptions]) -> int:
+    """Audit a server. Raises ConfigError if its speculation cannot be turned off, MachineError if
+    it does not answer."""
+    from outrider.api.clients import Server
+    from outrider.plugins.proof.against import Amount, Audit, page_of
+    from outrider.plugins.proof.served import sides_of
+
+    shown = call.options
+    if shown.html:
+        check_writable(Path(shown.html), flag="--html")
+    chosen: dict[str, Any] = {
+        name: c.value for name, c in call.resolved.chosen.items() if c.origin != DEFAULT
+    }
+    key = shown.api_key or api_key() or ""
+    urls = [url.rstrip("/").removesuffix("/v1") for url in (shown.plain, shown.against)]
+    server, *others = (
+        Server(url=url, timeout_seconds=600, retries=3, api_key=key) for url in urls[::-1] if url
+    )
+    model, draft = (str(chosen.get(name, "")) for name in ("target", "draft"))
+    sides = sides_of(server, others[0] if others else None, model=model, draft=draft)
+    amount = Amount(texts=shown.texts, seed=chosen.get("seed") or 0)
+    if num := chosen.get("max_tokens"):
+        fewer = min(num, amount.sampled_tokens)
+        amount = replace(amount, greedy_tokens=num, sampled_tokens=fewer)
+    audit = Audit(sides, replace(amount, temperature=chosen.get("temperature") or 1.0))
+    checks: list[Check] = []
+    with Meter("asking the server") as meter:
+        for event in audit.run():
+            if isinstance(event, str):
+                meter.step(0, title=event)
+                continue
+            checks.append(event)
+            if not shown.json:
+                print(_line(event), flush=True)
+    report = _report(audit, checks, [url or urls[1] for url in urls])
+    answer(shown, report.to_dict(), _box(report))
+    if shown.html:
+        write_whole(Path(shown.html), page_of(report, _MARKS))
+    return 0 if report.holds else 1
+
+
+def _report(audit: Audit, checks: list[Check], urls: list[str]) -> Report:
+    from outrider.plugins.proof.against import FAMILY_LEVEL, Report
+
+    about: dict[str, Any] = {
+        name: {"url": url, "model": side.model, "chats": side.chats, "fields": dict(side.fields)}
+        for name, url, side in zip(("plain", "drafted"), urls, audit.sides, strict=True)
+    }
+    about |= {"amount": asdict(audit.amount), "requests": audit.num_requests}
+    about |= {"level": FAMILY_LEVEL, "tolerance": audit.tolerance, "rounding": audit.rounding}
+    about["utc"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return Report(about, tuple(checks))
 
 
 def _effort(shown: VerifyOptions, resolved: Resolved) -> Effort:
@@ -100,7 +170,7 @@ def _line(check: Check) -> str:
     return "\n".join(lines)
 
 
-def _box(certificate: Certificate) -> str:
+def _box(certificate: Certificate | Report) -> str:
     width = line_width(_PIPED_WIDTH) - 4
     lines = textwrap.wrap(certificate.verdict, width)
     following = certificate.next_command
