@@ -247,7 +247,7 @@ class PortfolioDrafter:
     ) -> list[tuple[ModelMember, Plan]]:
         """Return the plans to carry out, the best first; one may be a trial."""
         plans: list[tuple[ModelMember, Plan]] = []
-        now = Plan({}, tokens=sum(_tokens(state) for state in states))
+        now = Plan({}, tokens=len(states) + sum(state.num_gained for state in states))
         left = list(models)
         while left:
             found = [(m, plan) for m in left if (plan := m.plan(states, now, self.allowances))]
@@ -288,11 +288,6 @@ def _states(rows: Sequence[DraftRow], drafts: Sequence[Draft]) -> list[RowState]
         price = share * len(rows) if price is None else price
         states.append(RowState(row, price, levels_of(draft) if draft.tokens else []))
     return states
-
-
-def _tokens(state: RowState) -> float:
-    """Expected tokens of the row in this round, without those that pay for its rows."""
-    return 1 + sum(p - state.price for p in state.levels)
 
 
 def _joined(needs: Sequence[DraftNeeds]) -> DraftNeeds:

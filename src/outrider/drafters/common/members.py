@@ -156,6 +156,12 @@ class RowState:
     levels: list[float] = field(default_factory=list[float])
     alone: bool = False
 
+    @property
+    def num_gained(self) -> float:
+        """Expected tokens of the draft so far, without those that pay for rows. Levels that do not
+        pay will be cut."""
+        return sum(max(p - self.price, 0.0) for p in self.levels)
+
     def add(self, levels: Sequence[float]) -> None:
         """Add a member's probabilities to be right where the others are not."""
         if not self.row.params.greedy:
@@ -415,7 +421,7 @@ class ModelMember:
     def _lost(self, state: RowState) -> float:
         """Return the tokens, without those that pay for rows, that are lost if a drawn draft
         replaces the draft of the others."""
-        return 0.0 if state.row.params.greedy else sum(p - state.price for p in state.levels)
+        return 0.0 if state.row.params.greedy else state.num_gained
 
     def _refresh(self, seq_id: int, request: _Request, depth: int) -> None:
         """Compute the a_j anew if they may have changed."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import pytest
+
 from doubles.clocks import FakeClock
 from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError
@@ -17,6 +19,7 @@ from outrider.drafters.common.members import (
     LOOK_ROUNDS,
     DraftCostMeter,
     ModelMember,
+    RowState,
 )
 from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.testing import GREEDY, row
@@ -226,6 +229,13 @@ def test_a_machine_that_gets_faster_does_not_shut_the_model_out() -> None:
     assert set(game.play(60)) == {"a"}
     silent_now[0], game.model.seconds = True, 0.004
     assert set(game.play(20)) == {"model"}
+
+
+def test_levels_that_do_not_pay_are_no_loss() -> None:
+    """They will be cut: otherwise a long doubtful draft would seem worse than none, and any model
+    better than that."""
+    state = RowState(row(0, [5], depth=K), price=0.15, levels=[0.25, *[0.1] * 11])
+    assert state.num_gained == pytest.approx(0.1)
 
 
 def test_a_model_as_slow_as_the_target_is_left_out() -> None:
