@@ -14,7 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from threading import Lock
 from typing import Any
 
@@ -53,7 +53,7 @@ def _entry(token: int, logprob: float) -> dict[str, Any]:
     return {"token": PIECES[token], "logprob": logprob, "bytes": [*PIECES[token].encode()]}
 
 
-@cache
+@lru_cache(1 << 14)
 def _known(seed: int, context: tuple[int, int, int]) -> tuple[Row, list[float]]:
     """The target's row and the drafter's probabilities after a context: a prompt, and the last two
     tokens."""
@@ -176,7 +176,9 @@ class ToyEndpoint:
             probs, row = self._target(request, draft[position:], drafted=True)
             own, accepted = self._judged(request, probs, reports[position], token)
             zero = accepted and self.fault == "zero_logprob"
-            self._append(request, row, own, {"logprob": 0.0} if zero else {})
+            # Some servers leave the alternatives out as well.
+            lists = {"top_logprobs": []} if self.seed % 2 else {}
+            self._append(request, row, own, {"logprob": 0.0, **lists} if zero else {})
             if not accepted:
                 return
         probs, row = self._target(request, (), drafted=False)

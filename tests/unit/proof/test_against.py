@@ -271,6 +271,15 @@ def test_the_page_shows_every_check_and_escapes_texts() -> None:
     assert "&lt;script&gt;" in page
 
 
+def test_rounding_is_not_measured_where_drafted_tokens_have_no_alternatives() -> None:
+    audit = Audit(sides_of(ToyEndpoint(seed=3, fault="zero_logprob"), None), LITTLE)
+    found = [event for event, _ in zip(audit.run(), range(4), strict=False)][-1]
+    assert isinstance(found, Check)
+    assert (found.name, found.holds) == ("logprobs", False)
+    assert "with speculation 0 and no alternatives" in found.problems[0]
+    assert (audit.rounding, audit.tolerance) == (None, 0.25)
+
+
 def test_rounding_is_the_median_difference_of_listed_log_probabilities() -> None:
     audit = Audit(sides_of(ToyEndpoint(seed=4, rounding=0.01), None), LITTLE)
     events = audit.run()

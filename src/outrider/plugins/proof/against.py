@@ -222,12 +222,10 @@ class Audit:
         self.drafted, num_drafted = self._counted(drafted, scored=False)
         self.scored, num_scored = self._counted(drafted, scored=True)
         self.drafts_scored = bool(num_scored) and any(one.tokens for one in self.scored)
-        rounding = [
-            abs(a.top[piece] - b.top[piece])
-            for a, b in self._shared()
-            for piece in a.top.keys() & b.top.keys()
-        ]
-        self.rounding = median(rounding) if rounding else None
+        shared = [(a.top, b.top) for a, b in self._shared() if a.top]
+        found = [abs(a[piece] - b[piece]) for a, b in shared for piece in a.keys() & b.keys()]
+        # Drafted tokens without alternatives may have been rounded otherwise than the rest.
+        self.rounding = median(found) if found and all(b for _, b in shared) else None
         problems = ["the side without speculation drafted tokens"] if num_plain else []
         if num_drafted == 0:
             problems.append("the side with speculation drafted nothing, so nothing is compared")
