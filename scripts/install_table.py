@@ -49,6 +49,7 @@ def rows() -> list[Row]:
     if not pure or not own:
         raise ReleaseError("dist/ lacks a wheel of this platform or the pure one: scripts/wheel")
     return [
+        Row("checkout, pip", ".", compiles=True),
         Row("checkout with `[server]`, pip", ".[server]", compiles=True),
         Row("checkout with `[server]`, uv", ".[server]", "uv", compiles=True),
         Row("wheel with kernels, pip, no compiler", own[0]),
