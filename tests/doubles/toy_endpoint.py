@@ -173,7 +173,7 @@ class ToyEndpoint:
         for position, token in enumerate(draft):
             if END in request.tokens:
                 return
-            probs, row = self._target(request, draft[position:], drafted=True)
+            probs, row = self.target(request, draft[position:], drafted=True)
             own, accepted = self._judged(request, probs, reports[position], token)
             zero = accepted and self.fault == "zero_logprob"
             # Some servers leave the alternatives out as well.
@@ -181,7 +181,7 @@ class ToyEndpoint:
             self._append(request, row, own, {"logprob": 0.0, **lists} if zero else {})
             if not accepted:
                 return
-        probs, row = self._target(request, (), drafted=False)
+        probs, row = self.target(request, (), drafted=False)
         self._append(request, row, _picked(request, probs), {})
 
     def _append(self, request: Request, row: Row, token: int, wrong: Mapping[str, Any]) -> None:
@@ -203,7 +203,7 @@ class ToyEndpoint:
         rest = [max(p - q, 0.0) for p, q in zip(probs, report, strict=True)]
         return _draw(rest if sum(rest) > 0 else probs, request.rng), False
 
-    def _target(
+    def target(
         self, request: Request, ahead: Sequence[int], *, drafted: bool
     ) -> tuple[Sequence[float], Row]:
         """The distribution from which the next token is drawn, and the row behind it."""
@@ -221,7 +221,8 @@ class ToyEndpoint:
             probs = _softmax(logits)
         least = body.get("min_p", 0) * max(probs)
         if least and not (drafted and self.fault == "min_p"):
-            probs = [p if p >= least else 0.0 for p in probs]
+            left = sum(p for p in probs if p >= least)
+            probs = [p / left if p >= least else 0.0 for p in probs]
         return probs, row
 
     def _json(self, request: Request, drafts: bool) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from doubles.toy_endpoint import FAULTS, ToyEndpoint
+from doubles.toy_endpoint import FAULTS, Request, ToyEndpoint
 from outrider.core.errors import ConfigError, MachineError
 from outrider.plugins.proof.against import (
     LEVEL,
     NUM_TESTS,
+    SETTINGS,
     Amount,
     Audit,
     Report,
@@ -191,6 +193,16 @@ def test_a_server_that_ends_meanwhile_is_an_error() -> None:
 
 def gone(*_: object) -> dict[str, Any]:
     raise MachineError("no answer")
+
+
+@pytest.mark.parametrize("shape", [{}, *SETTINGS.values()])
+@pytest.mark.parametrize("drafted", [False, True])
+def test_a_toy_judges_drafts_by_a_distribution(shape: Mapping[str, Any], drafted: bool) -> None:
+    """Masses that do not add up to 1 reject too many drafts."""
+    request = Request({"temperature": 1, **shape}, 7, random.Random(1), tokens=[3, 5, 3])
+    probs, _ = ToyEndpoint(seed=1).target(request, (), drafted=drafted)
+    assert sum(probs) == pytest.approx(1.0)
+    assert (min(probs) == 0) == ("min_p" in shape)
 
 
 def test_the_level_of_all_tests_together_is_that_of_the_family() -> None:
