@@ -40,8 +40,8 @@ from outrider.engine.build import (
 from outrider.kernels.operators import pick_device
 from outrider.models.checkpoint import CONFIG, Checkpoint, open_checkpoint
 from outrider.models.families import (
+    DELTA_FAMILIES,
     FAMILIES,
-    HYBRID_FAMILIES,
     NUMBERED_MTP,
     LlamaConfig,
     model_type_of,
@@ -78,7 +78,7 @@ from outrider.sched.jobs import OPEN_TOKENS
 MOST_OF_TARGET = 0.5
 _MTP = "mtp"
 # Families whose decoders share their tables with heads.
-_WITH_HEADS = (*NUMBERED_MTP, *HYBRID_FAMILIES)
+_WITH_HEADS = (*NUMBERED_MTP, *DELTA_FAMILIES)
 # Tables of one vocabulary differ by no more than this share of their rows: padding.
 _MOST_PADDING = 1 / 16
 # Most folders of one parent folder that are searched; one with more does not hold models.
@@ -132,7 +132,7 @@ def _announces_mtp(target: Path) -> bool:
 def _has_own_mtp(target: Path) -> bool:
     """True if it has an MTP block; a hybrid may have one that its config.json does not announce."""
     with suppress(OutriderError):
-        may = _announces_mtp(target) or model_type_of(open_checkpoint(target)) in HYBRID_FAMILIES
+        may = _announces_mtp(target) or model_type_of(open_checkpoint(target)) in DELTA_FAMILIES
         return may and has_own_mtp(target)
     return False
 

@@ -94,7 +94,7 @@ class Conversation:
         """Return the sampling parameters: the user's choices, then the checkpoint's recommendation.
         Unless the user sets a limit, a reply goes on until the model ends it."""
         # Imported here: it imports PyTorch.
-        from outrider.models.families import read_sampling
+        from outrider.models.checkpoint import read_sampling
 
         advised: dict[str, Any] = dict(read_sampling(self.llm.folder))
         chosen = self._resolved.decided() | self._said

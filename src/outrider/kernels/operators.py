@@ -44,7 +44,7 @@ from outrider.kernels.plan import (
     PackedTable,
 )
 from outrider.kernels.reference.attention import TorchAttention
-from outrider.kernels.reference.delta import Cells, DeltaWeights, TokenRun
+from outrider.kernels.reference.delta import Cells, DeltaWeights, TokenRun, torch_delta
 from outrider.kernels.reference.pointwise import verify_prefix
 
 OPS = (
@@ -103,7 +103,7 @@ class Kernels:
     gelu(x_NF, out_NF)                                with tanh; `out` may be x
     gelu_mul(gate_up_N2F, out_NF)                     gelu(gate) * up
     soft_cap(x_NF, cap)                               cap * tanh(x / cap), in place
-    delta(first_NP, weights, runs, cells, layer, out_NO)    a layer's gated delta rule
+    delta(first_NP, weights, runs, cells, layer, out_NO)    a layer's recurrence
     argmax(logits_MV)                                 the first largest of each row, -1 for a NaN
     verify_prefix(logits_BKV, draft_ids_BK)           (accept_len_B, mask_BK) of greedy chains
     sampling                                          from logits to a token: core/sampling.py
@@ -204,14 +204,27 @@ def pick_dtype(name: str, own: str, folder: Path) -> torch.dtype:
 def for_kinds(kernels: Kernels) -> Kernels:
     """Kernels for layers that attend differently. Triton's attention supports only a scale, so the
     reference's attention replaces it, in which rows are not invariant."""
-    index = OPS.index("attention")
+    own: dict[str, Any] = {"exact": False, "trial": None}
+    return _by_reference(
+        kernels, "attention", TorchAttention(alone=False), "no windows, caps or sinks", **own
+    )
+
+
+def for_scans(kernels: Kernels) -> Kernels:
+    """Kernels for Mamba-2 and convolutions alone. Triton has only gated delta rules, so the
+    reference's operator replaces it, which computes each token by itself."""
+    return _by_reference(kernels, "delta", torch_delta, "gated delta rules only")
+
+
+def _by_reference(kernels: Kernels, op: str, own: object, has: str, **more: Any) -> Kernels:
+    """`kernels` with the reference's `own` operator in place of Triton's `op`, which `has` less."""
+    index = OPS.index(op)
     if kernels.choices[index].name != "triton":
         return kernels
-    reason = "triton: it has no windows, caps or sinks"
     chosen = list(kernels.choices)
-    chosen[index] = Choice("attention", "reference", (*chosen[index].refusals, reason))
-    own: dict[str, Any] = {"choices": tuple(chosen), "exact": False, "trial": None}
-    return changed(kernels, lambda one: replace(one, attention=TorchAttention(alone=False), **own))
+    chosen[index] = Choice(op, "reference", (*chosen[index].refusals, f"triton: it has {has}"))
+    parts: dict[str, Any] = {op: own, "choices": tuple(chosen), **more}
+    return changed(kernels, lambda one: replace(one, **parts))
 
 
 def decoder_ops(side: object) -> dict[str, Any]:

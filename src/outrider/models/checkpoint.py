@@ -6,12 +6,14 @@ take a `Checkpoint`. Opening one reads nothing yet. No tensors: weights.py reads
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from outrider.core.errors import CheckpointError
+from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.params import ADVISED, params_for_one
 from outrider.models.json_object import JsonObject
 
 if TYPE_CHECKING:
@@ -218,3 +220,24 @@ def config_document(checkpoint: Checkpoint, hint: str) -> JsonObject:
         hint="merge it with its library, peft: AutoPeftModelForCausalLM.from_pretrained("
         "folder).merge_and_unload().save_pretrained(new_folder)",
     )
+
+
+def read_sampling(path: Path) -> dict[str, float]:
+    """The sampling that a checkpoint recommends, as fields of SamplingParams. Empty if it names
+    none, or greedy decoding. Values that SamplingParams would refuse are left out."""
+    checkpoint = open_checkpoint(path)
+    generation = checkpoint.document(GENERATION) if checkpoint.has(GENERATION) else None
+    values: Mapping[str, object] = {} if generation is None else generation.values
+    if values.get("do_sample") is False:
+        return {}
+    found = dict[str, float]()
+    for name in ADVISED:
+        value = values.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            number = max(int(value), 0) if name == "top_k" else float(value)
+            with suppress(ConfigError):
+                params_for_one(None, {name: number})
+                found[name] = number
+    if values.get("do_sample") is True or found.keys() & {"top_k", "top_p", "min_p"}:
+        found.setdefault("temperature", 1.0)
+    return found

@@ -8,16 +8,14 @@ position on, the window ends there, and a note says so. No tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from outrider.core.errors import CheckpointError, ConfigError, given, nearest
-from outrider.core.params import ADVISED, params_for_one
+from outrider.core.errors import CheckpointError, given, nearest
 from outrider.core.spec import DecoderConfig, LatentShape, ModelSpec, RopeScaling, StateShape
 from outrider.models.checkpoint import GENERATION, Checkpoint, config_document, open_checkpoint
-from outrider.models.family_table import FAMILY_TABLE, WRAPPERS, Family, layer_kinds
+from outrider.models.family_table import FAMILY_TABLE, WRAPPERS, layer_kinds
 from outrider.models.json_object import (
     CONTRADICTION,
     MAX_LAYERS,
@@ -41,6 +39,16 @@ from outrider.models.layer_kinds import (
     sparse_layers,
 )
 from outrider.models.published.scheme import scheme_of
+from outrider.models.recurrences import (
+    PLAIN_MIXERS,
+    Family,
+    Mechanism,
+    MixerTraits,
+    delta_rules,
+    first_size,
+    layer_parameters,
+    value_size,
+)
 from outrider.models.rope_config import Rope, check_rotary, rope_scaled
 
 _LONG_FACTORS = "the long factors of longrope"
@@ -75,10 +83,27 @@ class LayeredConfig(DecoderConfig):
     def layer_kind(self, index: int) -> LayerKind:
         return self.layers[index] if self.layers else LayerKind(rope=self.rope)
 
+    def feeds(self, index: int) -> bool:
+        """True if layer `index` has an FFN."""
+        del index
+        return True
+
     @property
     def scale(self) -> float:
         """The factor of attention scores."""
         return (self.traits.attention_scale or self.head_dim**-0.5) * self.rope.score_factor
+
+    @property
+    def whole_tokens(self) -> int:
+        """The longest text, in tokens, that every layer sees as a whole."""
+        windows = (kind.window for kind in self.layers if kind.window)
+        return min((self.max_tokens, *windows))
+
+    @property
+    def attends_otherwise(self) -> bool:
+        """True if some layer's attention is more than a softmax over all keys."""
+        traits = self.traits
+        return traits.sinks or traits.attention_cap > 0 or self.whole_tokens < self.max_tokens
 
     def for_context(self, num_tokens: int) -> Self:
         if num_tokens <= self.max_tokens or not self.longest_tokens:
@@ -115,8 +140,10 @@ class LayeredConfig(DecoderConfig):
         )
         return replace(self, rope=rope, layers=layers, max_tokens=max_tokens, longest_tokens=0)
 
-    def parameters(self, num_attending: int) -> int:
-        """Number of parameters if `num_attending` layers attend, without other kinds of layers'."""
+    def parameters(self, num_attending: int, num_fed: int | None = None) -> int:
+        """Number of parameters if `num_attending` layers attend and `num_fed` have an FFN (None:
+        all), without other kinds of layers'."""
+        num_fed = self.num_layers if num_fed is None else num_fed
         traits, hidden, heads = self.traits, self.hidden_size, self.num_heads * self.head_dim
         attention = hidden * (self.qkv_size + heads * (2 if traits.gated else 1))
         attention += self.qkv_bias * self.qkv_size + self.out_bias * hidden
@@ -130,7 +157,7 @@ class LayeredConfig(DecoderConfig):
         ffn = (num_up + 1) * hidden * self.ffn_size
         ffn += self.mlp_bias * (num_up * self.ffn_size + hidden)
         num_sparse = len(self.sparse_layers)
-        ffns = (self.num_layers - num_sparse) * ffn
+        ffns = (num_fed - num_sparse) * ffn
         if self.experts is not None:
             ffns += num_sparse * self.experts.num_parameters(hidden)
         num_norms = {Norms.AROUND: 4, Norms.PARALLEL: 1}.get(traits.norms, 2)
@@ -159,12 +186,6 @@ class LlamaConfig(LayeredConfig):
     `also_sees`, files and settings belong to a model that also has a part for pictures."""
 
     also_sees: bool = False
-
-    @property
-    def whole_tokens(self) -> int:
-        """The longest text, in tokens, that every layer sees as a whole."""
-        windows = (kind.window for kind in self.layers if kind.window)
-        return min((self.max_tokens, *windows))
 
     @property
     def reach(self) -> int:
@@ -214,29 +235,47 @@ class LlamaConfig(LayeredConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QwenHybridConfig(LayeredConfig):
-    """Sizes and options of Qwen3-Next and Qwen3.5: `attention_layers` attend, the others are
-    recurrences of shape `delta`. With `tiled_values`, z and the input of the last product have the
-    value heads in the order of GGUF files: one of each group after another."""
+class HybridConfig(LayeredConfig):
+    """Sizes and options of a hybrid: `attention_layers` attend, the others have recurrences of one
+    `mechanism`, whose states have the shape `delta`. If `parallel`, every layer has both. Layers
+    are of one kind each if there are `ffn_layers`, which are FFNs alone; others have no FFN then.
+    With `tiled_values`, z and the input of a delta rule's last product have the value heads in the
+    order of GGUF files: one of each group after another."""
 
     attention_layers: tuple[int, ...]
     delta: StateShape
+    mechanism: Mechanism = Mechanism.DELTA
+    mixers: MixerTraits = PLAIN_MIXERS
+    parallel: bool = False
+    ffn_layers: tuple[int, ...] | None = None
     tiled_values: bool = False
     qk_norm: bool = True
     traits: LayerTraits = GATED_LAYERS
 
+    def recurs(self, index: int) -> bool:
+        """True if layer `index` has a recurrence."""
+        alone = index in self.attention_layers or index in (self.ffn_layers or ())
+        return self.parallel or not alone
+
+    def feeds(self, index: int) -> bool:
+        return self.ffn_layers is None or index in self.ffn_layers
+
     @property
     def value_size(self) -> int:
-        """Size of all value heads of a recurrent layer together."""
-        return self.delta.num_heads * self.delta.value_dim
+        """Size of the output of a recurrence: all value heads together, or all channels."""
+        return value_size(self.delta)
+
+    @property
+    def first_size(self) -> int:
+        """Number of outputs of a recurrent layer's first product."""
+        return first_size(self.mechanism, self.delta)
 
     @property
     def num_parameters(self) -> int:
-        delta = self.delta
-        recurrent = delta.num_channels + 2 * self.value_size + 2 * delta.num_heads
-        recurrent *= self.hidden_size
-        recurrent += delta.num_channels * delta.num_taps + 2 * delta.num_heads + delta.value_dim
-        return self.parameters(len(self.attention_layers)) + delta.num_layers * recurrent
+        num_fed = None if self.ffn_layers is None else len(self.ffn_layers)
+        plain = self.parameters(len(self.attention_layers), num_fed)
+        recurrent = layer_parameters(self.mechanism, self.delta, self.mixers, self.hidden_size)
+        return plain + self.delta.num_layers * recurrent
 
     def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
         sizes = {"bytes_per_weight": bytes_per_weight, "bytes_per_kv": bytes_per_kv}
@@ -333,6 +372,12 @@ def _is_hybrid(name: str) -> bool:
 _NAMES = (*FAMILY_TABLE, *WRAPPERS)
 DECODER_FAMILIES = tuple(name for name in _NAMES if not _is_hybrid(name))
 HYBRID_FAMILIES = tuple(sorted(name for name in _NAMES if _is_hybrid(name)))
+# Hybrids whose files may have MTP blocks, and which share their tables with heads.
+DELTA_FAMILIES = tuple(
+    name
+    for name in HYBRID_FAMILIES
+    if FAMILY_TABLE[WRAPPERS.get(name, name)].recurrences is delta_rules
+)
 
 
 def parse_llama(raw: JsonObject, generation: JsonObject | None = None) -> LlamaConfig:
@@ -344,17 +389,12 @@ def parse_llama(raw: JsonObject, generation: JsonObject | None = None) -> LlamaC
     return config
 
 
-def parse_qwen_hybrid(raw: JsonObject, generation: JsonObject | None = None) -> QwenHybridConfig:
+def parse_hybrid(raw: JsonObject, generation: JsonObject | None = None) -> HybridConfig:
     """Parse a config. Raises CheckpointError, naming file and key, for a bad or unknown value."""
     text, family = _text_model(raw)
     shared = _layered(raw, text, family, generation)
-    attention_layers, delta = given(family.recurrences, "recurrences")(text, shared["num_layers"])
-    config = QwenHybridConfig(
-        **shared,
-        attention_layers=attention_layers,
-        delta=delta,
-        tiled_values=text.flag("linear_tiled_values", default=False),
-    )
+    own = given(family.recurrences, "recurrences")(text, shared["num_layers"])
+    config = HybridConfig(**{**shared, **own})
     _check_layered(text.where, config)
     return config
 
@@ -436,6 +476,8 @@ def _text_model(raw: JsonObject) -> tuple[JsonObject, Family]:
     # In other families null switches a feature off that is on by default.
     values = values if family.recurrences else raw.values
     named = {**family.defaults, **values, **family.fixed, "model_type": name}
+    if family.derived is not None:
+        named |= family.derived(JsonObject(raw.where, named))
     return JsonObject(raw.where, named), family
 
 
@@ -481,12 +523,12 @@ def _window(
     return window, (f"{reason}: the window is {window} tokens, not {max_tokens}",)
 
 
-NativeConfig = LlamaConfig | GPT2Config | QwenHybridConfig
+NativeConfig = LlamaConfig | GPT2Config | HybridConfig
 
 _PARSERS: Mapping[str, Callable[[JsonObject, JsonObject | None], NativeConfig]] = {
     **dict.fromkeys(DECODER_FAMILIES, parse_llama),
     "gpt2": parse_gpt2,
-    **dict.fromkeys(HYBRID_FAMILIES, parse_qwen_hybrid),
+    **dict.fromkeys(HYBRID_FAMILIES, parse_hybrid),
 }
 FAMILIES = tuple(sorted(_PARSERS))
 _ENCODERS = frozenset((
@@ -520,26 +562,6 @@ def read_config(path: Path) -> DecoderConfig:
 def read_native_config(path: Path) -> NativeConfig:
     """Read the config of a family that a decoder of ours runs, as `read_config` does."""
     return native_config_of(open_checkpoint(path))
-
-
-def read_sampling(path: Path) -> dict[str, float]:
-    """The sampling that a checkpoint recommends, as fields of SamplingParams. Empty if it names
-    none, or greedy decoding. Values that SamplingParams would refuse are left out."""
-    generation = _generation(open_checkpoint(path))
-    values: Mapping[str, object] = {} if generation is None else generation.values
-    if values.get("do_sample") is False:
-        return {}
-    found = dict[str, float]()
-    for name in ADVISED:
-        value = values.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            number = max(int(value), 0) if name == "top_k" else float(value)
-            with suppress(ConfigError):
-                params_for_one(None, {name: number})
-                found[name] = number
-    if values.get("do_sample") is True or found.keys() & {"top_k", "top_p", "min_p"}:
-        found.setdefault("temperature", 1.0)
-    return found
 
 
 def native_config_of(checkpoint: Checkpoint) -> NativeConfig:

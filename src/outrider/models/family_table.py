@@ -6,53 +6,19 @@ A row has the defaults of absent keys, the keys that are never read, and how the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 from outrider.models import latent_kinds
 from outrider.models import layer_kinds as kinds
 from outrider.models.json_object import JsonObject
+from outrider.models.recurrences import HYBRID_TABLE, Family
 from outrider.models.rope_config import (
-    COMMON_ROPE,
     LATENT_ROPE,
     MROPE,
     PARTIAL_ROPE,
     PHI3_ROPE,
-    RopeRules,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Properties of a family: `defaults` of absent keys, `fixed` values of keys that it never
-    reads, and its kinds of layers. `activations` are the names of its gate under `activation_key`;
-    the first is the default. `qk_norm_key` names the switch of norms of queries and keys,
-    `norm_key` the epsilon of its norms. Heads of `latent` families attend over latents. `reach`
-    returns the number of tokens up to which llama.py computes the family's own logits, and the
-    reason. Families with `recurrences` are hybrids, which qwen_hybrid.py computes; null counts as
-    absent in their files.
-    """
-
-    defaults: Mapping[str, object] = field(default_factory=dict[str, object])
-    fixed: Mapping[str, object] = field(default_factory=dict[str, object])
-    windows: kinds.Windows = kinds.whole
-    rope: RopeRules = COMMON_ROPE
-    ropes: kinds.Ropes = kinds.one_rope
-    traits: kinds.Traits = lambda _: kinds.PLAIN_LAYERS
-    experts: kinds.Mixture = lambda _: None
-    recurrences: kinds.Recurrences | None = None
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    qk_norm_key: str = ""
-    bias_key: str = ""
-    qkv_bias_key: str = "attention_bias"
-    fused_tensors: bool = False
-    latent: bool = False
-    activation_key: str = "hidden_act"
-    activations: tuple[str, ...] = ("silu", "swish")
-    norm_key: str = "rms_norm_eps"
-    reach: Callable[[JsonObject], tuple[int, str] | None] = lambda _: None
-
 
 _NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 _NO_MLP_BIAS = {"mlp_bias": False}
@@ -133,35 +99,6 @@ _GRANITE_MOE = Family(
     traits=kinds.granite_traits,
     experts=kinds.granite_experts,
 )
-_QWEN_HYBRID = Family(
-    {
-        "partial_rotary_factor": 0.25,
-        "head_dim": 256,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32768,
-        "moe_intermediate_size": 512,
-        "norm_topk_prob": True,
-        "num_experts": 0,
-        "shared_expert_intermediate_size": 512,
-    },
-    _NO_MLP_BIAS,
-    rope=PARTIAL_ROPE,
-    traits=kinds.gated_traits,
-    experts=kinds.qwen_experts,
-    recurrences=kinds.delta_rules,
-    qk_norm=True,
-)
-
-
-def _hybrid(**defaults: object) -> Family:
-    return replace(_QWEN_HYBRID, defaults={**_QWEN_HYBRID.defaults, **defaults})
-
-
 FAMILY_TABLE: Mapping[str, Family] = {
     "llama": Family(),
     "mistral": Family(
@@ -496,11 +433,7 @@ FAMILY_TABLE: Mapping[str, Family] = {
         qk_norm=True,
     ),
     "qwen3_vl_moe_text": replace(_QWEN3_MOE, rope=MROPE, windows=kinds.whole),
-    "qwen3_next": _hybrid(
-        intermediate_size=5632, num_experts=512, num_experts_per_tok=10, decoder_sparse_step=1
-    ),
-    "qwen3_5_text": _hybrid(num_key_value_heads=4),
-    "qwen3_5_moe_text": _hybrid(num_experts=256, num_experts_per_tok=8),
+    **HYBRID_TABLE,
 }
 # Models that also see, by the family of the text model within; their keys are in `text_config`.
 WRAPPERS: Mapping[str, str] = {

@@ -84,7 +84,7 @@ def fill_heads(kernels: Kernels, layer: LayerWeights, x_ND: Tensor, qkv_NE: Tens
         return
     shape, num_rows = latent.shape, len(x_ND)
     first_NP = qkv_NE.new_empty(num_rows, shape.first_size)
-    kernels.linear(x_ND, layer.qkv, first_NP)
+    kernels.linear(x_ND, given(layer.qkv, "attention"), first_NP)
     if layer.qkv_bias_E is not None:
         first_NP.add_(layer.qkv_bias_E)
     before = shape.first_size - shape.row_size

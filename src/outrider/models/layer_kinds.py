@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from outrider.core.errors import CheckpointError
-from outrider.core.spec import StateShape
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
 from outrider.models.rope_config import Rope, RopeRules, parse_rope
 
@@ -54,6 +53,21 @@ class LayerKind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """Factors of Falcon H1: of the input of attention, of keys, of the output of attention, of the
+    FFN's gate and of its output."""
+
+    attention_in: float = 1.0
+    key: float = 1.0
+    attended: float = 1.0
+    gate: float = 1.0
+    fed: float = 1.0
+
+
+PLAIN_SCALES = Scales()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTraits:
     """Traits of all layers of a family, and of its embedding and head; the defaults are a Llama's.
 
@@ -79,6 +93,7 @@ class LayerTraits:
     interleaved: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
+    scales: Scales = PLAIN_SCALES
     logit_scale: float = 1.0
     logit_cap: float = 0.0
 
@@ -107,7 +122,8 @@ class Experts:
     experts are the softmax of their scores, or the sigmoid of each (`has_sigmoids`). With
     `normalise`, those of the chosen ones sum to 1; then they are multiplied by `scale`. With
     `has_choice_bias`, experts are chosen by their weights plus a bias. They come from the
-    `top_groups` of `num_groups` groups whose `group_best` best experts have the largest sum."""
+    `top_groups` of `num_groups` groups whose `group_best` best experts have the largest sum. They
+    read and write a projection of `latent_size`, if that is not 0."""
 
     num_experts: int
     num_chosen: int
@@ -125,17 +141,20 @@ class Experts:
     gate: Gate = Gate.SILU
     alpha: float = 1.702
     limit: float = 7.0
+    latent_size: int = 0
     names: ExpertNames = ExpertNames.QWEN
 
     def expert_parameters(self, hidden_size: int) -> int:
         """Parameters of all experts that the router chooses from."""
         biases = self.biased * (2 * self.ffn_size + hidden_size)
-        return self.num_experts * (3 * hidden_size * self.ffn_size + biases)
+        width = self.latent_size or hidden_size
+        return self.num_experts * ((self.gate.num_up + 1) * width * self.ffn_size + biases)
 
     def num_parameters(self, hidden_size: int) -> int:
         """Parameters of the whole mixture, with router, shared expert and its gate."""
         shared = bool(self.shared_ffn_size) * hidden_size
-        shared *= 3 * self.shared_ffn_size + self.gates_shared
+        shared *= (self.gate.num_up + 1) * self.shared_ffn_size + self.gates_shared
+        shared += 2 * self.latent_size * hidden_size
         router = self.num_experts * (hidden_size + self.biased + self.has_choice_bias)
         return self.expert_parameters(hidden_size) + router + shared
 
@@ -173,8 +192,8 @@ def check_experts(where: str, experts: Experts) -> None:
         )
 
 
-_SLIDING, _FULL, _RECURRENT = "sliding_attention", "full_attention", "linear_attention"
-# Readers of a `config.json`'s layers, by family: windows, ropes, traits, experts and recurrences.
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+# Readers of a `config.json`'s layers, by family: windows, ropes, traits and experts.
 Windows = Callable[[JsonObject, int], Sequence[int]]
 
 
@@ -197,12 +216,16 @@ def by_switch(raw: JsonObject, num_layers: int) -> Sequence[int]:
 
 
 def of_kinds(
-    raw: JsonObject, num_layers: int, other: str, kind: str, usual: Callable[[int], bool]
+    raw: JsonObject,
+    num_layers: int,
+    others: Sequence[str],
+    names: Sequence[str],
+    usual: Callable[[int], bool],
 ) -> list[bool]:
-    """True for each layer of `kind`, and not of the `other` kind, by `layer_types` or, if it is
-    absent, by `usual`."""
+    """True for each layer whose kind has one of `names`, and not one of `others`, by `layer_types`
+    or, if it is absent, by `usual`."""
     kinds = raw.texts("layer_types")
-    if unknown := sorted(set(kinds) - {kind, other}):
+    if unknown := sorted(set(kinds) - {*names, *others}):
         raise CheckpointError(
             f"{raw.where}: layer_types has {unknown[0]!r}, which is not supported.",
             hint=OTHER_CHECKPOINT,
@@ -212,12 +235,12 @@ def of_kinds(
             f"{raw.where}: layer_types has {len(kinds)} entries for {num_layers} layers.",
             hint=CONTRADICTION,
         )
-    return [one == kind for one in kinds] or [usual(index) for index in range(num_layers)]
+    return [one in names for one in kinds] or [usual(index) for index in range(num_layers)]
 
 
 def by_kinds(raw: JsonObject, num_layers: int, slides: Callable[[int], bool]) -> Sequence[int]:
     """Windows of layers: those that slide by `layer_types` or, if it is absent, by `slides`."""
-    sliding = of_kinds(raw, num_layers, _FULL, _SLIDING, slides)
+    sliding = of_kinds(raw, num_layers, (_FULL,), (_SLIDING,), slides)
     if not any(sliding):
         return whole(raw, num_layers)
     window = raw.integer("sliding_window") if raw.texts("layer_types") else _window(raw)
@@ -378,6 +401,13 @@ def _of_kind(raw: JsonObject, parts: JsonObject, kind: str, rules: RopeRules) ->
 Traits = Callable[[JsonObject], LayerTraits]
 
 
+def nothing(_: JsonObject) -> None: ...
+
+
+def plain_traits(_: JsonObject) -> LayerTraits:
+    return PLAIN_LAYERS
+
+
 def always(traits: LayerTraits) -> Traits:
     return lambda _: traits
 
@@ -489,7 +519,9 @@ def olmoe_experts(raw: JsonObject) -> Experts:
     )
 
 
-def granite_experts(raw: JsonObject) -> Experts:
+def granite_experts(raw: JsonObject) -> Experts | None:
+    if not _count(raw, least=0):
+        return None
     return replace(
         olmoe_experts(raw),
         normalise=True,
@@ -564,35 +596,3 @@ def ministral3_reach(raw: JsonObject) -> tuple[int, str] | None:
         return None
     original = rope.integer("original_max_position_embeddings")
     return original, "queries that grow with the position are not supported"
-
-
-# The layers that attend, and the shape of the recurrence of all others.
-Recurrences = Callable[[JsonObject, int], tuple[tuple[int, ...], StateShape]]
-
-
-def delta_rules(raw: JsonObject, num_layers: int) -> tuple[tuple[int, ...], StateShape]:
-    """Gated delta rules by `layer_types`, or in all but each `full_attention_interval`-th layer."""
-    every = raw.integer("full_attention_interval", 4)
-    attend = of_kinds(raw, num_layers, _RECURRENT, _FULL, lambda i: (i + 1) % every == 0)
-    attending = tuple(index for index, attends in enumerate(attend) if attends)
-    if not attending:
-        raise CheckpointError(
-            f"{raw.where}: no layer attends, which is not supported.", hint=OTHER_CHECKPOINT
-        )
-    key_heads, heads = raw.integer("linear_num_key_heads"), raw.integer("linear_num_value_heads")
-    if heads % key_heads:
-        raise CheckpointError(
-            f"{raw.where}: linear_num_value_heads {heads} is not a multiple of "
-            f"linear_num_key_heads {key_heads}.",
-            hint=CONTRADICTION,
-        )
-    key_dim, value_dim = raw.integer("linear_key_head_dim"), raw.integer("linear_value_head_dim")
-    return attending, StateShape(
-        num_layers=num_layers - len(attending),
-        num_taps=raw.integer("linear_conv_kernel_dim", least=2),
-        num_channels=2 * key_heads * key_dim + heads * value_dim,
-        num_key_heads=key_heads,
-        num_heads=heads,
-        key_dim=key_dim,
-        value_dim=value_dim,
-    )

@@ -82,7 +82,7 @@ class LayerOperators:
         """Add the layer to `scratch.x_ND`. Attention reads `reads`; None is the normed residual."""
         if reads is None:
             reads = self.normed(kernels, layer, layer.attention_norm_D, scratch)
-        self._attend(kernels, layer, reads, plan, scratch, kv)
+        self.attend(kernels, layer, reads, plan, scratch, kv)
         self.feed(kernels, layer, reads, scratch)
 
     def norm(self, kernels: Kernels, x_ND: Tensor, weight_D: Tensor, out_ND: Tensor) -> None:
@@ -105,7 +105,7 @@ class LayerOperators:
         self.norm(kernels, scratch.x_ND, weight_D, out_ND)
         return out_ND
 
-    def _attend(
+    def attend(
         self,
         kernels: Kernels,
         layer: LayerWeights,
@@ -114,13 +114,19 @@ class LayerOperators:
         scratch: Scratch,
         kv: LayerKV,
     ) -> None:
+        """Add the attention of `reads` to `scratch.x_ND`."""
         config, qkv_NE, attended_NA = self.config, scratch.qkv_NE, scratch.attended_NA
+        scales = config.traits.scales
+        reads = reads if scales.attention_in == 1 else reads * scales.attention_in
         if layer.latent is not None:
             fill_heads(kernels, layer, reads, qkv_NE)
         else:
-            kernels.linear(reads, layer.qkv, qkv_NE)
+            kernels.linear(reads, given(layer.qkv, "attention"), qkv_NE)
             if layer.qkv_bias_E is not None:
                 qkv_NE.add_(layer.qkv_bias_E)
+        if scales.key != 1:
+            keys = config.num_kv_heads * config.head_dim
+            qkv_NE[:, -2 * keys : -keys].mul_(scales.key)
         if layer.q_norm_H is not None and layer.k_norm_H is not None:
             self._norm_heads(kernels, layer.q_norm_H, layer.k_norm_H, qkv_NE)
         kernels.rope_append(qkv_NE, *self.turns, plan, *kv)
@@ -131,8 +137,10 @@ class LayerOperators:
             kernels.sigmoid_mul(gate_NA, attended_NA)
         if layer.latent is not None:
             attended_NA = values_of_heads(kernels, layer.latent, attended_NA)
-        product = (attended_NA, layer.out, layer.out_bias_D)
-        self._add(kernels, scratch, product, layer.attended_norm_D)
+        if scales.attended != 1:
+            attended_NA.mul_(scales.attended)
+        product = (attended_NA, given(layer.out, "attention"), layer.out_bias_D)
+        self.add(kernels, scratch, product, layer.attended_norm_D)
 
     def _norm_heads(
         self, kernels: Kernels, q_norm_H: Tensor, k_norm_H: Tensor, qkv_NE: Tensor
@@ -160,11 +168,16 @@ class LayerOperators:
         kernels.linear(reads, given(layer.gate_up, "dense FFN"), scratch.up_NU)
         if layer.gate_up_bias_2F is not None:
             scratch.up_NU.add_(layer.gate_up_bias_2F)
+        scales = self.config.traits.scales
+        if scales.gate != 1:
+            scratch.up_NU[:, : scratch.activated_NF.shape[1]].mul_(scales.gate)
         gated(kernels, self.config.traits.gate, scratch.up_NU, scratch.activated_NF)
+        if scales.fed != 1:
+            scratch.activated_NF.mul_(scales.fed)
         product = (scratch.activated_NF, given(layer.down, "dense FFN"), layer.down_bias_D)
-        self._add(kernels, scratch, product, layer.fed_norm_D)
+        self.add(kernels, scratch, product, layer.fed_norm_D)
 
-    def _add(
+    def add(
         self,
         kernels: Kernels,
         scratch: Scratch,
@@ -265,7 +278,8 @@ class LlamaModel(PassDecoder):
         packed = [self._tables.head]
         for layer in self._layers:
             dense = (layer.gate_up, layer.down)
-            packed += [layer.qkv, layer.out, *(one for one in dense if one is not None)]
+            dense += (layer.qkv, layer.out)
+            packed += [one for one in dense if one is not None]
             packed += () if layer.mixture is None else layer.mixture.always_read
             packed += () if layer.latent is None else layer.latent.matrices
         return tuple(one.data for one in packed)

@@ -259,7 +259,9 @@ def read_attention(
         "q_norm_H": head_norm("q_norm", config.num_heads),
         "k_norm_H": head_norm("k_norm", config.num_kv_heads),
         "out": reader.linear(out, attended, columns=share.cut(attended)),
-        "out_bias_D": _summed_bias(reader, out, share, present=config.out_bias),
+        "out_bias_D": _summed_bias(
+            reader, out, share, present=config.out_bias, scale=config.traits.scales.attended
+        ),
         "attention": _attention_kind(reader, config, prefix, index),
         "gate": gate,
     }
@@ -285,16 +287,19 @@ def read_layer(
         for role, name in _norm_names(reader, prefix, config).items()
     }
     sparse = config.experts if index in config.sparse_layers else None
-    has_bias = config.mlp_bias and not sparse
+    is_dense = config.feeds(index) and not sparse
+    has_bias = config.mlp_bias and is_dense
     mixed = mixer(prefix) if mixer else read_attention(reader, config, prefix, index, share)
     return LayerWeights(
         attention_norm_D=norms.get("attention"),
         **mixed,
         ffn_norm_D=norms.get("ffn"),
-        gate_up=None if sparse else reader.linear(gate_up, hidden, order_2F),
+        gate_up=reader.linear(gate_up, hidden, order_2F) if is_dense else None,
         gate_up_bias_2F=reader.bias(gate_up, present=has_bias, order_O=order_2F),
-        down=None if sparse else reader.linear(down, ffn, columns=share.cut(ffn)),
-        down_bias_D=_summed_bias(reader, down, share, present=has_bias),
+        down=reader.linear(down, ffn, columns=share.cut(ffn)) if is_dense else None,
+        down_bias_D=_summed_bias(
+            reader, down, share, present=has_bias, scale=config.traits.scales.fed
+        ),
         attended_norm_D=norms.get("attended"),
         fed_norm_D=norms.get("fed"),
         mixture=read_mixture(reader, sparse, prefix, hidden) if sparse else None,
@@ -302,10 +307,18 @@ def read_layer(
 
 
 def _summed_bias(
-    reader: WeightReader, outputs: dict[str, int], share: Share, *, present: bool
+    reader: WeightReader,
+    outputs: dict[str, int],
+    share: Share,
+    *,
+    present: bool,
+    scale: float = 1.0,
 ) -> Tensor | None:
-    """The bias of a linear whose outputs the ranks sum, so only rank 0 adds it."""
+    """The bias of a linear whose outputs the ranks sum, so only rank 0 adds it. Inputs of the
+    linear are multiplied by `scale` in a pass."""
     bias_D = reader.bias(outputs, present=present)
+    if bias_D is not None and scale != 1:
+        bias_D.mul_(scale)
     return bias_D if share.rank == 0 else None
 
 

@@ -43,16 +43,17 @@ from outrider.models.families import (
     FAMILIES,
     LLAMA_FAMILIES,
     GPT2Config,
+    HybridConfig,
     LlamaConfig,
-    QwenHybridConfig,
     model_type_of,
     native_config_of,
 )
 from outrider.models.gguf.reader import gguf_in, header_of, is_gguf, parts_of
 from outrider.models.hub_names import HUB_FILES, HUB_NOISE, HubName
+from outrider.models.hybrid import HybridModel
 from outrider.models.llama import ALONE, GPT2Model, LlamaModel
 from outrider.models.llama_weights import Comm, check_split
-from outrider.models.qwen_hybrid import QwenHybridModel
+from outrider.models.recurrences import Mechanism
 from outrider.models.stores import cached_models
 from outrider.models.weights import Placement, Weights
 from outrider.pairs.catalog import FIRST_MODEL, is_called, models_called
@@ -156,15 +157,16 @@ def load_model(
         )
         if not comm.ordered:
             kernels = replace(kernels, exact=False, trial=None)
-        if isinstance(config, LlamaConfig) and config.attends_otherwise:
+        if config.attends_otherwise:
             kernels = for_kinds(kernels)
         made: Any = {"kernels": kernels, "placement": placement, "capacity": options.capacity}
         delta = None
         match config:
             case GPT2Config():
                 model = GPT2Model(config, weights, **made)
-            case QwenHybridConfig():
-                model, delta = QwenHybridModel(config, weights, **made), config.delta
+            case HybridConfig():
+                model = HybridModel(config, weights, **made)
+                delta = config.delta if config.mechanism is Mechanism.DELTA else None
             case _:
                 model = LlamaModel(config, weights, comm=comm, **made)
         if comm is ALONE:

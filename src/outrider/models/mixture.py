@@ -50,7 +50,7 @@ def _first(kernels: Kernels, sizes: Experts, parts: _Parts, x_ND: Tensor) -> Ten
     up_N2F = x_ND.new_empty(x_ND.shape[0], num_up)
     for net, rows in parts:
         _multiply(kernels, net.gate_up, net.gate_up_bias_2F, x_ND[rows], up_N2F[rows])
-    activated_NF = x_ND.new_empty(x_ND.shape[0], num_up // 2)
+    activated_NF = x_ND.new_empty(x_ND.shape[0], num_up // sizes.gate.num_up)
     if sizes.gate is Gate.CLAMPED:
         _clamped(sizes, up_N2F, activated_NF)
     else:
@@ -107,11 +107,13 @@ def mix(kernels: Kernels, sizes: Experts, weights: MixtureWeights, x_ND: Tensor)
     choices_P = torch.tensor(order, device=x_ND.device)
     rows_P = choices_P // sizes.num_chosen
     nets = [(weights.experts[expert], rows) for expert, rows in experts]
-    activated_PF = _first(kernels, sizes, nets, x_ND.index_select(0, rows_P))
-    given_PD = _second(kernels, nets, activated_PF, x_ND.shape[1])
-    given_PD.mul_(parts_NQ.flatten().index_select(0, choices_P)[:, None])
+    read_NI = _projected(kernels, weights.latent_in, x_ND)
+    activated_PF = _first(kernels, sizes, nets, read_NI.index_select(0, rows_P))
+    given_PI = _second(kernels, nets, activated_PF, read_NI.shape[1])
+    given_PI.mul_(parts_NQ.flatten().index_select(0, choices_P)[:, None])
     # The sums are in order: a token's summands come in the order of its experts' numbers.
-    out_ND = torch.zeros_like(x_ND).index_add_(0, rows_P, given_PD)
+    out_ND = torch.zeros_like(read_NI).index_add_(0, rows_P, given_PI)
+    out_ND = _projected(kernels, weights.latent_out, out_ND)
     if weights.shared is None:
         return out_ND
     shared_ND = feed(kernels, sizes, weights.shared, x_ND)
@@ -129,6 +131,15 @@ def _in_best_groups(sizes: Experts, ranks_NX: Tensor) -> Tensor:
     best = torch.zeros_like(sums, dtype=torch.bool)
     best.scatter_(1, sums.topk(sizes.top_groups).indices, value=True)
     return groups.masked_fill(~best[..., None], -torch.inf).view_as(ranks_NX)
+
+
+def _projected(kernels: Kernels, packed: PackedLinear | None, x_NI: Tensor) -> Tensor:
+    """The product of `x_NI` and a matrix, in new memory; `x_NI` itself without one."""
+    if packed is None:
+        return x_NI
+    out_NO = x_NI.new_empty(x_NI.shape[0], packed.num_out)
+    kernels.linear(x_NI, packed, out_NO)
+    return out_NO
 
 
 def _by_expert(chosen: Sequence[Sequence[int]]) -> tuple[list[tuple[int, slice]], list[int]]:
@@ -175,10 +186,19 @@ def read_mixture(
         router=reader.linear(outputs, hidden_size),
         router_bias_X=reader.bias(outputs, present=sizes.biased),
         choice_bias_X=_choice_bias(reader, sizes, prefix, router),
-        experts=_experts(reader, sizes, f"{prefix}experts.", parts, hidden_size),
+        experts=_experts(
+            reader, sizes, f"{prefix}experts.", parts, sizes.latent_size or hidden_size
+        ),
         shared=shared,
     )
-    native = reader.kernels.mixture
+    if sizes.latent_size:
+        into, back = (f"{prefix}fc{number}_latent_proj" for number in (1, 2))
+        weights = replace(
+            weights,
+            latent_in=reader.linear({into: sizes.latent_size}, hidden_size),
+            latent_out=reader.linear({back: hidden_size}, sizes.latent_size),
+        )
+    native = None if sizes.latent_size else reader.kernels.mixture
     return replace(weights, native=native(sizes, weights)) if native else weights
 
 
@@ -200,8 +220,8 @@ def _shared(
             reader.linear({f"{layer}shared_mlp.output_linear": hidden_size}, ffn),
         )
     one = prefix + _SHARED.get(sizes.names, "shared_expert")
-    names = (f"{one}.{part}" for part in _NAMES[ExpertNames.QWEN][2])
-    return _dense(reader, *names, sizes=(ffn, hidden_size))
+    names = [f"{one}.{part}" for part in _NAMES[ExpertNames.QWEN][2]]
+    return _dense(reader, *_of_gate(sizes, names), sizes=(ffn, hidden_size))
 
 
 def _choice_bias(reader: WeightReader, sizes: Experts, prefix: str, router: str) -> Tensor | None:
@@ -218,28 +238,38 @@ def _experts(
     reader: WeightReader, sizes: Experts, prefix: str, parts: tuple[str, ...], hidden_size: int
 ) -> list[DenseWeights]:
     count, ffn = sizes.num_experts, sizes.ffn_size
-    if f"{prefix}gate_proj.weight" in reader or f"{prefix}gate_up_proj.weight" in reader:
+    if any(f"{prefix}{part}_proj.weight" in reader for part in ("gate", "gate_up", "up")):
         return _stacked(reader, sizes, prefix, hidden_size)
     if sizes.names is ExpertNames.GPT_OSS:
         return _transposed(reader, sizes, prefix, hidden_size)
     stem, *stacks = _FUSED[sizes.names is ExpertNames.GRANITE]
     gate_up_name, down_name = (prefix.removesuffix(stem) + name for name in stacks)
+    num_up = sizes.gate.num_up
+    gate_up_name = gate_up_name if num_up > 1 else gate_up_name.replace("gate_up", "up")
     if gate_up_name in reader:
-        gate_up = reader.stacked({gate_up_name: 2 * ffn}, count, hidden_size)
+        gate_up = reader.stacked({gate_up_name: num_up * ffn}, count, hidden_size)
         down = reader.stacked({down_name: hidden_size}, count, ffn)
         return [DenseWeights(*pair) for pair in zip(gate_up, down, strict=True)]
     return [
-        _dense(reader, *(f"{prefix}{number}.{part}" for part in parts), sizes=(ffn, hidden_size))
+        _dense(
+            reader,
+            *_of_gate(sizes, [f"{prefix}{number}.{part}" for part in parts]),
+            sizes=(ffn, hidden_size),
+        )
         for number in range(count)
     ]
 
 
-def _dense(
-    reader: WeightReader, gate: str, up: str, down: str, *, sizes: tuple[int, int]
-) -> DenseWeights:
+def _of_gate(sizes: Experts, parts: Sequence[str]) -> Sequence[str]:
+    """The matrices of gate, up and down that nets of these experts have."""
+    return parts[-1 - sizes.gate.num_up :]
+
+
+def _dense(reader: WeightReader, *names: str, sizes: tuple[int, int]) -> DenseWeights:
     ffn, hidden = sizes
+    *first, down = names
     return DenseWeights(
-        reader.linear({gate: ffn, up: ffn}, hidden), reader.linear({down: hidden}, ffn)
+        reader.linear(dict.fromkeys(first, ffn), hidden), reader.linear({down: hidden}, ffn)
     )
 
 
@@ -249,7 +279,7 @@ def _stacked(
     """Experts in the layout of GGUF files: one tensor each has gate, up and down of all experts, or
     one has gate and up."""
     count, ffn = sizes.num_experts, sizes.ffn_size
-    halves = {f"{prefix}{part}_proj": ffn for part in ("gate", "up")}
+    halves = {f"{prefix}{part}_proj": ffn for part in ("gate", "up")[-sizes.gate.num_up :]}
     if f"{prefix}gate_up_proj.weight" in reader:
         halves = {f"{prefix}gate_up_proj": 2 * ffn}
     outputs = {f"{half}.weight": size for half, size in halves.items()}

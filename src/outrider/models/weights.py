@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import errno
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -119,6 +119,7 @@ _EMBEDDING = "embed_tokens.weight"
 # Names of the table of tokens in all families' files.
 EMBEDDINGS = (
     *(f"{prefix}{_EMBEDDING}" for prefix, _ in _PREFIXES),
+    "backbone.embeddings.weight",
     "transformer.wte.weight",
     "wte.weight",
 )
@@ -148,6 +149,21 @@ class TextNames:
             if name.startswith(plain):
                 return own + name.removeprefix(plain)
         return name
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyNames(TextNames):
+    """Names of a family whose folders have other parts of names: `own` has theirs for each part.
+    GGUF files have the usual names; `weights` says which ones are there."""
+
+    own: Mapping[str, str] = field(default_factory=dict[str, str])
+    weights: Container[str] = ()
+
+    def stored(self, name: str) -> str:
+        plain = found = TextNames.stored(self, name)
+        for part, theirs in self.own.items():
+            found = found.replace(part, theirs)
+        return plain if plain in self.weights else found
 
 
 def without_mtp(names: Iterable[str], config: Any) -> list[str]:

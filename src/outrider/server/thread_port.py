@@ -37,8 +37,7 @@ from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import cpu_identity
 from outrider.kernels.native.tuning import library_key
 from outrider.kernels.operators import Choice
-from outrider.models.checkpoint import open_checkpoint
-from outrider.models.families import read_sampling
+from outrider.models.checkpoint import open_checkpoint, read_sampling
 from outrider.server.frames import Part, failure_of
 from outrider.server.port import (
     ChatPrompt,

@@ -19,7 +19,7 @@ from torch import Tensor
 from outrider.core.errors import CheckpointError, MachineError
 from outrider.core.files import new_folder, writing
 from outrider.models.checkpoint import CONFIG, INDEX, WEIGHTS, open_checkpoint
-from outrider.models.families import LlamaConfig, QwenHybridConfig, parse_llama, read_native_config
+from outrider.models.families import HybridConfig, LlamaConfig, parse_llama, read_native_config
 from outrider.models.heads import HeadKind, hidden_layers_of, is_eagle3, kind_of
 from outrider.models.json_object import JsonObject
 from outrider.models.weights import Weights
@@ -128,7 +128,7 @@ def _config(source: Path, config: LlamaConfig, dtype: torch.dtype) -> dict[str, 
     return kept | sizes_json(config, dtype)
 
 
-def sizes_json(config: LlamaConfig | QwenHybridConfig, dtype: torch.dtype) -> dict[str, object]:
+def sizes_json(config: LlamaConfig | HybridConfig, dtype: torch.dtype) -> dict[str, object]:
     """What a checkpoint's config.json says of the sizes of a decoder."""
     return {
         "hidden_size": config.hidden_size,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outrider.core.errors import ConfigError
-from outrider.models.families import LlamaConfig, QwenHybridConfig
+from outrider.models.families import HybridConfig, LlamaConfig
 from outrider_lab.models.block_net import BlockConfig, config_values
 from outrider_lab.train.llama_module import TrainedLlamaLayer, initialise
 from outrider_lab.train.loop import Batch
@@ -183,7 +183,7 @@ def block_recipe(session: Session, config: BlockConfig, *, dtype: str) -> BlockR
 
 
 def block_sizes(
-    target: LlamaConfig | QwenHybridConfig, *, num_places: int, num_context: int, num_layers: int
+    target: LlamaConfig | HybridConfig, *, num_places: int, num_context: int, num_layers: int
 ) -> BlockConfig:
     """A net that reads a middle layer and the last, with the target's own widths."""
     return BlockConfig(

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from outrider.models.families import LlamaConfig, QwenHybridConfig
+from outrider.models.families import HybridConfig, LlamaConfig
 from outrider_lab.train.llama_module import Llama, as_dtype, fresh_llama, read_llama
 from outrider_lab.train.loop import Batch, Export
 from outrider_lab.train.losses import DistributionCache, distillation, next_token
@@ -38,7 +38,7 @@ _BEGIN_RMS = 0.05
 # Held-out windows that are read at once.
 _TOGETHER = 4
 M = TypeVar("M", bound=nn.Module)
-C = TypeVar("C", LlamaConfig, QwenHybridConfig)
+C = TypeVar("C", LlamaConfig, HybridConfig)
 
 # (export of the student, half windows of ids, how many tokens to write, a seed) -> whole windows
 Writer = Callable[[Export, Tensor, int, int], Tensor]
@@ -182,6 +182,6 @@ class PretrainRecipe(Pretraining[Llama, LlamaConfig]):
         return {"held_out_loss": next_token(module(ids_BT), ids_BT)}
 
 
-def sizes_of(config: LlamaConfig | QwenHybridConfig) -> list[int]:
+def sizes_of(config: LlamaConfig | HybridConfig) -> list[int]:
     """As facts have them."""
     return [config.vocab_size, config.hidden_size, config.ffn_size, config.num_layers]

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.models.families import LlamaConfig, QwenHybridConfig
+from outrider.models.families import HybridConfig, LlamaConfig
 from outrider_lab.train.draft_model import Pretraining, begin_like, sizes_of
 from outrider_lab.train.hybrid_module import (
     GatedAttention,
@@ -74,7 +74,7 @@ def begin_as(net: Hybrid, teacher: Llama | HybridDecoder) -> None:
             _begin_heads(layer.self_attn, like)
 
 
-def _same_heads(own: QwenHybridConfig, theirs: LlamaConfig) -> bool:
+def _same_heads(own: HybridConfig, theirs: LlamaConfig) -> bool:
     plain = not (theirs.qkv_bias or theirs.out_bias or theirs.qk_norm)
     sizes = [(one.num_heads, one.num_kv_heads, one.head_dim, one.rope) for one in (own, theirs)]
     return plain and sizes[0] == sizes[1]
@@ -120,7 +120,7 @@ class Teacher:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HybridRecipe(Pretraining[Hybrid, QwenHybridConfig]):
+class HybridRecipe(Pretraining[Hybrid, HybridConfig]):
     teacher: Teacher | None = None
 
     @property

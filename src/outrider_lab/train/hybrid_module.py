@@ -1,6 +1,6 @@
 """Qwen3.5's dense family as torch.nn modules, and its MTP block, named as on the hub.
 
-A layer is the one of models/qwen_hybrid.py, whose decoder reads what is exported from here; whole
+A layer is the one of models/hybrid.py, whose decoder reads what is exported from here; whole
 windows are read at once, the recurrence in chunks. The block is that of drafters/nets/mtp.py: it
 reads what the model's last norm gives, and goes on from what its own last norm gives, in turns
 (`attend`).
@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from outrider.core.errors import CheckpointError
 from outrider.kernels.reference.delta import NORM_EPS
-from outrider.models.families import QwenHybridConfig
-from outrider.models.qwen_hybrid import UNREAD_PREFIXES
+from outrider.models.families import HybridConfig
+from outrider.models.hybrid import UNREAD_PREFIXES
 from outrider.models.weights import Weights
 from outrider_lab.train.llama_module import (
     FFN,
@@ -130,7 +130,7 @@ class OffsetNorm(nn.Module):
 class GatedAttention(nn.Module):
     """Of each head, `q_proj` has the query and then the gate of what the head finds."""
 
-    def __init__(self, config: QwenHybridConfig) -> None:
+    def __init__(self, config: HybridConfig) -> None:
         super().__init__()
         self._config = config
         hidden, head, width = (
@@ -180,7 +180,7 @@ class Convolution(nn.Module):
 class Recurrence(nn.Module):
     """A gated delta rule layer."""
 
-    def __init__(self, config: QwenHybridConfig) -> None:
+    def __init__(self, config: HybridConfig) -> None:
         super().__init__()
         delta, hidden, values = config.delta, config.hidden_size, config.value_size
         self._shape = delta
@@ -221,7 +221,7 @@ class Recurrence(nn.Module):
 
 
 class TrainedHybridLayer(nn.Module):
-    def __init__(self, config: QwenHybridConfig, *, attends: bool) -> None:
+    def __init__(self, config: HybridConfig, *, attends: bool) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = OffsetNorm(size, eps)
@@ -245,7 +245,7 @@ class TrainedHybridLayer(nn.Module):
 
 
 class HybridDecoder(TrainedDecoder):
-    def __init__(self, config: QwenHybridConfig, num_positions: int) -> None:
+    def __init__(self, config: HybridConfig, num_positions: int) -> None:
         layers = (
             TrainedHybridLayer(config, attends=index in config.attention_layers)
             for index in range(config.num_layers)
@@ -263,7 +263,7 @@ class HybridDecoder(TrainedDecoder):
 class MtpBlock(nn.Module):
     """One attending layer behind the matrix that joins token and state."""
 
-    def __init__(self, config: QwenHybridConfig) -> None:
+    def __init__(self, config: HybridConfig) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
         self.pre_fc_norm_embedding = OffsetNorm(size, eps)
@@ -290,7 +290,7 @@ class MtpBlock(nn.Module):
 class Hybrid(HybridDecoder):
     """A model with its block."""
 
-    def __init__(self, config: QwenHybridConfig, num_positions: int) -> None:
+    def __init__(self, config: HybridConfig, num_positions: int) -> None:
         super().__init__(config, num_positions)
         self.mtp = MtpBlock(config)
 
@@ -301,7 +301,7 @@ class Hybrid(HybridDecoder):
         return self.mtp(embedded_BTD, states_BTD, self.model.turns, num_turns)
 
 
-def read_hybrid(folder: Path, config: QwenHybridConfig, num_positions: int) -> HybridDecoder:
+def read_hybrid(folder: Path, config: HybridConfig, num_positions: int) -> HybridDecoder:
     """The checkpoint in `folder` without its blocks, in float32 on the host. Raises
     CheckpointError."""
     check_dense(folder, config)
@@ -312,7 +312,7 @@ def read_hybrid(folder: Path, config: QwenHybridConfig, num_positions: int) -> H
     return net
 
 
-def check_dense(folder: Path, config: QwenHybridConfig) -> None:
+def check_dense(folder: Path, config: HybridConfig) -> None:
     """Raises CheckpointError for a hybrid that these modules do not have."""
     if config.sparse_layers:
         raise CheckpointError(
@@ -321,9 +321,7 @@ def check_dense(folder: Path, config: QwenHybridConfig) -> None:
         )
 
 
-def fresh_hybrid(
-    config: QwenHybridConfig, num_positions: int, generator: torch.Generator
-) -> Hybrid:
+def fresh_hybrid(config: HybridConfig, num_positions: int, generator: torch.Generator) -> Hybrid:
     """A net as training begins."""
     net = Hybrid(config, num_positions)
     initialise(net, generator, num_layers=config.num_layers)

@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from outrider.core.errors import ConfigError
 from outrider.drafters.nets.mtp import MODEL_TYPE, MtpConfig, config_values
-from outrider.models.families import LlamaConfig, QwenHybridConfig
+from outrider.models.families import HybridConfig, LlamaConfig
 from outrider.models.weights import Weights
 from outrider_lab.train.hybrid_module import MtpBlock
 from outrider_lab.train.llama_module import (
@@ -113,7 +113,7 @@ class Mtp(nn.Module):
 class GatedMtp(nn.Module):
     """A hybrid's block. Its state has the names and shapes of the files that drafters/mtp reads."""
 
-    def __init__(self, config: QwenHybridConfig, num_positions: int) -> None:
+    def __init__(self, config: HybridConfig, num_positions: int) -> None:
         super().__init__()
         self.mtp = MtpBlock(config)
         self.turns = RotaryTables(attending_sizes(config), num_positions)
@@ -129,7 +129,7 @@ class TurnsRecipe(DrafterRecipe[M]):
     rising order; None is all ids. `block` has the sizes."""
 
     name: str = field(default="mtp", init=False)
-    block: LlamaConfig | QwenHybridConfig
+    block: LlamaConfig | HybridConfig
     num_turns: int
     ids_W: Tensor | None = None
 
@@ -197,7 +197,7 @@ class MtpRecipe(TurnsRecipe[Mtp]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedMtpRecipe(TurnsRecipe[GatedMtp]):
-    block: QwenHybridConfig
+    block: HybridConfig
 
     def build(self, generator: torch.Generator) -> GatedMtp:
         net = GatedMtp(self.block, self.longest)
@@ -273,12 +273,12 @@ def mtp_recipe(
     windows = session.text.windows()
     ids_W = covering_ids(windows.ids, target, _COVERED).to(session.target.device)
     common: dict[str, Any] = {**of_session(session, dtype), "num_turns": num_turns, "ids_W": ids_W}
-    if isinstance(target, QwenHybridConfig):
+    if isinstance(target, HybridConfig):
         return GatedMtpRecipe(**common, block=block_beside(target, num_blocks))
     return MtpRecipe(**common, block=plain_layers(target, num_blocks), text=windows)
 
 
-def block_beside(target: QwenHybridConfig, num_blocks: int) -> QwenHybridConfig:
+def block_beside(target: HybridConfig, num_blocks: int) -> HybridConfig:
     if num_blocks > 1:
         raise ConfigError(
             "the block of a hybrid is one layer, which goes on from its own states.",

@@ -13,7 +13,7 @@ import torch
 
 from outrider.core.errors import ConfigError
 from outrider.core.spec import DecoderConfig, StateShape
-from outrider.models.families import LlamaConfig, QwenHybridConfig
+from outrider.models.families import HybridConfig, LlamaConfig
 from outrider.models.rope_config import Rope
 from outrider_lab.models.inflate_files import llama_json, sizes_json
 
@@ -27,7 +27,7 @@ _SAME = (
 )  # fmt: skip
 
 
-def plain_layers(sizes: LlamaConfig | QwenHybridConfig, num_layers: int) -> LlamaConfig:
+def plain_layers(sizes: LlamaConfig | HybridConfig, num_layers: int) -> LlamaConfig:
     """Layers of a Llama with these sizes, without biases, at positions that are not stretched."""
     same = {name: getattr(sizes, name) for name in _SAME}
     rope = Rope(theta=sizes.rope.theta)
@@ -92,7 +92,7 @@ def small_hybrid(
     num_layers: int,
     max_tokens: int,
     stop_ids: tuple[int, ...],
-) -> QwenHybridConfig:
+) -> HybridConfig:
     """As `small_llama`, in heads of recurrences too."""
     sizes = small_llama(
         vocab_size=vocab_size,
@@ -103,7 +103,7 @@ def small_hybrid(
     )
     num_heads, num_key_heads = sizes.num_heads, sizes.num_kv_heads
     attending = tuple(range(_FIRST, num_layers, _EVERY)) or (num_layers - 1,)
-    return QwenHybridConfig(
+    return HybridConfig(
         family=_FAMILY,
         num_layers=num_layers,
         attention_layers=attending,
@@ -122,12 +122,12 @@ def small_hybrid(
     )
 
 
-def attending_sizes(config: QwenHybridConfig) -> LlamaConfig:
+def attending_sizes(config: HybridConfig) -> LlamaConfig:
     """What an attending layer shares with one of a Llama: its FFN, its heads and its positions."""
     return replace(plain_layers(config, config.num_layers), rope=config.rope)
 
 
-def config_json(config: LlamaConfig | QwenHybridConfig, dtype: torch.dtype) -> dict[str, object]:
+def config_json(config: LlamaConfig | HybridConfig, dtype: torch.dtype) -> dict[str, object]:
     """`config.json` of a plain Llama, or of a dense Qwen3.5 with one MTP block and positions that
     are not stretched."""
     stop, rope = list(config.stop_ids), config.rope

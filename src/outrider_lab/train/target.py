@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.core.clock import host_ints
-from outrider.models.families import LlamaConfig, QwenHybridConfig, read_native_config
+from outrider.models.families import HybridConfig, LlamaConfig, read_native_config
+from outrider.models.recurrences import Mechanism
 from outrider_lab.train.hybrid_module import HybridDecoder, check_dense, read_hybrid
 from outrider_lab.train.llama_module import Llama, read_llama, read_llama_config
 from outrider_lab.train.losses import TopProbs, top_distributions
@@ -54,7 +55,7 @@ class FrozenTarget:
         self._head_WD = net.head
 
     @property
-    def config(self) -> LlamaConfig | QwenHybridConfig:
+    def config(self) -> LlamaConfig | HybridConfig:
         return self._net.config
 
     @property
@@ -110,10 +111,10 @@ class FrozenTarget:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._bfloat16)
 
 
-def read_decoder_config(folder: Path) -> LlamaConfig | QwenHybridConfig:
+def read_decoder_config(folder: Path) -> LlamaConfig | HybridConfig:
     """Raises CheckpointError for a family that cannot teach."""
     config = read_native_config(folder)
-    if not isinstance(config, QwenHybridConfig):
+    if not isinstance(config, HybridConfig) or config.mechanism is not Mechanism.DELTA:
         return read_llama_config(folder)
     check_dense(folder, config)
     return config
@@ -121,7 +122,7 @@ def read_decoder_config(folder: Path) -> LlamaConfig | QwenHybridConfig:
 
 def _read(folder: Path, max_tokens: int) -> Llama | HybridDecoder:
     config = read_decoder_config(folder)
-    if isinstance(config, QwenHybridConfig):
+    if isinstance(config, HybridConfig):
         return read_hybrid(folder, config, max_tokens)
     return read_llama(folder, max_tokens)
 

@@ -345,9 +345,9 @@ class _HeldBlocks:
 
 def _dense(layer: LayerWeights) -> tuple[PackedLinear, ...] | None:
     """Return the four matrices of a layer; None for a mixture and for latent attention."""
-    if layer.gate_up is None or layer.down is None or layer.latent is not None:
-        return None
-    return layer.qkv, layer.out, layer.gate_up, layer.down
+    matrices = (layer.qkv, layer.out, layer.gate_up, layer.down)
+    found = tuple(one for one in matrices if one is not None)
+    return found if len(found) == len(matrices) and layer.latent is None else None
 
 
 def _fewer_layers(target: LlamaModel, depths: Sequence[int]) -> CheaperParts:

@@ -306,7 +306,7 @@ class Backbone:
                 mixing = layer.attention_conv.weights(kernels, reads_MD)
                 reads_MD = layer.attention_conv.run(reads_MD, mixing, 0, self.config.block_size)
             reads_ND[: len(x_MD)] = reads_MD
-        kernels.linear(reads_ND, weights.qkv, scratch.qkv_NE)
+        kernels.linear(reads_ND, given(weights.qkv, "attention"), scratch.qkv_NE)
         if weights.qkv_bias_E is not None:
             scratch.qkv_NE.add_(weights.qkv_bias_E)
         if weights.q_norm_H is not None and weights.k_norm_H is not None:
@@ -317,7 +317,8 @@ class Backbone:
             return
         own = self._passes.view(len(x_MD))
         kernels.attention(own.qkv_NE, *kv, attended, config.scale, own.attended_NA)
-        self._add(own.attended_NA, weights.out, weights.out_bias_D, layer.attention_conv, mixing)
+        out = given(weights.out, "attention")
+        self._add(own.attended_NA, out, weights.out_bias_D, layer.attention_conv, mixing)
         self._feed(layer, x_MD)
 
     def _feed(self, layer: BlockLayer, x_MD: Tensor) -> None:

@@ -53,13 +53,13 @@ from outrider.kernels.plan import PackedLinear
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.decoder import ModelCapacity
 from outrider.models.families import (
-    HYBRID_FAMILIES,
+    DELTA_FAMILIES,
     LLAMA_FAMILIES,
     NUMBERED_MTP,
+    HybridConfig,
     LlamaConfig,
-    QwenHybridConfig,
+    parse_hybrid,
     parse_llama,
-    parse_qwen_hybrid,
 )
 from outrider.models.heads import (
     HeadsToLoad,
@@ -101,7 +101,7 @@ class MtpConfig:
     from token `first` on.
     """
 
-    block: LlamaConfig | QwenHybridConfig
+    block: LlamaConfig | HybridConfig
     first_layer: int = 0
     reads_normed: bool = False
     gives_normed: bool = False
@@ -121,7 +121,7 @@ def read_mtp_config(folder: Path, target: ModelSpec) -> MtpConfig:
         config = _own(raw)
     elif raw.has(_SPECULATORS):
         config = _of_speculators(raw)
-    elif family in HYBRID_FAMILIES:
+    elif family in DELTA_FAMILIES:
         config = _next_to_hybrid(raw)
     else:
         config = _after_layers(raw)
@@ -146,12 +146,12 @@ def read_mtp_config(folder: Path, target: ModelSpec) -> MtpConfig:
 def _own(raw: JsonObject) -> MtpConfig:
     family = raw.text("block_type", "llama")
     of_block = JsonObject(raw.where, {**raw.values, "model_type": family})
-    if family in HYBRID_FAMILIES:
+    if family in DELTA_FAMILIES:
         return _next_to_hybrid(of_block)
     if family not in LLAMA_FAMILIES:
         raise CheckpointError(
             f"{raw.where}: block_type {family!r} is not known; "
-            f"it can be {', '.join((*LLAMA_FAMILIES, *HYBRID_FAMILIES))}.",
+            f"it can be {', '.join((*LLAMA_FAMILIES, *DELTA_FAMILIES))}.",
             hint=_TRAIN,
         )
     block = parse_llama(of_block)
@@ -162,7 +162,7 @@ def _of_speculators(raw: JsonObject) -> MtpConfig:
     """Return the config of a block that was taken out of a target, or trained like those."""
     layer = layer_part(raw)
     of_block = JsonObject(raw.where, {**layer.values, "num_nextn_predict_layers": 1})
-    if layer.text("model_type") in HYBRID_FAMILIES:
+    if layer.text("model_type") in DELTA_FAMILIES:
         return replace(_next_to_hybrid(of_block), first=1)
     block = replace(parse_llama(of_block), num_layers=1, layers=())
     return MtpConfig(block=block, reads_normed=True, gives_normed=True, first=1)
@@ -183,7 +183,7 @@ def _after_layers(raw: JsonObject) -> MtpConfig:
 def _next_to_hybrid(raw: JsonObject) -> MtpConfig:
     text = raw.child("text_config") or raw
     depth = text.integer(_HYBRID_DEPTH, text.integer(_DEPTH, 1))
-    block = replace(parse_qwen_hybrid(raw), num_layers=depth)
+    block = replace(parse_hybrid(raw), num_layers=depth)
     return MtpConfig(block=block, reads_normed=True, gives_normed=True)
 
 
@@ -258,7 +258,7 @@ def read_blocks(
         is_folder = f"{_OWN_BLOCK}input_proj.weight" in weights
         names = _SpeculatorsNames() if is_folder else None
         reader = WeightReader(weights, own_kernels(target), placement_of(target), text=names)
-        if isinstance(config.block, QwenHybridConfig):
+        if isinstance(config.block, HybridConfig):
             parts = _gated_parts(folder, reader, config.block, turns)
         else:
             first, last_D = config.first_layer, target.tables.norm_D
@@ -267,7 +267,7 @@ def read_blocks(
             block = replace(config.block, sparse_layers=tuple(sparse))
             operators = LayerOperators(block, turns)
             parts = [_llama_part(reader, operators, index, last_D) for index in indices]
-        is_hybrid = isinstance(config.block, QwenHybridConfig)
+        is_hybrid = isinstance(config.block, HybridConfig)
         if is_folder or not (is_hybrid or config.first_layer):
             weights.check_all_taken(ignored=(*DERIVED, *_COPIES))
     return [_block(part, config, target, capacity) for part in parts]
@@ -315,7 +315,7 @@ def _llama_part(
 
 
 def _gated_parts(
-    folder: Path, reader: WeightReader, config: QwenHybridConfig, turns: Turns
+    folder: Path, reader: WeightReader, config: HybridConfig, turns: Turns
 ) -> list[_Part]:
     """Read blocks that share all but the layer. Raises CheckpointError if there are none."""
     if "mtp.fc.weight" not in reader:

@@ -1,4 +1,4 @@
-"""Gated delta rule (linear attention) of a layer as one native call: csrc/delta.cpp.
+"""The recurrence of a layer as one native call: csrc/delta.cpp.
 
 kernels/reference/delta.py is the definition. The runs of a pass are converted once to arrays of
 numbers for native code.
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from outrider.kernels.native.ops import function, struct_fields
+from outrider.kernels.native.ops import function, pointer, struct_fields
 from outrider.kernels.reference.delta import Cells, DeltaWeights, TokenRun
 
 _ABSENT = -1
@@ -26,7 +26,7 @@ _Addresses = np.ndarray[Any, np.dtype[np.int64]]
 
 class _DeltaStruct(Structure):
     _fields_ = struct_fields(
-        (c_void_p, "conv rate dt_bias"),
+        (c_void_p, "conv rate dt_bias conv_bias skip"),
         (c_int32, "taps channels key_heads heads key_dim value_dim"),
     )
 
@@ -62,13 +62,12 @@ class NativeDelta:
     ) -> None:
         if self._runs is not runs:
             self._describe(runs, cells)
-        width = first_NP.shape[1]
         self._call(
             ctypes.addressof(self._pass),
             ctypes.addressof(self._described(weights)),
             first_NP.data_ptr(),
-            width,
-            width - 2 * weights.num_heads,
+            first_NP.stride(0),
+            first_NP.shape[1] - weights.num_gates,
             layer,
             out_NO.data_ptr(),
         )
@@ -121,10 +120,12 @@ def _layer(weights: DeltaWeights) -> _DeltaStruct:
         weights.conv_JC.data_ptr(),
         weights.rate_H.data_ptr(),
         weights.dt_bias_H.data_ptr(),
+        pointer(weights.conv_bias_C),
+        pointer(weights.skip_H),
         taps,
         channels,
         weights.num_key_heads,
         weights.num_heads,
         weights.key_dim,
-        (channels - 2 * keys) // weights.num_heads,
+        (channels - 2 * keys) // max(1, weights.num_heads),
     )

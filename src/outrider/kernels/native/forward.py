@@ -37,7 +37,7 @@ from outrider.kernels.reference.delta import DeltaWeights
 
 # Names of gates, in the order of `Gating` in csrc/linears.h.
 _FFN_GATES = ("silu", "gelu", "none", "squared")
-_GATINGS = ("silu", "gelu", "clamped")
+_GATINGS = ("silu", "gelu", "clamped", "squared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,8 @@ class MixtureWeights:
     shared: DenseWeights | None = None
     router_bias_X: Tensor | None = None
     choice_bias_X: Tensor | None = None
+    latent_in: PackedLinear | None = None
+    latent_out: PackedLinear | None = None
     native: NativeMixture | None = None
 
     @property
@@ -169,11 +171,17 @@ def _net(net: DenseWeights) -> _Net:
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """The rest of a layer with a gated delta rule instead of attention. Its first product, `qkv`,
-    computes the channels of the convolution, the gate z, and b and a of every head."""
+    """The recurrent part of a layer: its first product, the weights of the operator `delta`, the
+    norm of that operator's output, if any, and the last product. Columns of the first product are
+    multiplied by `scale_P` after its bias is added (models/hybrid.py)."""
 
+    first: PackedLinear
     delta: DeltaWeights
-    norm_V: Tensor
+    out: PackedLinear
+    norm_V: Tensor | None = None
+    first_bias_P: Tensor | None = None
+    scale_P: Tensor | None = None
+    out_bias_D: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,10 +191,10 @@ class LayerWeights:
     keys have the size of one head, or of all heads as one vector. If `attention` is None, a token
     sees all keys. The sigmoid of `gate` scales the outputs of heads. With a `latent`, `qkv` gives
     queries, or the vector that they come from, the latent and its key. The FFN is a `mixture`, or
-    the dense net of `gate_up` and `down`."""
+    the dense net of `gate_up` and `down`. Layers of hybrids may lack attention or FFN."""
 
-    qkv: PackedLinear
-    out: PackedLinear
+    qkv: PackedLinear | None = None
+    out: PackedLinear | None = None
     attention_norm_D: Tensor | None = None
     qkv_bias_E: Tensor | None = None
     q_norm_H: Tensor | None = None
@@ -466,12 +474,12 @@ def _layer(
         )
     return _Layer(
         pointer(layer.attention_norm_D),
-        LinearStruct.of(layer.qkv, layer.qkv_bias_E),
+        LinearStruct.of(given(layer.qkv, "attention"), layer.qkv_bias_E),
         pointer(layer.q_norm_H),
         pointer(layer.k_norm_H),
         LinearStruct() if gate is None else LinearStruct.of(gate, None),
         None if gate is None else given(parts.gated_NA, "buffer for gates").data_ptr(),
-        LinearStruct.of(layer.out, layer.out_bias_D),
+        LinearStruct.of(given(layer.out, "attention"), layer.out_bias_D),
         pointer(layer.attended_norm_D),
         pointer(layer.ffn_norm_D),
         *dense,

@@ -1,11 +1,15 @@
-"""Gated delta rule (linear attention) in PyTorch, token by token, and the plan of its recurrences.
+"""Recurrences of hybrids in PyTorch, token by token, and the plan of a pass over them.
 
 Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024. For each value head, with its key head's
 query q and key k of length 1 (q divided by sqrt(K) besides), a decay and a rate b per token:
 
     S <- decay S;   d = b (v - S^T k);   S <- S + k d^T;   o = S^T q.
 
-q, k and v come from a causal depth-wise convolution over the joint channels, then SiLU. Every token
+q, k and v come from a causal depth-wise convolution over the joint channels, then SiLU.
+
+Mamba-2 (Dao and Gu, "Transformers are SSMs", 2024) is the rule without its correction, d = b v,
+with k and q as they are, and o has a part D v that goes past the state. A convolution alone (LFM2)
+is the layer without heads, and without SiLU: its state is its window. Every token
 takes the same calls on tensors of the same shapes, so its bits do not depend on how a text was cut
 into passes; a form that reads chunks at once would round differently.
 
@@ -100,17 +104,25 @@ _OF_ONE_NUMBER = (torch.sigmoid, functional.silu)
 
 @dataclass(frozen=True, slots=True)
 class DeltaWeights:
-    """Weights of one layer, float32. `rate_H` is exp(A_log)."""
+    """Weights of one layer, float32. `rate_H` is exp(A_log), `skip_H` the D of Mamba-2, whose
+    channels are v, k and q, and whose rate b is the step itself: it has no gate of its own."""
 
     conv_JC: Tensor
     rate_H: Tensor
     dt_bias_H: Tensor
     num_key_heads: int
     key_dim: int
+    conv_bias_C: Tensor | None = None
+    skip_H: Tensor | None = None
 
     @property
     def num_heads(self) -> int:
         return self.rate_H.shape[0]
+
+    @property
+    def num_gates(self) -> int:
+        """Number of the last columns of a layer's first product, which set rate and decay."""
+        return self.num_heads * (2 if self.skip_H is None else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +135,15 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class DeltaInputs:
-    """Inputs of the recurrence for packed tokens. Keys and queries are normed and scaled."""
+    """Inputs of the recurrence for packed tokens. Keys and queries are normed and scaled, but those
+    of Mamba-2, for which the state is not subtracted (`corrects`)."""
 
     q_NGK: Tensor
     k_NGK: Tensor
     v_NHV: Tensor
     rate_NH: Tensor
     decay_NH: Tensor
+    corrects: bool = True
 
 
 def torch_delta(
@@ -142,15 +156,22 @@ def torch_delta(
 ) -> None:
     """The operator `delta`: from a layer's first product to the input of its output norm.
 
-    The convolution's channels are the first columns of `first_NP`, b and a of every value head the
-    last. Writes `out_NO` and, of recurrent layer `layer`, the cells that `runs` name.
+    The convolution's channels are the first columns of `first_NP`, the gates of every value head
+    the last: b and a, or the step of Mamba-2. Writes `out_NO` and, of recurrent layer `layer`, the
+    cells that `runs` name. Without heads `out_NO` is the convolution.
     """
     mixed_NC = first_NP[:, : weights.conv_JC.shape[1]]
-    conv_NC = torch.empty(mixed_NC.shape, device=mixed_NC.device)
+    conv_NC = torch.empty(mixed_NC.shape, device=mixed_NC.device) if weights.num_heads else out_NO
     convolve(mixed_NC, weights.conv_JC, runs, cells, layer, conv_NC)
-    gates_N2H = first_NP[:, -2 * weights.num_heads :]
-    inputs = prepare(by_row(functional.silu, conv_NC), gates_N2H, weights)
-    recur(inputs, runs, cells, layer, out_NO.view(out_NO.shape[0], weights.num_heads, -1))
+    if weights.conv_bias_C is not None:
+        conv_NC.add_(weights.conv_bias_C)
+    if not weights.num_heads:
+        return
+    inputs = prepare(by_row(functional.silu, conv_NC), first_NP[:, -weights.num_gates :], weights)
+    out_NHV = out_NO.view(out_NO.shape[0], weights.num_heads, -1)
+    recur(inputs, runs, cells, layer, out_NHV)
+    if weights.skip_H is not None:
+        out_NHV.add_(inputs.v_NHV * weights.skip_H[:, None])
 
 
 def convolve(
@@ -161,7 +182,7 @@ def convolve(
     layer: int,
     out_NC: Tensor,
 ) -> None:
-    """The convolution, before SiLU. Writes its part of the cells that `runs` name."""
+    """The convolution, before bias and SiLU. Writes its part of the cells that `runs` name."""
     taps = conv_JC.shape[0]
     for run in runs:
         rows_TC = torch.cat([*_remembered(run, cells, layer, mixed_NC, taps - 1)])
@@ -195,9 +216,11 @@ def _remembered(
 
 
 def prepare(mixed_NC: Tensor, gates_N2H: Tensor, weights: DeltaWeights) -> DeltaInputs:
-    """Inputs of the recurrence, from the convolution after SiLU and the heads' gates b and a."""
+    """Inputs of the recurrence, from the convolution after SiLU and the heads' gates."""
     num_rows, num_heads = mixed_NC.shape[0], weights.rate_H.shape[0]
     key_size = weights.num_key_heads * weights.key_dim
+    if weights.skip_H is not None:
+        return _scanned(mixed_NC, gates_N2H, weights)
     q_NO, k_NO, v_NO = torch.split(
         mixed_NC, [key_size, key_size, mixed_NC.shape[1] - 2 * key_size], dim=1
     )
@@ -212,6 +235,24 @@ def prepare(mixed_NC: Tensor, gates_N2H: Tensor, weights: DeltaWeights) -> Delta
             lambda a_H: torch.exp(-weights.rate_H * functional.softplus(a_H + weights.dt_bias_H)),
             a_NH,
         ),
+    )
+
+
+def _scanned(mixed_NC: Tensor, steps_NH: Tensor, weights: DeltaWeights) -> DeltaInputs:
+    num_rows, num_heads = steps_NH.shape
+    key_size = weights.num_key_heads * weights.key_dim
+    v_NO, k_NO, q_NO = torch.split(
+        mixed_NC, [mixed_NC.shape[1] - 2 * key_size, key_size, key_size], dim=1
+    )
+    heads = (num_rows, weights.num_key_heads, weights.key_dim)
+    rate_NH = by_row(lambda step_H: functional.softplus(step_H + weights.dt_bias_H), steps_NH)
+    return DeltaInputs(
+        q_NGK=q_NO.reshape(heads),
+        k_NGK=k_NO.reshape(heads),
+        v_NHV=v_NO.reshape(num_rows, num_heads, -1),
+        rate_NH=rate_NH,
+        decay_NH=by_row(lambda rate_H: torch.exp(-weights.rate_H * rate_H), rate_NH),
+        corrects=False,
     )
 
 
@@ -239,8 +280,10 @@ def recur(
         for token, (state, kept) in enumerate(zip(run.states, run.inputs, strict=True), run.first):
             k_HK, decay_H = k_NHK[token], inputs.decay_NH[token]
             state_HKV.mul_(decay_H[:, None, None])
-            seen_HV = (state_HKV * k_HK[:, :, None]).sum(1)
-            change_HV = inputs.rate_NH[token][:, None] * (inputs.v_NHV[token] - seen_HV)
+            change_HV = inputs.v_NHV[token]
+            if inputs.corrects:
+                change_HV = change_HV - (state_HKV * k_HK[:, :, None]).sum(1)
+            change_HV = inputs.rate_NH[token][:, None] * change_HV
             state_HKV.add_(k_HK[:, :, None] * change_HV[:, None])
             out_NHV[token] = (state_HKV * q_NHK[token][:, :, None]).sum(1)
             if state is not None:

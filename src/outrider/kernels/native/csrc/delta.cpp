@@ -1,7 +1,7 @@
-// The gated delta rule of one layer, token by token: kernels/reference/delta.py defines it.
+// The recurrence of one layer, token by token: kernels/reference/delta.py defines it.
 //
 // Key heads are independent of each other, with their value heads and their channels of the
-// convolution, so each is one work item; within one, columns of a state are independent, so a block
+// convolution, so each is one work item, or several if there are few of them; within one, columns of a state are independent, so a block
 // of them stays in the first cache for all tokens up to the next that leaves its state in a cell. A
 // replayed token goes through the same functions as one that is read, so its bits are the same
 // whatever the compiler fuses.
@@ -20,8 +20,15 @@ namespace outrider {
 
 // One layer's weights and sizes: see DeltaWeights and StateShape.
 struct DeltaLayer {
-    const float *conv, *rate, *dt_bias;
+    const float *conv, *rate, *dt_bias, *conv_bias, *skip;
     int32_t taps, channels, key_heads, heads, key_dim, value_dim;
+
+    // Mamba-2's channels are values, keys and queries, those of the delta rule the reverse.
+    bool scans() const { return skip != nullptr; }
+    int num_keys() const { return key_heads * key_dim; }
+    int query_at() const { return scans() ? heads * value_dim + num_keys() : 0; }
+    int key_at() const { return scans() ? heads * value_dim : num_keys(); }
+    int value_at() const { return scans() ? 0 : 2 * num_keys(); }
 };
 
 // A pass's runs, and where cells are: addresses of a state cell's two tensors, and of an input
@@ -145,14 +152,44 @@ void unit(float* x, int size, float scale) {
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
-// One key head of one layer, through all runs of a pass.
+// The rows that a convolution reads in a run: those before it, null where there were none yet.
+void find_lines(const DeltaPass& pass, const DeltaLayer& layer, const Run& run, int index,
+                const float* rows, int row_size, const float** lines) {
+    const int window = layer.taps - 1, recent = std::min(run.num_replayed(), window);
+    const int64_t channels = layer.channels;
+    for (int r = 0; r < window - recent; ++r)
+        lines[r] = run.source < 0 ? nullptr
+                                  : reinterpret_cast<float*>(pass.state_cells[2 * run.source])
+                                        + (index * window + r + recent) * channels;
+    for (int r = 0; r < recent; ++r) {
+        const int cell = pass.replayed[run.replay_stop - recent + r];
+        lines[window - recent + r] =
+            reinterpret_cast<float*>(pass.input_cells[4 * cell]) + index * channels;
+    }
+    for (int t = 0; t < run.count(); ++t)
+        lines[window + t] = rows + static_cast<int64_t>(run.first + t) * row_size;
+}
+
+// The convolution of one vector of channels from `at` on, from the line of its first tap.
+Vec convolved(const DeltaLayer& layer, const float* const* lines, int at, int left) {
+    Vec sum = {};
+    if (layer.conv_bias != nullptr) sum = load_some(layer.conv_bias + at, left);
+    for (int tap = 0; tap < layer.taps; ++tap) {
+        if (lines[tap] == nullptr) continue;
+        const float* weight = layer.conv + static_cast<int64_t>(tap) * layer.channels + at;
+        sum += load_some(lines[tap] + at, left) * load_some(weight, left);
+    }
+    return sum;
+}
+
+// Part of the value heads of one key head of one layer, through all runs of a pass.
 class Head {
   public:
     Head(const DeltaPass& pass, const DeltaLayer& layer, const float* rows, int row_size, int gates,
-         int index, float* out, int head, Scratch& scratch)
+         int index, float* out, int head, int first, int stop, Scratch& scratch)
         : pass_(pass), layer_(layer), rows_(rows), row_size_(row_size), gates_(gates),
-          index_(index), out_(out), head_(head), scratch_(scratch),
-          shared_(layer.heads / layer.key_heads), window_(layer.taps - 1),
+          index_(index), out_(out), head_(head), first_(first), scratch_(scratch),
+          shared_(stop - first), window_(layer.taps - 1),
           key_size_(round_up(layer.key_dim)), value_size_(round_up(shared_ * layer.value_dim)) {}
 
     void go(const Run& run) {
@@ -170,37 +207,28 @@ class Head {
         rate_ = value_ + static_cast<size_t>(count) * value_size_;
         decay_ = rate_ + gates;
         state_ = decay_ + gates;
-        remember(run);
+        find_lines(pass_, layer_, run, index_, rows_, row_size_, lines_);
         if (run.fold >= 0) keep_window(run.fold, 0);
         for (int t = 0; t < count; ++t) prepare(run, t);
         for (int h = 0; h < shared_; ++h) recur(run, h);
     }
 
   private:
-    // The rows that the convolution reads: those before the run, null where there were none yet.
-    void remember(const Run& run) {
-        const int recent = std::min(run.num_replayed(), window_);
-        for (int r = 0; r < window_ - recent; ++r)
-            lines_[r] = run.source < 0 ? nullptr : window(run.source) + (r + recent) * channels();
-        for (int r = 0; r < recent; ++r)
-            lines_[window_ - recent + r] =
-                input(pass_.replayed[run.replay_stop - recent + r], 0) + index_ * channels();
-        for (int t = 0; t < run.count(); ++t)
-            lines_[window_ + t] = rows_ + static_cast<int64_t>(run.first + t) * row_size_;
-    }
-
     void prepare(const Run& run, int t) {
-        const int n = run.first + t, key_dim = layer_.key_dim, h0 = head_ * shared_;
+        const int n = run.first + t, key_dim = layer_.key_dim, h0 = first_;
         float *query = query_ + t * key_size_, *key = key_ + t * key_size_;
         convolve(t, query_at(), key_dim, query);
         convolve(t, key_at(), key_dim, key);
         convolve(t, value_at(), shared_ * layer_.value_dim, value_ + t * value_size_);
-        unit(query, key_dim, std::sqrt(static_cast<float>(key_dim)));
-        unit(key, key_dim, 1.0f);
+        if (!layer_.scans()) {
+            unit(query, key_dim, std::sqrt(static_cast<float>(key_dim)));
+            unit(key, key_dim, 1.0f);
+        }
         const float* gates = lines_[window_ + t] + gates_;
+        const int steps = layer_.scans() ? 0 : layer_.heads;
         for (int h = 0; h < shared_; ++h) {
-            const float step = softplus(gates[layer_.heads + h0 + h] + layer_.dt_bias[h0 + h]);
-            rate_[t * shared_ + h] = sigmoid(gates[h0 + h]);
+            const float step = softplus(gates[steps + h0 + h] + layer_.dt_bias[h0 + h]);
+            rate_[t * shared_ + h] = layer_.scans() ? step : sigmoid(gates[h0 + h]);
             decay_[t * shared_ + h] = std::exp(-layer_.rate[h0 + h] * step);
         }
         if (pass_.states[n] >= 0) keep_window(pass_.states[n], t + 1);
@@ -208,7 +236,7 @@ class Head {
         float* line = input(pass_.inputs[n], 0) + index_ * channels();
         copy_channels(lines_[window_ + t], line);
         const int64_t keys = static_cast<int64_t>(index_) * layer_.key_heads + head_;
-        std::copy(key, key + key_dim, input(pass_.inputs[n], 1) + keys * key_dim);
+        if (owns_keys()) std::copy(key, key + key_dim, input(pass_.inputs[n], 1) + keys * key_dim);
         float* decays = input(pass_.inputs[n], 3) + static_cast<int64_t>(index_) * layer_.heads;
         std::copy(decay_ + t * shared_, decay_ + (t + 1) * shared_, decays + h0);
     }
@@ -216,13 +244,7 @@ class Head {
     // silu of the convolution at `size` channels from `at` on, for token t of the run.
     void convolve(int t, int at, int size, float* to) {
         for (int c = 0; c < size; c += LANES) {
-            Vec sum = {};
-            for (int tap = 0; tap < layer_.taps; ++tap) {
-                const float* line = lines_[t + tap];
-                if (line == nullptr) continue;
-                const float* weight = layer_.conv + static_cast<int64_t>(tap) * channels() + at;
-                sum += load_some(line + at + c, size - c) * load_some(weight + c, size - c);
-            }
+            const Vec sum = convolved(layer_, lines_ + t, at + c, size - c);
             store_some(to + c, sum / (exp(-sum) + 1.0f), size - c);
         }
     }
@@ -277,7 +299,8 @@ class Head {
             now = next;
             const int n = run.first + j - run.num_replayed();
             if (n < run.first) continue;
-            const int64_t row = static_cast<int64_t>(n) * layer_.heads + head_ * shared_ + h;
+            if (layer_.scans()) skip(h, n - run.first, column, width, out);
+            const int64_t row = static_cast<int64_t>(n) * layer_.heads + first_ + h;
             give(out, width, out_ + row * layer_.value_dim + column);
             if (pass_.inputs[n] < 0) continue;
             give(change, width, input(pass_.inputs[n], 2) + number(h) * layer_.value_dim + column);
@@ -298,7 +321,16 @@ class Head {
             return take(changes + number(h) * layer_.value_dim + column, width, change);
         }
         take(value_ + t * value_size_ + h * layer_.value_dim + column, width, change);
-        for (int v = 0; v < VECS; ++v) change[v] = (change[v] - seen[v]) * rate_[t * shared_ + h];
+        const float rate = rate_[t * shared_ + h];
+        for (int v = 0; v < VECS; ++v)
+            change[v] = (layer_.scans() ? change[v] : change[v] - seen[v]) * rate;
+    }
+
+    // Add to the output of value head h what goes past the state.
+    void skip(int h, int t, int column, int width, Vec* out) const {
+        Vec value[VECS];
+        take(value_ + t * value_size_ + h * layer_.value_dim + column, width, value);
+        for (int v = 0; v < VECS; ++v) out[v] += value[v] * layer_.skip[first_ + h];
     }
 
     // The whole matrix of value head h, in the order in which it lies in memory, which is what
@@ -346,7 +378,7 @@ class Head {
     void copy_channels(const float* from, float* to) {
         const int sizes[3] = {layer_.key_dim, layer_.key_dim, shared_ * layer_.value_dim};
         const int places[3] = {query_at(), key_at(), value_at()};
-        for (int part = 0; part < 3; ++part) {
+        for (int part = owns_keys() ? 0 : 2; part < 3; ++part) {
             float* there = to + places[part];
             if (from == nullptr) std::fill(there, there + sizes[part], 0.0f);
             else std::copy(from + places[part], from + places[part] + sizes[part], there);
@@ -368,13 +400,13 @@ class Head {
     int64_t channels() const { return layer_.channels; }
     // Of value head h among those of all layers.
     int64_t number(int h) const {
-        return static_cast<int64_t>(index_) * layer_.heads + head_ * shared_ + h;
+        return static_cast<int64_t>(index_) * layer_.heads + first_ + h;
     }
-    int query_at() const { return head_ * layer_.key_dim; }
-    int key_at() const { return (layer_.key_heads + head_) * layer_.key_dim; }
-    int value_at() const {
-        return 2 * layer_.key_heads * layer_.key_dim + head_ * shared_ * layer_.value_dim;
-    }
+    // Of the parts of a key head, the first writes its keys to cells.
+    bool owns_keys() const { return first_ == head_ * (layer_.heads / layer_.key_heads); }
+    int query_at() const { return layer_.query_at() + head_ * layer_.key_dim; }
+    int key_at() const { return layer_.key_at() + head_ * layer_.key_dim; }
+    int value_at() const { return layer_.value_at() + first_ * layer_.value_dim; }
     float* input(int cell, int part) const {
         return reinterpret_cast<float*>(pass_.input_cells[4 * cell + part]);
     }
@@ -394,13 +426,68 @@ class Head {
     const int row_size_, gates_;
     const int index_;
     float* out_;
-    const int head_;
+    const int head_, first_;
     Scratch& scratch_;
     const int shared_, window_, key_size_, value_size_;
     const float** lines_ = nullptr;
     float *query_ = nullptr, *key_ = nullptr, *value_ = nullptr, *rate_ = nullptr;
     float *decay_ = nullptr, *state_ = nullptr;
 };
+
+// Work items of a layer with one key head, enough for many threads; channels of a convolution, in
+// vectors, that one thread takes at a time.
+constexpr int MOST_PARTS = 16, VECTORS_AT_ONCE = 8;
+
+// A convolution alone: channels `first` to `stop` of one layer, through a run.
+void convolve_run(const DeltaPass& pass, const DeltaLayer& layer, const Run& run, int index,
+                  const float* rows, int row_size, float* out, int first, int stop,
+                  Scratch& scratch) {
+    const int window = layer.taps - 1;
+    const int64_t channels = layer.channels;
+    const auto lines = static_cast<const float**>(
+        scratch.take(sizeof(const float*) * static_cast<size_t>(window + run.count())));
+    find_lines(pass, layer, run, index, rows, row_size, lines);
+    const auto keep = [&](const float* from, float* to) {
+        if (from == nullptr) std::fill(to + first, to + stop, 0.0f);
+        else std::copy(from + first, from + stop, to + first);
+    };
+    const auto keep_window = [&](int cell, int t) {
+        float* to = reinterpret_cast<float*>(pass.state_cells[2 * cell]) + index * window * channels;
+        for (int r = 0; r < window; ++r) keep(lines[t + r], to + r * channels);
+    };
+    if (run.fold >= 0) keep_window(run.fold, 0);
+    for (int t = 0; t < run.count(); ++t) {
+        const int n = run.first + t;
+        for (int c = first; c < stop; c += LANES)
+            store_some(out + n * channels + c, convolved(layer, lines + t, c, stop - c), stop - c);
+        if (pass.states[n] >= 0) keep_window(pass.states[n], t + 1);
+        if (pass.inputs[n] >= 0)
+            keep(lines[window + t],
+                 reinterpret_cast<float*>(pass.input_cells[4 * pass.inputs[n]]) + index * channels);
+    }
+}
+
+Run run_of(const DeltaPass& pass, int number) {
+    const int32_t* run = pass.runs + 6 * number;
+    return {run[0], run[1], run[2], run[3], run[4], run[5]};
+}
+
+// Whether a run goes on from a cell that an earlier run of the pass writes. Then parts of a key head
+// would need keys that another thread is about to write.
+bool reads_own_cells(const DeltaPass& pass) {
+    const auto among = [](const int32_t* cells, int count, int cell) {
+        return std::find(cells, cells + count, cell) != cells + count;
+    };
+    for (int r = 1; r < pass.num_runs; ++r) {
+        const Run run = run_of(pass, r);
+        if (run.source >= 0 && among(pass.states, run.first, run.source)) return true;
+        for (int q = 0; q < r; ++q)
+            if (run.source >= 0 && run_of(pass, q).fold == run.source) return true;
+        for (int i = run.replay_first; i < run.replay_stop; ++i)
+            if (among(pass.inputs, run.first, pass.replayed[i])) return true;
+    }
+    return false;
+}
 
 }  // namespace
 
@@ -411,18 +498,32 @@ using namespace outrider;
 extern "C" {
 
 // `rows` of `row_size` floats hold a token's channels first and, at `gates`, b and a of every value
-// head; `out` is [tokens, value heads, value size]. `index` is the layer's among the recurrent ones.
+// head, or Mamba-2's steps; `out` is [tokens, value heads, value size], or [tokens, channels] if
+// there are no heads. `index` is the layer's among the recurrent ones.
 void outrider_delta(const DeltaPass* pass, const DeltaLayer* layer, const float* rows, int row_size,
                     int gates, int index, float* out) {
     Team& team = pass->team->here();
     std::lock_guard<std::mutex> lock(team.entry());
-    team.run(layer->key_heads, 1, [&](int first, int last, int thread) {
-        for (int head = first; head < last; ++head) {
-            Head one(*pass, *layer, rows, row_size, gates, index, out, head, team.own(thread));
-            for (int r = 0; r < pass->num_runs; ++r) {
-                const int32_t* run = pass->runs + 6 * r;
-                one.go({run[0], run[1], run[2], run[3], run[4], run[5]});
-            }
+    if (layer->heads == 0) {
+        const int num_vectors = round_up(layer->channels) / LANES;
+        team.run(num_vectors, VECTORS_AT_ONCE, [&](int first, int stop, int thread) {
+            for (int r = 0; r < pass->num_runs; ++r)
+                convolve_run(*pass, *layer, run_of(*pass, r), index, rows, row_size, out,
+                             first * LANES, std::min(stop * LANES, layer->channels),
+                             team.own(thread));
+        });
+        return;
+    }
+    const int shared = layer->heads / layer->key_heads;
+    const int most = reads_own_cells(*pass) ? 1 : std::max(1, MOST_PARTS / layer->key_heads);
+    const int parts = std::min(shared, most);
+    team.run(layer->key_heads * parts, 1, [&](int first, int last, int thread) {
+        for (int item = first; item < last; ++item) {
+            const int head = item / parts, part = item % parts, start = head * shared;
+            Head one(*pass, *layer, rows, row_size, gates, index, out, head,
+                     start + shared * part / parts, start + shared * (part + 1) / parts,
+                     team.own(thread));
+            for (int r = 0; r < pass->num_runs; ++r) one.go(run_of(*pass, r));
             end_streams();
         }
     });

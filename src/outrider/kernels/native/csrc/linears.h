@@ -31,7 +31,7 @@ struct Net {
 };
 
 // In the order of `Gating` in mixture.py.
-enum Gating { SILU, GELU, CLAMPED };
+enum Gating { SILU, GELU, CLAMPED, SQUARED };
 
 // Mirrored by `_Mixture` in mixture.py. The router scores `num_experts` and, behind them, the net
 // that all tokens share.

@@ -15,6 +15,7 @@ extern "C" {
 
 void outrider_silu_mul(Team*, const float* gate_up, float* out, int num_rows, int size);
 void outrider_gelu_mul(Team*, const float* gate_up, float* out, int num_rows, int size);
+void outrider_squared_relu(Team*, const float* x, float* out, int num_rows, int size);
 }
 
 namespace outrider {
@@ -164,7 +165,11 @@ void clamped_mul(const Mixture& m, const float* gate_up, float* out, int num_row
         }
 }
 
+// Products of a net before the last one.
+int num_up(const Mixture& m) { return m.gating == SQUARED ? 1 : 2; }
+
 void activate(const Mixture& m, const float* gate_up, float* out, int num_rows, int size) {
+    if (m.gating == SQUARED) return outrider_squared_relu(m.team, gate_up, out, num_rows, size);
     if (m.gating == CLAMPED) return clamped_mul(m, gate_up, out, num_rows, size);
     const auto gate = m.gating == GELU ? outrider_gelu_mul : outrider_silu_mul;
     gate(m.team, gate_up, out, num_rows, size);
@@ -180,7 +185,7 @@ void add_scaled(const float* from, float scale, float* to, int size) {
 // The net that every row goes through, whole or by the part that its own score gives it.
 void add_shared(const Mixture& m, const float* x, int num_rows, const Memory& memory) {
     const int ffn = m.shared_ffn_size;
-    m.shared.gate_up(x, memory.up, num_rows, 2 * ffn, false);
+    m.shared.gate_up(x, memory.up, num_rows, num_up(m) * ffn, false);
     activate(m, memory.up, memory.activated, num_rows, ffn);
     m.shared.down(memory.activated, memory.given, num_rows, m.hidden_size, false);
     for (int64_t n = 0; n < num_rows; ++n) {
@@ -210,7 +215,7 @@ float* mixed(const Mixture& m, const float* x, int num_rows) {
         const int count = static_cast<int>(memory.first[e + 1] - first);
         if (count == 0) continue;
         const Net& net = m.experts[e];
-        net.gate_up(memory.x + first * size, memory.up, count, 2 * ffn, false);
+        net.gate_up(memory.x + first * size, memory.up, count, num_up(m) * ffn, false);
         activate(m, memory.up, memory.activated, count, ffn);
         net.down(memory.activated, memory.given + first * size, count, m.hidden_size, false);
     }
