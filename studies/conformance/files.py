@@ -38,6 +38,10 @@ _ROUTED = (
 )  # fmt: skip
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention.scale")
+_SCANS = (
+    "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size",
+)  # fmt: skip
+_HYBRIDS = ("granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe")
 _MORE_KEYS: Mapping[str, Iterable[str]] = {
     "gemma2": _CAPS,
     "cohere2": ("logit_scale",),
@@ -66,6 +70,9 @@ _MORE_KEYS: Mapping[str, Iterable[str]] = {
             "attention.recurrent_layers",
         ),
     ),
+    **dict.fromkeys(_HYBRIDS, (*_SCANS, *_ROUTED, "moe_latent_size")),
+    "granitehybrid": (*_SCANS, *_SCALES, "rope.scaling.finetuned"),
+    **dict.fromkeys(("lfm2", "lfm2moe"), (*_ROUTED, "shortconv.l_cache")),
     **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe"), ("rope.dimension_sections",)),
 }
 _QKV = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
@@ -79,6 +86,8 @@ _BIASES: Mapping[str, tuple[str, ...]] = {
     "qwen2vl": _QKV,
     "seed_oss": _QKV,
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), ("ssm_dt.bias",)),
+    **dict.fromkeys(_HYBRIDS, ("ssm_dt.bias", "ssm_conv1d.bias", "exp_probs_b.bias")),
+    "lfm2moe": ("exp_probs_b.bias",),
     "nemotron": ("norm.bias",),
     "starcoder2": (".bias",),
     "orion": ("norm.bias",),

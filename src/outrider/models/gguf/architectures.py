@@ -101,6 +101,9 @@ _HYBRID_EXPERTS = Part(
     lambda sizes: {**settings.experts(sizes), **settings.shared_expert_of(sizes)},
     (*_EXPERT_KEYS, "expert_shared_feed_forward_length"),
 )
+_MTP = {
+    f"nextn.{part}": f"nextn.{part}" for part in ("eh_proj", "enorm", "hnorm", "shared_head_norm")
+}
 _HYBRID: Mapping[str, Any] = {
     "names": {
         **_SHARED,
@@ -115,8 +118,7 @@ _HYBRID: Mapping[str, Any] = {
         "ssm_a": "linear_attn.A_log",
         "ssm_norm": "linear_attn.norm",
         "ssm_out": "linear_attn.out_proj",
-        **{name: name for name in ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")},
-        "nextn.shared_head_norm": "nextn.shared_head_norm",
+        **_MTP,
     },
     "absent": ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm"),
     "above_one": True,
@@ -135,9 +137,8 @@ def _row(
 ) -> Architecture:
     """An architecture with the layers of a Llama, but for `names` and `traits`."""
     own = {**_LLAMA_LAYER, **(names or {})}
-    return Architecture(
-        family=family, parts=(_LAYERED, *parts), names=own, outer=_LLAMA_OUTER, **traits
-    )
+    traits = {"outer": _LLAMA_OUTER, **traits}
+    return Architecture(family=family, parts=(_LAYERED, *parts), names=own, **traits)
 
 
 _GRANITE = _row(
@@ -154,6 +155,45 @@ _DRAFTER_OUTER = {
     "fc": "fc",
     "d2t": "d2t",
 }
+# Tensors that not every layer of a hybrid has.
+_ONCE = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", *_FFN)
+_SCANS = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_dt": "mamba.dt_bias",
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
+_CONVOLUTIONS = Part(
+    settings.short_convolutions, ("shortconv.l_cache", "attention.recurrent_layers")
+)
+_LFM2_NAMES = {f"shortconv.{part}": f"conv.{part}" for part in ("in_proj", "conv", "out_proj")}
+_LFM2: Mapping[str, Any] = {
+    "names": {**_DEEPSEEK, **_LFM2_NAMES},
+    "outer": {**_LLAMA_OUTER, "token_embd_norm": "model.norm"},
+    "absent": (*_ONCE, *_LFM2_NAMES, *_DEEPSEEK),
+    "uneven": True,
+}
+_NEMOTRON_H = _row(
+    "nemotron_h",
+    Part(
+        settings.nemotron_h,
+        (*settings.SCAN_KEYS, *settings.ROUTED_KEYS, "moe_latent_size", "nextn_predict_layers"),
+    ),
+    names={
+        **_DEEPSEEK,
+        **_SCANS,
+        **_MTP,
+        "ffn_latent_down": "mlp.fc1_latent_proj",
+        "ffn_latent_up": "mlp.fc2_latent_proj",
+    },
+    absent=(*_ONCE, *_SCANS, *_DEEPSEEK, *_MTP, "ffn_latent_down", "ffn_latent_up"),
+    uneven=True,
+    # Its MTP block is not read.
+    mtp=True,
+)
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": _row(
         "llama",
@@ -384,6 +424,35 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         stem="layers.",
         drafts=True,
     ),
+    "lfm2": _row("lfm2", _WINDOW, _CONVOLUTIONS, **_LFM2),
+    "lfm2moe": _row(
+        "lfm2_moe",
+        settings.routed(has_sigmoids=True),
+        _CONVOLUTIONS,
+        # Whatever the file says.
+        Part(lambda _: {"norm_topk_prob": True}),
+        **_LFM2,
+    ),
+    "granitehybrid": _row(
+        "granitemoehybrid",
+        _SCALES,
+        Part(settings.scans, settings.SCAN_KEYS),
+        Part(settings.granite_hybrid, (*_EXPERT_KEYS, "expert_shared_feed_forward_length")),
+        names={**_GRANITE.names, **_SCANS},
+        absent=(*_ONCE, *_SCANS),
+        paired=True,
+        uneven=True,
+    ),
+    "falcon-h1": _row(
+        "falcon_h1",
+        Part(settings.scans, settings.SCAN_KEYS),
+        Part(settings.falcon_h1),
+        names=_SCANS,
+        absent=(*_ONCE, *_SCANS),
+        positions=Positions(ignores_factors=True),
+    ),
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": _NEMOTRON_H,
     "smollm3": _row("smollm3", _WINDOW, paired=True),
     "gpt-oss": _row(
         "gpt_oss",

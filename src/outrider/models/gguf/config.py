@@ -92,7 +92,8 @@ class Positions:
     stretched unless `stretches_local`. With `has_factors`, a scaling is a list of factors, and the
     types of the common ones mean nothing. `log_factor` is the key of YaRN's scale of scores. If
     `is_yarn`, config.json means YaRN if it says nothing, and YaRN's bounds are not rounded. With
-    `in_windows` kinds differ only in files with a window."""
+    `in_windows` kinds differ only in files with a window. With `ignores_factors` frequencies are
+    never divided."""
 
     by_kind: bool = False
     stretches_local: bool = True
@@ -101,6 +102,7 @@ class Positions:
     is_yarn: bool = False
     log_factor: str = ""
     in_windows: bool = False
+    ignores_factors: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class Values:
 
     def rows_of(self, part: str) -> Tensor | None:
         """order_O: the row in the file of each row of the checkpoint's tensor; None if none moves.
-        Rows of z and columns of the output stay tiled (`QwenHybridConfig.tiled_values`)."""
+        Rows of z and columns of the output stay tiled (`HybridConfig.tiled_values`)."""
         if part in ("in_proj_qkv.weight", "conv1d.weight"):
             return torch.cat([torch.arange(self.num_keys), self.num_keys + self._order(self.dim)])
         single = ("in_proj_b.weight", "in_proj_a.weight", "dt_bias", "A_log")
@@ -147,7 +149,8 @@ class Architecture:
     Files with `mtp` may have an MTP block behind the last layer, under names of its own or, if
     `numbered_mtp`, those of one more layer. Value heads may be `tiled`. Heads of `latent` ones
     attend over latents: their sizes of keys and values are those of a row of the cache or a head.
-    A file that `drafts` holds heads of a target.
+    A file that `drafts` holds heads of a target. If `uneven`, sizes are 0 in
+    layers that lack the part.
     """
 
     family: str
@@ -169,6 +172,7 @@ class Architecture:
     tiled: bool = False
     latent: bool = False
     drafts: bool = False
+    uneven: bool = False
 
     def reads(self, key: str) -> bool:
         return key in _READ or any(key in part.keys for part in self.parts)
@@ -309,13 +313,22 @@ class Sizes:
         if key not in _BY_LAYER or not isinstance(listed, np.ndarray):
             return self.raw.integer(full, default, least=least)
         values: list[object] = listed.tolist()
-        if len(values) != self.integer("block_count") or values.count(values[0]) < len(values):
+        is_whole = len(values) == self.integer("block_count")
+        values = [one for one in values if one or not self.row.uneven] or values
+        if not is_whole or values.count(values[0]) < len(values):
             raise CheckpointError(
                 f"{self.raw.where}: {full} has no one value for all layers, which is not "
                 f"supported: {values!r:.60}.",
                 hint=OTHER_CHECKPOINT,
             )
         return JsonObject(self.raw.where, {full: values[0]}).integer(full, least=least)
+
+    def by_layer(self, key: str) -> list[int]:
+        """The setting `key` of every layer; one number holds for all."""
+        listed = self.raw.values.get(f"{self.arch}.{key}")
+        if not isinstance(listed, np.ndarray):
+            return [self.integer(key, 0, least=0)] * self.num_layers
+        return [int(one) for one in listed.tolist()][: self.num_layers]
 
     def number(self, key: str, default: float | None = None) -> float:
         return shortest(self.raw.number(f"{self.arch}.{key}", default))
@@ -439,7 +452,8 @@ class _Scaling:
     def whole(self) -> dict[str, Any]:
         """The scaling of layers that see the whole text."""
         entries, ways = self.sizes.header.entries, self.sizes.row.positions
-        if (entry := entries.get("rope_freqs.weight")) is not None:
+        entry = None if ways.ignores_factors else entries.get("rope_freqs.weight")
+        if entry is not None:
             return self._by_factors(self._factors(entry))
         if (entry := entries.get("rope_factors_short.weight")) is not None:
             return self._long(entry)

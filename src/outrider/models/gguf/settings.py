@@ -8,6 +8,7 @@ import numpy as np
 
 from outrider.core.errors import CheckpointError
 from outrider.models.gguf.config import Part, Sizes
+from outrider.models.gguf.reader import Entry
 from outrider.models.json_object import CONTRADICTION
 
 
@@ -239,8 +240,7 @@ def routed(*, has_sigmoids: bool, normalises: bool = False, has_dense: bool = Tr
     layers may be dense if the architecture `has_dense` ones."""
 
     def read(sizes: Sizes) -> dict[str, Any]:
-        ffn, last = sizes.integer("expert_feed_forward_length"), sizes.num_layers - 1
-        shared = sizes.header.entries.get(f"blk.{last}.ffn_gate_shexp.weight")
+        ffn, shared = sizes.integer("expert_feed_forward_length"), _entry(sizes, "ffn_up_shexp")
         scoring = sizes.integer("expert_gating_func", 2 if has_sigmoids else 1)
         return {
             "n_routed_experts": sizes.integer("expert_count"),
@@ -258,10 +258,16 @@ def routed(*, has_sigmoids: bool, normalises: bool = False, has_dense: bool = Tr
                 f"{sizes.arch}.expert_weights_norm", default=normalises
             ),
             "scoring_func": "sigmoid" if scoring == _SIGMOID else "softmax",
-            "has_choice_bias": f"blk.{last}.exp_probs_b.bias" in sizes.header.entries,
+            "has_choice_bias": _entry(sizes, "exp_probs_b", "bias") is not None,
         }
 
     return Part(read, ROUTED_KEYS)
+
+
+def _entry(sizes: Sizes, part: str, ending: str = "weight") -> Entry | None:
+    """The tensor `part` of the last layer that has it; None if none has."""
+    names = (f"blk.{index}.{part}.{ending}" for index in reversed(range(sizes.num_layers)))
+    return next((found for name in names if (found := sizes.header.entries.get(name))), None)
 
 
 _SIGMOID = 2
@@ -325,6 +331,78 @@ def _mtp_blocks(sizes: Sizes) -> dict[str, Any]:
     first, end = sizes.num_layers, sizes.integer("block_count")
     there = f"blk.{first}.nextn.eh_proj.weight" in sizes.header.entries
     return {"num_nextn_predict_layers": end - first} if there else {}
+
+
+def _kinds(sizes: Sizes, other: str) -> list[str]:
+    """The kinds of layers: those without key and value heads are of the `other` kind."""
+    heads = sizes.by_layer("attention.head_count_kv")
+    return ["full_attention" if count else other for count in heads]
+
+
+def short_convolutions(sizes: Sizes) -> dict[str, Any]:
+    """LFM2's convolutions, in layers without key and value heads."""
+    return {
+        "conv_L_cache": sizes.integer("shortconv.l_cache"),
+        "layer_types": _kinds(sizes, "conv"),
+        "norm_eps": sizes.number("attention.layer_norm_rms_epsilon"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def scans(sizes: Sizes) -> dict[str, Any]:
+    """Sizes of Mamba-2 layers."""
+    inner, heads = sizes.integer("ssm.inner_size"), sizes.integer("ssm.time_step_rank")
+    return {
+        "mamba_d_ssm": inner,
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_n_groups": sizes.integer("ssm.group_count"),
+        "mamba_d_state": sizes.integer("ssm.state_size"),
+        "mamba_d_conv": sizes.integer("ssm.conv_kernel"),
+        "mamba_conv_bias": _entry(sizes, "ssm_conv1d", "bias") is not None,
+    }
+
+
+SCAN_KEYS = (
+    "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size",
+    "attention.recurrent_layers",
+)  # fmt: skip
+
+
+def granite_hybrid(sizes: Sizes) -> dict[str, Any]:
+    """Layers and FFN of Granite's hybrids. Heads rotate unless the file says that the positions of
+    the original model were not stretched, the key that stands for it."""
+    found = {"shared_intermediate_size": sizes.integer("feed_forward_length")}
+    found |= {"num_local_experts": 0} | granite_mixture(sizes)
+    turns = sizes.raw.flag(f"{sizes.arch}.rope.scaling.finetuned", default=True)
+    own = {"model_type": sizes.row.family, "layer_types": _kinds(sizes, "mamba")}
+    return found | own | {"position_embedding_type": "rope" if turns else "none"}
+
+
+def falcon_h1(sizes: Sizes) -> dict[str, Any]:
+    """Norms of Falcon H1, which come after the gate; its factors are part of the weights."""
+    has_norm = _entry(sizes, "ssm_norm") is not None
+    return {"mamba_rms_norm": has_norm, "mamba_norm_before_gate": False}
+
+
+def nemotron_h(sizes: Sizes) -> dict[str, Any]:
+    """Layers of Nemotron H, each of one kind, and their mixture, if there is one."""
+    is_sparse = sizes.is_set("expert_count")
+    fed, heads = sizes.by_layer("feed_forward_length"), sizes.by_layer("attention.head_count_kv")
+    kinds = [
+        ("E" if is_sparse else "-") if ffn else "*" if count else "M"
+        for ffn, count in zip(fed, heads, strict=True)
+    ]
+    own = scans(sizes)
+    return {
+        "hybrid_override_pattern": "".join(kinds),
+        "layer_norm_epsilon": sizes.number("attention.layer_norm_rms_epsilon", 1e-5),
+        "mamba_num_heads": own["mamba_n_heads"],
+        "mamba_head_dim": own["mamba_d_head"],
+        "moe_latent_size": sizes.integer("moe_latent_size", 0, least=0),
+        **own,
+        **(routed(has_sigmoids=True).read(sizes) if is_sparse else {}),
+    }
 
 
 def halved_ffn(sizes: Sizes) -> dict[str, Any]:

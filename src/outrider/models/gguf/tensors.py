@@ -36,7 +36,13 @@ _LAYER_PARTS = 6
 
 
 # Tensors whose names in checkpoints have no ending.
-_WHOLE = ("attn_sinks", "exp_probs_b", "ssm_a", "ssm_dt", "attn_conv_base", "ffn_conv_base")
+_WHOLE = (
+    "attn_sinks", "exp_probs_b", "ssm_a", "ssm_d", "ssm_dt", "attn_conv_base", "ffn_conv_base",
+)  # fmt: skip
+# Tensors that have one axis in checkpoints.
+_FLAT = ("ssm_a", "ssm_d", "ssm_norm")
+# Tensors that have one more axis in checkpoints, of size 1, and its number.
+_NEW_AXIS = {"ffn_gate_inp_shexp": 0, "ssm_conv1d": 1, "shortconv.conv": 1}
 # Tensors of an MTP block that belong to no layer of it.
 MTP_NAMES = {
     "nextn.eh_proj": "mtp.fc",
@@ -52,7 +58,8 @@ class TensorSource:
     its rows are `order_O` of those in the file, rows of heads of `head_dim` are paired as
     neighbours (0: they are not), the matrix is `transposed`, numbers are 1 larger (`above_one`) or
     the exponentials of the checkpoint's, negated (`is_rate`), or checkpoints have one more axis, of
-    size 1 (`new_axis`). A bias that the file lacks is `zero`: a 0 for each row of the matrix
+    size 1 (`new_axis`), or only one (`flat`). A bias that the file lacks is `zero`: a 0 for each
+    row of the matrix
     `stored`. `factor` names the tensor of what all numbers are multiplied by, one for each matrix
     of a stack (NVFP4's second scale)."""
 
@@ -63,12 +70,15 @@ class TensorSource:
     above_one: bool = False
     is_rate: bool = False
     new_axis: int | None = None
+    flat: bool = False
     zero: bool = False
     factor: str = ""
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         if self.zero:
             return stored[:1]
+        if self.flat:
+            return (prod(stored),)
         if self.order_O is not None:
             stored = (len(self.order_O), *stored[1:])
         if self.new_axis is not None:
@@ -77,6 +87,7 @@ class TensorSource:
 
     def laid_out(self, tensor: Tensor) -> Tensor:
         """The tensor in a checkpoint's layout."""
+        tensor = tensor.flatten() if self.flat else tensor
         order_O = self.order(tensor.shape[0])
         if order_O is not None:
             tensor = tensor[order_O]
@@ -124,11 +135,14 @@ def tensor_sources(sizes: Sizes) -> Mapping[str, TensorSource]:
             sizes.head_dim if row.paired and part in PAIRED else 0,
             transposed=part in row.transposed and ending == "weight",
             above_one=row.above_one and stored.endswith("norm.weight") and part != "ssm_norm",
-            new_axis={"ffn_gate_inp_shexp": 0, "ssm_conv1d": 1}.get(part),
+            new_axis=_NEW_AXIS.get(part) if ending == "weight" else None,
+            flat=part in _FLAT,
             is_rate=part == "ssm_a",
             factor=f"{module}.scale" if f"{module}.scale" in header.entries else "",
         )
-        whole = name if part in _WHOLE or not ending else f"{name}.{ending}"
+        # Falcon H1's norm before the FFN is stored without an ending.
+        is_whole = part in _WHOLE or (not ending and part != "ffn_norm")
+        whole = name if is_whole else f"{name}.{ending or 'weight'}"
         if known:
             found |= (
                 {whole: source} if sizes.values is None else by_values(sizes.values, whole, source)
