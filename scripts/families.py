@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import fill
@@ -20,6 +21,7 @@ import torch
 
 from doubles.hf_checkpoints import random_hf
 from doubles.tiny_families import WRAPPERS, write_wrapper
+from doubles.tiny_mixers import MIXERS
 from outrider.core.errors import CheckpointError
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.loading import load_model
@@ -67,6 +69,13 @@ _PER_LAYER = {
     "hidden_size_per_layer_input": 16,
     "vocab_size_per_layer_input": 131,
 }
+
+
+def _mixer(name: str) -> Mapping[str, Any]:
+    # Configs of transformers write into the settings that they are made of.
+    return deepcopy({key: value for key, value in MIXERS[name].items() if key != "model_type"})
+
+
 # Names that people know, model types, and settings beside the common ones; None is a wrapper of
 # tests/doubles/tiny_families.py.
 ARCHITECTURES: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = (
@@ -123,6 +132,12 @@ ARCHITECTURES: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = (
     ("ERNIE 4.5", "ernie4_5", {"head_dim": 12}),
     ("dots.llm1", "dots1", {**_ROUTED, "n_group": 1, "topk_group": 1}),
     ("MiniMax M2", "minimax_m2", {**_LOCAL, "num_experts_per_tok": 2, "rotary_dim": 6}),
+    ("LFM2, LFM2.5", "lfm2", _mixer("lfm2")),
+    ("LFM2 mixtures (8B-A1B)", "lfm2_moe", _mixer("lfm2_moe")),
+    ("Granite 4", "granitemoehybrid", _mixer("granite_h_moe")),
+    ("Bamba", "bamba", _mixer("bamba")),
+    ("Falcon H1", "falcon_h1", _mixer("falcon_h1")),
+    ("Nemotron H, Nemotron 3 Nano", "nemotron_h", _mixer("nemotron_h_moe")),
 )
 
 

@@ -44,9 +44,9 @@ from outrider.kernels.native.tuning import BandwidthReader, arithmetic_ceilings
 from outrider.kernels.registry import choose
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.families import read_config
+from outrider.models.hybrid import HybridModel
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model, resolve
-from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.weights import Placement
 
 ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 32)
@@ -186,7 +186,7 @@ def _hybrid_cost(options: Options, repeats: int, report: Report) -> None:
 
 
 def _hybrid_cells(
-    model: QwenHybridModel, weights: Sequence[Tensor], context: int, repeats: int
+    model: HybridModel, weights: Sequence[Tensor], context: int, repeats: int
 ) -> list[dict[str, Any]]:
     fill(model, context, context)
     plain, spent = model.kernels, [0.0]

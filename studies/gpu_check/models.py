@@ -21,10 +21,10 @@ from outrider.kernels.operators import Kernels, tried
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import choose
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.families import LlamaConfig, QwenHybridConfig, read_native_config
+from outrider.models.families import HybridConfig, LlamaConfig, read_native_config
+from outrider.models.hybrid import HybridModel
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model, resolve
-from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.rope_config import Rope
 from outrider.models.weights import HEAD, Placement, Weights
 from outrider_lab.models.inflate import Inflation, ModelShape, inflated_config
@@ -186,10 +186,10 @@ RANDOM_HYBRID = HybridSize(hidden_size=1024, ffn_size=3072, num_layers=12, num_h
 QUICK_HYBRID = HybridSize(hidden_size=64, ffn_size=96, num_layers=4, num_heads=4, head_dim=16)
 
 
-def config_of(size: HybridSize) -> QwenHybridConfig:
+def config_of(size: HybridSize) -> HybridConfig:
     attending = tuple(range(3, size.num_layers, 4))
     key_heads = size.num_heads // 2
-    return QwenHybridConfig(
+    return HybridConfig(
         family="qwen3_5_text",
         vocab_size=size.vocab_size,
         hidden_size=size.hidden_size,
@@ -216,7 +216,7 @@ def config_of(size: HybridSize) -> QwenHybridConfig:
 
 def random_hybrid(
     size: HybridSize, kernels: Kernels, placement: Placement, capacity: ModelCapacity
-) -> tuple[QwenHybridModel, tuple[Tensor, ...]]:
+) -> tuple[HybridModel, tuple[Tensor, ...]]:
     """The model, and the matrices that each pass reads."""
     streamed: list[Tensor] = []
 
@@ -227,7 +227,7 @@ def random_hybrid(
 
     source = cast("Weights", RandomWeights(placement.device))
     noting = replace(kernels, pack=pack)
-    model = QwenHybridModel(
+    model = HybridModel(
         config_of(size), source, kernels=noting, placement=placement, capacity=capacity
     )
     model.kernels = kernels

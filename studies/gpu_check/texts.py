@@ -45,9 +45,9 @@ from outrider.kernels.reference.delta import (
     torch_delta,
 )
 from outrider.models.decoder import ModelCapacity
+from outrider.models.hybrid import HybridModel
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
-from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.weights import Placement
 
 PROMPTS = (
@@ -258,7 +258,7 @@ def hybrid(setting: Setting, record: dict[str, Any]) -> None:
         let_go()
 
 
-def _model(setting: Setting, rollback: str) -> QwenHybridModel:
+def _model(setting: Setting, rollback: str) -> HybridModel:
     placement = Placement("random hybrid", setting.dtype, setting.device)
     states = RecurrentCapacity(rollback=rollback, history=8, num_sequences=4, num_checkpoints=2)
     capacity = ModelCapacity(
@@ -270,7 +270,7 @@ def _model(setting: Setting, rollback: str) -> QwenHybridModel:
 
 
 def _run(
-    setting: Setting, model: QwenHybridModel, drafter: str, nodes: int
+    setting: Setting, model: HybridModel, drafter: str, nodes: int
 ) -> tuple[list[list[int]], int]:
     """Texts of all prompts, and how many tokens were drafted."""
     target = cast("LlamaModel", model)

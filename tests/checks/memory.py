@@ -20,7 +20,7 @@ from outrider.core.protocols import StepRow
 from outrider.core.spec import RecurrentCapacity
 from outrider.core.tree import ROOT
 from outrider.models.decoder import ModelCapacity
-from outrider.models.qwen_hybrid import QwenHybridModel
+from outrider.models.hybrid import HybridModel
 
 SIZE = 2
 
@@ -304,13 +304,13 @@ def wanted(text: Sequence[int], reference: bool) -> Tensor:
     return model.step([row], NEEDS).logits_MV[0].clone()
 
 
-def model_with(rollback: str, reference: bool, *, page_size: int = 4) -> QwenHybridModel:
+def model_with(rollback: str, reference: bool, *, page_size: int = 4) -> HybridModel:
     states = RecurrentCapacity(rollback=rollback, history=5, num_sequences=4, num_checkpoints=4)
     capacity = ModelCapacity(num_slots=256, page_size=page_size, max_rows=16, states=states)
     return tiny_hybrid(capacity=capacity, force_reference=reference)
 
 
-def probe(model: QwenHybridModel, seq_id: int, text: Sequence[int]) -> None:
+def probe(model: HybridModel, seq_id: int, text: Sequence[int]) -> None:
     """The next token of `seq_id`, which holds `text`, is as if it had simply been read."""
     logits_V = model.step([StepRow.chain(seq_id, (PROBE,))], NEEDS).logits_MV[0].clone()
     model.state.commit({seq_id: ()})

@@ -48,21 +48,21 @@ def dense_ground(folder: Path) -> Matrix:
     return drafters("dense", TARGET, drafts)
 
 
-def hybrid_ground(folder: Path) -> Matrix:
+def hybrid_ground(folder: Path, name: str = "qwen3_5", called: str = "hybrid") -> Matrix:
     """Writes target, draft model and heads into `folder`."""
-    target, draft = folder / "hybrid", folder / "hybrid-draft"
-    write_hybrid(target, hybrid_config("qwen3_5", vocab_size=8192))
+    target, draft = folder / called, folder / f"{called}-draft"
+    write_hybrid(target, hybrid_config(name, vocab_size=8192))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY / "target" / name, target)
     shutil.copytree(target, draft)
     _disturb(draft / "model.safetensors")
-    heads = write_heads(folder, target)
+    heads = write_heads(folder / f"{called}-heads", target)
     drafts: dict[str, str | None] = {}
-    for name in available():
-        source = known(name).source
-        if name not in _DENSE_ONLY:
-            drafts[name] = str(draft) if source in ("model", "draft") else heads.get(name)
-    return drafters("hybrid", str(target), drafts, recurrent=True)
+    for kind in available():
+        source = known(kind).source
+        if kind not in _DENSE_ONLY:
+            drafts[kind] = str(draft) if source in ("model", "draft") else heads.get(kind)
+    return drafters(called, str(target), drafts, recurrent=True)
 
 
 def write_heads(folder: Path, target: Path) -> dict[str, str | None]:

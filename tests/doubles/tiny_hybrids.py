@@ -1,4 +1,5 @@
-"""Tiny random checkpoints of gated-delta hybrids, named as on the hub.
+"""Tiny random checkpoints of hybrids, named as on the hub: gated delta rules here, others in
+tiny_mixers.py.
 
 Value heads are more than key heads, values are wider than keys, norms are not what they are before
 training, and feed-forward sizes are no multiples of a vector register.
@@ -11,6 +12,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,10 +21,11 @@ import torch
 from torch import Tensor
 
 from doubles.tiny_checkpoints import save_tensors
+from doubles.tiny_mixers import MIXERS, Shapes, mixer_shapes
 from outrider.core.spec import RecurrentCapacity
 from outrider.models.decoder import LoadOptions, ModelCapacity
+from outrider.models.hybrid import HybridModel
 from outrider.models.loading import load_model
-from outrider.models.qwen_hybrid import QwenHybridModel
 
 _COMMON: Mapping[str, Any] = {
     "vocab_size": 96,
@@ -70,11 +73,13 @@ HYBRIDS: Mapping[str, Mapping[str, Any]] = {
         "mlp_only_layers": [1],
         "norm_topk_prob": True,
     },
+    **MIXERS,
 }
 
 
 def hybrid_config(name: str, **changes: Any) -> dict[str, Any]:
-    return {**HYBRIDS[name], **changes}
+    # Configs of transformers write into the settings that they are made of.
+    return deepcopy({**HYBRIDS[name], **changes})
 
 
 def write_hybrid(folder: Path, config: Mapping[str, Any], *, seed: int = 0) -> Path:
@@ -82,10 +87,13 @@ def write_hybrid(folder: Path, config: Mapping[str, Any], *, seed: int = 0) -> P
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     rng = torch.Generator().manual_seed(seed)
-    shapes = hybrid_shapes(config)
+    shapes, is_from_one = hybrid_shapes(config), config["model_type"].startswith("qwen")
     save_tensors(
         folder / "model.safetensors",
-        {name: _random(name, shape, rng) for name, shape in shapes.items()},
+        {
+            name: _random(name, shape, rng, is_from_one=is_from_one)
+            for name, shape in shapes.items()
+        },
     )
     return folder
 
@@ -105,7 +113,7 @@ def tiny_hybrid(
     capacity: ModelCapacity | None = None,
     force_reference: bool = False,
     dtype: str = "float32",
-) -> QwenHybridModel:
+) -> HybridModel:
     options = LoadOptions(
         capacity=capacity or ModelCapacity(num_slots=256, page_size=4),
         dtype=dtype,
@@ -113,16 +121,16 @@ def tiny_hybrid(
         force_reference=force_reference,
     )
     model = load_model(stored_hybrid(name, seed), options, name="tiny hybrid")
-    assert isinstance(model, QwenHybridModel)
+    assert isinstance(model, HybridModel)
     return model
 
 
-def hybrid_kind(name: str, rollback: str) -> Callable[..., QwenHybridModel]:
+def hybrid_kind(name: str, rollback: str) -> Callable[..., HybridModel]:
     """A model of tests/doubles/kinds.py, with room for the trees that its tests grow."""
 
     def build(
         *, vocab_size: int = 96, seed: int = 0, num_slots: int = 256, page_size: int = 4
-    ) -> QwenHybridModel:
+    ) -> HybridModel:
         assert vocab_size <= 96
         states = RecurrentCapacity(
             rollback=rollback, history=24, num_sequences=4, num_checkpoints=4
@@ -135,10 +143,9 @@ def hybrid_kind(name: str, rollback: str) -> Callable[..., QwenHybridModel]:
     return build
 
 
-Shapes = dict[str, tuple[int, ...]]
-
-
 def hybrid_shapes(config: Mapping[str, Any]) -> Shapes:
+    if not config["model_type"].startswith("qwen"):
+        return mixer_shapes(config)
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden)}
     for index, kind in enumerate(config["layer_types"]):
@@ -216,11 +223,15 @@ def _mixture(config: Mapping[str, Any], name: str) -> Shapes:
     return shapes | _ffn(config, f"{name}.shared_expert", shared)
 
 
-def _random(name: str, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+def _random(
+    name: str, shape: tuple[int, ...], rng: torch.Generator, *, is_from_one: bool = True
+) -> Tensor:
+    others = () if is_from_one else ("norm.weight", "norm_f.weight", ".D")
+    is_one = "linear_attn" in name or name.endswith(others)
     uniform = torch.randint(-(2**20), 2**20, shape, generator=rng).float() / 2**20
     if len(shape) == 1:
-        # Norms that multiply by 1 + weight, one that does not, and what sets the decay.
-        return (1 if "linear_attn" in name else 0) + uniform / 4
-    if name.endswith("conv1d.weight"):
+        # Norms that multiply by 1 + weight, those that do not, and what sets the decay.
+        return (1 if is_one else 0) + uniform / 4
+    if name.endswith(("conv1d.weight", "conv.conv.weight")):
         return uniform
     return uniform * 2.0 ** -round(math.log2(shape[-1]) / 2 - 1)

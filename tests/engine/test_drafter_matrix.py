@@ -34,7 +34,12 @@ FEW = {"batch_size": ("1", "3"), "prefill_chunk": ("3", "256")}
 @pytest.fixture(scope="module")
 def matrices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runner]:
     folder = tmp_path_factory.mktemp("grounds")
-    grounds = (dense_ground(folder / "dense-heads"), hybrid_ground(folder))
+    grounds = (
+        dense_ground(folder / "dense-heads"),
+        hybrid_ground(folder),
+        hybrid_ground(folder, "lfm2", "convolutions"),
+        hybrid_ground(folder, "falcon_h1", "scans"),
+    )
     return {
         ground.factors["ground"][0]: Runner(
             replace(ground, factors={**ground.factors, **FEW}), PROMPTS, NUM_TOKENS
@@ -46,7 +51,7 @@ def matrices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runner]:
 @pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(NUM_PARTS))
-@pytest.mark.parametrize("name", ["dense", "hybrid"])
+@pytest.mark.parametrize("name", ["dense", "hybrid", "convolutions", "scans"])
 def test_text_is_that_of_plain_decoding(matrices: dict[str, Runner], name: str, part: int) -> None:
     runner = matrices[name]
     for cell in runner.run(runner.matrix.pair_rows()[part::NUM_PARTS]):

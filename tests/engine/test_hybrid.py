@@ -18,7 +18,7 @@ from outrider.core.spec import RecurrentCapacity
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engine.compaction import StepwiseLM, history_note, within_history
 from outrider.models.decoder import ModelCapacity
-from outrider.models.qwen_hybrid import QwenHybridModel
+from outrider.models.hybrid import HybridModel
 from outrider.verify.exact import TokenRule
 
 KIND = hybrid_kind("qwen3_5", "replay")
@@ -32,7 +32,7 @@ both_ways = pytest.mark.parametrize("rollback", ROLLBACKS)
 
 def _target(
     rollback: str, *, history: int = 8, num_slots: int = 512, name: str = "qwen3_5"
-) -> QwenHybridModel:
+) -> HybridModel:
     states = RecurrentCapacity(
         rollback=rollback, history=history, num_sequences=8, num_checkpoints=4
     )
@@ -102,6 +102,29 @@ def test_a_mixture_of_experts_writes_the_same() -> None:
     target = _target("ring", name="qwen3_next")
     rig = Rig(target, random_trees(VOCAB), rule=TokenRule(), controller=TREES, chunk=3)
     check_greedy(rig, MIXTURE, PROMPTS[:3], 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "rollback"),
+    [
+        ("lfm2", "ring"),
+        ("lfm2_moe", "replay"),
+        ("granite_h", "replay"),
+        ("bamba", "ring"),
+        ("falcon_h1", "replay"),
+        ("nemotron_h", "ring"),
+        ("nemotron_h_latent", "replay"),
+    ],
+)
+def test_every_kind_of_recurrence_writes_what_it_writes_alone(name: str, rollback: str) -> None:
+    target, kind = _target(rollback, name=name), hybrid_kind(name, rollback)
+    for drafter in (random_trees(VOCAB, num_nodes=6), NgramDrafter(max_n=3, min_n=1)):
+        rig = Rig(target, drafter, rule=TokenRule(), controller=TREES, chunk=3, batch_size=3)
+        check_greedy(rig, kind, PROMPTS, 12)
+        target.state.check()
+    draft = model_drafter(_target(rollback, history=4, name=name), chunk=3)
+    check_greedy(Rig(target, draft, k=4, chunk=4, batch_size=3), kind, PROMPTS, 12)
 
 
 @both_ways

@@ -23,21 +23,21 @@ from outrider.drafters.common.growth import DraftSampler
 from outrider.drafters.nets.mtp import load_mtp, mtp_drafter, read_mtp_config
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import HeadsToLoad, hidden_layers_of
+from outrider.models.hybrid import HybridModel
 from outrider.models.loading import load_model, resolve
-from outrider.models.qwen_hybrid import QwenHybridModel
 
 HEADS_ROOM = ModelCapacity(num_slots=256, page_size=4, max_rows=64, max_logits=64)
 PROMPTS = ((7, 90, 3, 7, 90), (1,), (40, 41, 42, 43, 44, 45, 46, 47, 48))
 TOKENS = (5, 1, 90, 7, 7, 30)
 
 
-def loaded(folder: Path, rollback: str = "replay") -> QwenHybridModel:
+def loaded(folder: Path, rollback: str = "replay") -> HybridModel:
     states = RecurrentCapacity(rollback=rollback, history=8, num_sequences=4, num_checkpoints=4)
     capacity = ModelCapacity(
         num_slots=256, page_size=4, max_rows=64, hidden_layers=(4,), states=states
     )
     model = load_model(folder, LoadOptions(capacity=capacity, device="cpu"))
-    assert isinstance(model, QwenHybridModel)
+    assert isinstance(model, HybridModel)
     return model
 
 

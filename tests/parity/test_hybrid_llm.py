@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from doubles.gguf_families import write_gguf
+from doubles.gguf_mixers import write_mixer_gguf
 from doubles.tiny_families import add_words
 from doubles.tiny_hybrids import hybrid_config, write_hybrid
 from doubles.tiny_mtp import write_hybrid_with_mtp
@@ -24,17 +25,27 @@ from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import kind_of
 from outrider.models.loading import load_model, resolve
 from outrider.models.weights import Weights
+from parity.feeding import feed
 
 pytestmark = [pytest.mark.wide, pytest.mark.slow]
 PROMPTS = ["def add(a, b):\n", "The river", "2 + 2 = 2 + 2 = 2 + 2", "def add(a, b):\n    return"]
 CPU = EngineConfig(device="cpu", batch_size=3, k=3, context=96, sampler="coupled")
 
 
+# A model of each kind of recurrence, and one that drafts for it.
+OTHERS = {
+    "lfm2_moe": "qwen3_5",
+    "granite_h": "lfm2_moe",
+    "falcon_h1_norm": "granite_h",
+    "nemotron_h_moe": "falcon_h1_norm",
+}
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A dense hybrid and a mixture beside the embedded tokenizer."""
     written: dict[str, str] = {}
-    for name in ("qwen3_5", "qwen3_next"):
+    for name in ("qwen3_5", "qwen3_next", *OTHERS):
         config = hybrid_config(name, vocab_size=8192)
         folder = write_hybrid(tmp_path_factory.mktemp(name), config, seed=5)
         for file in ("tokenizer.json", "tokenizer_config.json"):
@@ -58,7 +69,7 @@ def texts(model: str, draft: str | None, config: EngineConfig) -> list[tuple[int
 # Both rollbacks meet every drafter in tests/engine/test_hybrid_embedded.py. Other combinations
 # are `deep`.
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next", *OTHERS])
 @pytest.mark.parametrize("rollback", ["ring", "replay"])
 def test_any_drafter_leaves_the_text_as_it_is(
     folders: dict[str, str], name: str, rollback: str
@@ -67,7 +78,7 @@ def test_any_drafter_leaves_the_text_as_it_is(
     plain = texts(folders[name], None, replace(config, drafter="none"))
     assert plain[4] != ()
     assert texts(folders[name], None, replace(config, drafter="ngram")) == plain
-    other = folders["qwen3_next" if name == "qwen3_5" else "qwen3_5"]
+    other = folders[OTHERS.get(name, "qwen3_next" if name == "qwen3_5" else "qwen3_5")]
     assert texts(folders[name], other, config) == plain
     # Itself as its draft: all is accepted, and it is the same text still.
     assert texts(folders[name], folders[name], config) == plain
@@ -124,6 +135,27 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pat
     return found
 
 
+GGUF_OPTIONS = LoadOptions(
+    capacity=ModelCapacity(num_slots=256, page_size=8), dtype="float32", device="cpu"
+)
+# Files have no biases of the first and the last product, and layers with a mixture or none.
+GGUF_MIXERS: list[tuple[str, dict[str, object]]] = [
+    ("lfm2", {}),
+    ("lfm2_moe", {}),
+    ("granite_h", {}),
+    ("granite_h_rope", {"mamba_proj_bias": False}),
+    ("granite_h_moe", {}),
+    ("falcon_h1", {}),
+    ("nemotron_h", {}),
+    (
+        "nemotron_h_moe",
+        {
+            "use_bias": False,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        },
+    ),
+    ("nemotron_h_latent", {}),
+]
 GGUF = EngineConfig(device="cpu", dtype="float32", batch_size=3, k=3, context=96)
 IDS = ([5, 9, 7, 5, 9, 7, 5, 9], [3, 4, 3, 4, 3], [8])
 
@@ -192,3 +224,21 @@ def test_an_mtp_block_in_a_file_of_its_own_drafts(
             assert same == dict.fromkeys(tensors, True)
         assert rounds_of(path, folder, "auto", draft) == own
         assert ids_of(path, folder, draft) == plain
+
+
+@pytest.mark.parametrize(("name", "changes"), GGUF_MIXERS)
+def test_a_gguf_file_is_the_folders_model(
+    name: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    """Its logits are the folder's, and drafts and rollbacks leave its text as it is."""
+    folder = write_hybrid(tmp_path / name, hybrid_config(name, **changes))
+    path = write_mixer_gguf(folder, tmp_path / f"{name}.gguf")
+    rows = [feed(load_model(one, GGUF_OPTIONS), IDS[0], [len(IDS[0])]) for one in (path, folder)]
+    torch.testing.assert_close(*rows, atol=1e-5, rtol=1e-5)
+    if name.startswith("nemotron_h_"):
+        behind = write_mixer_gguf(folder, tmp_path / "mtp.gguf", mtp=True)
+        assert feed(load_model(behind, GGUF_OPTIONS), IDS[0], [len(IDS[0])]).equal(rows[0])
+    add_words(folder)
+    plain = ids_of(path, folder, drafter="none")
+    assert ids_of(path, folder, drafter="ngram", state_rollback="ring") == plain
+    assert ids_of(path, folder, drafter="suffix", state_rollback="replay", k=5) == plain

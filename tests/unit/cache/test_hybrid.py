@@ -20,7 +20,7 @@ from outrider.core.spec import RecurrentCapacity, StateShape
 from outrider.core.tree import ROOT
 from outrider.kernels.reference.delta import StateCell
 from outrider.models.decoder import ModelCapacity
-from outrider.models.qwen_hybrid import QwenHybridModel
+from outrider.models.hybrid import HybridModel
 
 NEEDS = DraftNeeds()
 HOST = torch.device("cpu")
@@ -49,7 +49,7 @@ def _pool(capacity: int) -> CellPool[StateCell]:
     return CellPool(lambda: StateCell.zeros(SHAPE, HOST), capacity)
 
 
-def _model(rollback: str, history: int = 8, num_sequences: int = 2) -> QwenHybridModel:
+def _model(rollback: str, history: int = 8, num_sequences: int = 2) -> HybridModel:
     states = RecurrentCapacity(
         rollback=rollback, history=history, num_sequences=num_sequences, num_checkpoints=2
     )
@@ -151,7 +151,7 @@ def test_more_sequences_than_there_is_room_for_are_refused() -> None:
     assert model.state.num_staged(3) == 0
 
 
-def _moved(model: QwenHybridModel, rows: Sequence[StepRow]) -> int:
+def _moved(model: HybridModel, rows: Sequence[StepRow]) -> int:
     """Bytes of recurrent memory that a pass of a large model with such a plan reads and writes."""
     with model.state.planning(rows) as plan:
         states = inputs = 0

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from doubles.tiny_hybrids import stored_hybrid
 from outrider.core.spec import RecurrentCapacity
 from outrider.drafters.common.draft_model import ModelDrafter
-from outrider.models.qwen_hybrid import QwenHybridModel
+from outrider.models.hybrid import HybridModel
 from outrider.plugins.lanes.process.child import build_inner
 from outrider.plugins.lanes.process.options import ChildOptions
 
@@ -30,5 +30,5 @@ def test_a_hybrid_has_the_room_for_states_that_the_engine_decided() -> None:
     )
     drafter = build_inner(ChildOptions.from_json(options.to_json())).drafter
     assert isinstance(drafter, ModelDrafter)
-    assert isinstance(drafter.model, QwenHybridModel)
+    assert isinstance(drafter.model, HybridModel)
     assert drafter.model.state.capacity == STATES

@@ -1,4 +1,4 @@
-"""A small gated delta rule, its formula in float64, and calls of whatever computes it.
+"""Small recurrences, their formulas in float64, and calls of whatever computes them.
 
 Shapes:  N = tokens, C = channels, J = taps, G = key heads, H = value heads, K = key size, V = value
          size, P = outputs of the first product, O = H x V.
@@ -7,7 +7,7 @@ Shapes:  N = tokens, C = channels, J = taps, G = key heads, H = value heads, K =
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,6 +45,25 @@ WIDE = StateShape(
     num_heads=4,
     key_dim=128,
     value_dim=128,
+)
+# Mamba-2 with more heads than groups, and a convolution alone.
+SCAN = StateShape(
+    num_layers=2,
+    num_taps=3,
+    num_channels=2 * 2 * 5 + 6 * 7,
+    num_key_heads=2,
+    num_heads=6,
+    key_dim=5,
+    value_dim=7,
+)
+CONVOLUTION = StateShape(
+    num_layers=2,
+    num_taps=3,
+    num_channels=150,
+    num_key_heads=0,
+    num_heads=0,
+    key_dim=0,
+    value_dim=0,
 )
 LAYER = 1
 HOST = torch.device("cpu")
@@ -91,13 +110,24 @@ def nothing(count: int) -> tuple[None, ...]:
     return (None,) * count
 
 
+def scanned_text(shape: StateShape = SCAN, seed: int = 3) -> Text:
+    """A text for Mamba-2, or for a convolution, with biases."""
+    plain = some_text(shape=shape, seed=seed)
+    rng = torch.Generator().manual_seed(seed + 1)
+    bias_C = torch.randn(shape.num_channels, generator=rng)
+    skip_H = torch.randn(shape.num_heads, generator=rng) if shape.num_heads else None
+    weights = replace(plain.weights, conv_bias_C=bias_C, skip_H=skip_H)
+    return Text(plain.mixed_NC, plain.gates_N2H[:, : shape.num_heads], weights, shape)
+
+
 def layer_of(delta: Delta, text: Text, runs: Sequence[TokenRun], cells: Cells) -> Tensor:
     """out_NHV of what a layer does between its first product and its output norm."""
     first_NP = torch.cat([text.mixed_NC, text.gates_N2H], dim=1)
     shape = text.shape
-    out_NO = torch.empty(len(first_NP), shape.num_heads * shape.value_dim)
+    heads = (shape.num_heads, shape.value_dim) if shape.num_heads else (1, shape.num_channels)
+    out_NO = torch.empty(len(first_NP), heads[0] * heads[1])
     delta(first_NP, text.weights, tuple(runs), cells, LAYER, out_NO)
-    return out_NO.view(len(first_NP), shape.num_heads, shape.value_dim)
+    return out_NO.view(len(first_NP), *heads)
 
 
 def whole_layer(delta: Delta, text: Text) -> Tensor:
@@ -114,7 +144,14 @@ def formula(text: Text) -> Tensor:
     padded_TC = functional.pad(x_NC, (0, 0, shape.num_taps - 1, 0))
     taps_JC = weights.conv_JC.double()
     conv_NC = sum(taps_JC[j] * padded_TC[j : j + len(x_NC)] for j in range(shape.num_taps))
-    y_NC = functional.silu(torch.as_tensor(conv_NC))
+    conv_NC = torch.as_tensor(conv_NC)
+    if weights.conv_bias_C is not None:
+        conv_NC = conv_NC + weights.conv_bias_C.double()
+    if not shape.num_heads:
+        return conv_NC[:, None]
+    y_NC = functional.silu(conv_NC)
+    if weights.skip_H is not None:
+        return _scan(text, y_NC, weights.skip_H.double())
     size = shape.num_key_heads * shape.key_dim
     q_NGK, k_NGK = (
         y_NC[:, part * size : (part + 1) * size].view(len(x_NC), -1, shape.key_dim)
@@ -136,6 +173,27 @@ def formula(text: Text) -> Tensor:
             change_V = torch.sigmoid(b_NH[n, head]) * (v_NHV[n, head] - k_K @ state_KV)
             state_KV = state_KV + torch.outer(k_K, change_V)
             out_NHV[n, head] = q_K @ state_KV
+    return out_NHV
+
+
+def _scan(text: Text, y_NC: Tensor, skip_H: Tensor) -> Tensor:
+    """Mamba-2: S <- exp(-a dt) S + dt B x^T and o = S^T C + D x, per head."""
+    shape, weights = text.shape, text.weights
+    size = shape.num_key_heads * shape.key_dim
+    x_NO, b_NO, c_NO = torch.split(y_NC, [y_NC.shape[1] - 2 * size, size, size], dim=1)
+    x_NHV = x_NO.view(len(y_NC), shape.num_heads, shape.value_dim)
+    b_NGK, c_NGK = (part.view(len(y_NC), -1, shape.key_dim) for part in (b_NO, c_NO))
+    out_NHV = torch.zeros_like(x_NHV)
+    for head in range(shape.num_heads):
+        group = head // (shape.num_heads // shape.num_key_heads)
+        state_KV = torch.zeros(shape.key_dim, shape.value_dim, dtype=torch.float64)
+        for n in range(len(y_NC)):
+            step = functional.softplus(
+                text.gates_N2H[n, head].double() + weights.dt_bias_H[head].double()
+            )
+            decay = torch.exp(-weights.rate_H[head].double() * step)
+            state_KV = decay * state_KV + step * torch.outer(b_NGK[n, group], x_NHV[n, head])
+            out_NHV[n, head] = c_NGK[n, group] @ state_KV + skip_H[head] * x_NHV[n, head]
     return out_NHV
 
 

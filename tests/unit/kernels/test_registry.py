@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from outrider.kernels.native.cpu import cpu_identity
-from outrider.kernels.operators import OPS, Choice, for_kinds
+from outrider.kernels.operators import OPS, Choice, for_kinds, for_scans
+from outrider.kernels.reference.delta import torch_delta
 from outrider.kernels.registry import choose
 from outrider.plugins.gpu.kernels import build
 from unit.kernels.implementations import CPU, DTYPES, kernels_named, randn
@@ -146,3 +147,15 @@ def test_layers_that_attend_in_their_own_way_leave_triton_s_attention() -> None:
     assert named["attention"].name == "reference"
     assert "windows, caps or sinks" in named["attention"].refusals[-1]
     assert {choice.name for op, choice in named.items() if op != "attention"} == {"triton"}
+
+
+def test_recurrences_that_triton_lacks_run_by_their_definition() -> None:
+    plain = choose(device=CPU, dtype=torch.float32, force_reference=True)
+    assert for_scans(plain) is plain
+    choices = tuple(Choice(op, "triton") for op in OPS)
+    found = for_scans(replace(plain, choices=choices))
+    assert found.exact is plain.exact
+    assert found.delta is torch_delta
+    named = {choice.op: choice for choice in found.choices}
+    assert "gated delta rules only" in named["delta"].refusals[-1]
+    assert {op for op, choice in named.items() if choice.name != "triton"} == {"delta"}

@@ -9,7 +9,7 @@ import pytest
 from doubles.gguf_writer import small_llama
 from doubles.tiny_checkpoints import COMMON, VARIANTS, Variant, random_tensors
 from outrider.core.errors import CheckpointError
-from outrider.models.checkpoint import open_checkpoint
+from outrider.models.checkpoint import open_checkpoint, read_sampling
 from outrider.models.families import (
     FAMILIES,
     GPT2Config,
@@ -18,7 +18,6 @@ from outrider.models.families import (
     model_type_of,
     parse_config,
     read_config,
-    read_sampling,
 )
 from outrider.models.json_object import JsonObject
 

@@ -15,9 +15,9 @@ from outrider.core.errors import CheckpointError, ConfigError, MachineError
 from outrider.kernels.operators import pick_device
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.families import read_config
+from outrider.models.hybrid import HybridModel
 from outrider.models.llama import GPT2Model, LlamaModel
 from outrider.models.loading import ALIASES, load_model, resolve
-from outrider.models.qwen_hybrid import QwenHybridModel
 
 CAPACITY = ModelCapacity(num_slots=64)
 
@@ -27,7 +27,7 @@ def load(folder: Path, *, dtype: str = "auto") -> Decoder:
 
 
 def kv_dtype(model: Decoder) -> torch.dtype:
-    if isinstance(model, QwenHybridModel):
+    if isinstance(model, HybridModel):
         return model.state.kv.layers[0][0].dtype
     assert isinstance(model, LlamaModel | GPT2Model)
     return model.state.layers[0][0].dtype

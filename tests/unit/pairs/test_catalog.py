@@ -8,7 +8,7 @@ import pytest
 
 from outrider.core.errors import ConfigError
 from outrider.kernels.operators import DTYPES
-from outrider.models.families import QwenHybridConfig, read_config
+from outrider.models.families import HybridConfig, read_config
 from outrider.models.heads import find_heads, has_own_mtp
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import (
@@ -54,7 +54,7 @@ def test_the_embedded_pair_comes_first_and_its_sizes_are_those_of_its_files() ->
 def test_the_embedded_hybrid_brings_a_block_and_nothing_lies_beside_it() -> None:
     """Heads of the embedded target have its sizes, and were not trained for it."""
     folder = resolve(EMBEDDED_HYBRID)
-    assert isinstance(read_config(folder), QwenHybridConfig)
+    assert isinstance(read_config(folder), HybridConfig)
     assert has_own_mtp(folder)
     assert find_heads(folder) == {}
     assert draft_of(EMBEDDED_HYBRID, "eagle") is None

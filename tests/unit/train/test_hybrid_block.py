@@ -12,7 +12,7 @@ from doubles.repeating import Repeating
 from doubles.tiny_hybrids import hybrid_config, write_hybrid
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.drafters.nets.mtp import read_mtp_config
-from outrider.models.families import QwenHybridConfig
+from outrider.models.families import HybridConfig
 from outrider.models.rope_config import Rope
 from outrider_lab.train.folder import fill
 from outrider_lab.train.hybrid_module import Hybrid, HybridDecoder, fresh_hybrid
@@ -29,7 +29,7 @@ CONFIG = small_hybrid(vocab_size=50, hidden_size=64, num_layers=3, max_tokens=64
 TEXT = Repeating(vocab_size=50)
 
 
-def written(folder: Path, net: torch.nn.Module, config: QwenHybridConfig = CONFIG) -> Path:
+def written(folder: Path, net: torch.nn.Module, config: HybridConfig = CONFIG) -> Path:
     state = as_dtype(net.state_dict(), torch.float32)
     fill(folder, Export(state, config_json(config, torch.float32)), "", {})
     return folder
@@ -48,7 +48,7 @@ def whole() -> Hybrid:
 def recipe(folder: Path) -> GatedMtpRecipe:
     target = FrozenTarget(folder, device=CPU, max_tokens=64)
     config = target.config
-    assert isinstance(config, QwenHybridConfig)
+    assert isinstance(config, HybridConfig)
     exam = Exam((HeldOut(tuple(range(1, 20)), 4),), CPU)
     return GatedMtpRecipe(
         target=target,
@@ -109,7 +109,7 @@ def test_a_short_run_learns_and_its_folder_is_read(target: Path, tmp_path: Path)
     read = read_mtp_config(made, own.spec)
     assert (read.depth, read.reads_normed, read.gives_normed) == (1, True, True)
     block = read.block
-    assert isinstance(block, QwenHybridConfig)
+    assert isinstance(block, HybridConfig)
     assert (block.num_heads, block.head_dim, block.rope) == (1, 64, CONFIG.rope)
 
 

@@ -18,10 +18,10 @@ from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
 from outrider.drafters.nets.mtp import mtp_drafter
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.families import QwenHybridConfig, read_native_config
+from outrider.models.families import HybridConfig, read_native_config
 from outrider.models.heads import HeadsToLoad
+from outrider.models.hybrid import HybridModel
 from outrider.models.loading import load_model
-from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider_lab.train.folder import fill
 from outrider_lab.train.hybrid import begin_as
 from outrider_lab.train.hybrid_module import Hybrid, fresh_hybrid
@@ -36,7 +36,7 @@ CAPACITY = ModelCapacity(
 TEXT = (5, 17, 3, 3, 80, 41, 5, 17)
 
 
-def small(hidden_size: int = 128, num_layers: int = LAYERS) -> QwenHybridConfig:
+def small(hidden_size: int = 128, num_layers: int = LAYERS) -> HybridConfig:
     return small_hybrid(
         vocab_size=96,
         hidden_size=hidden_size,
@@ -46,7 +46,7 @@ def small(hidden_size: int = 128, num_layers: int = LAYERS) -> QwenHybridConfig:
     )
 
 
-def random_hybrid(config: QwenHybridConfig) -> Hybrid:
+def random_hybrid(config: HybridConfig) -> Hybrid:
     """With larger weights than training begins with, so that each of them matters."""
     generator = torch.Generator().manual_seed(5)
     net = fresh_hybrid(config, 64, generator)
@@ -57,12 +57,12 @@ def random_hybrid(config: QwenHybridConfig) -> Hybrid:
     return net.eval()
 
 
-def write(net: Hybrid, folder: Path, dtype: torch.dtype = torch.float32) -> QwenHybridModel:
+def write(net: Hybrid, folder: Path, dtype: torch.dtype = torch.float32) -> HybridModel:
     state = as_dtype(net.state_dict(), dtype)
     fill(folder, Export(state, config_json(net.config, dtype)), "# card\n", {})
     net.load_state_dict(state)
     model = load_model(folder, LoadOptions(capacity=CAPACITY, dtype="float32", device="cpu"))
-    assert isinstance(model, QwenHybridModel)
+    assert isinstance(model, HybridModel)
     return model
 
 
@@ -110,7 +110,7 @@ def test_config_says_what_was_trained(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config_json(config, torch.float32)))
         read = read_native_config(folder)
-        assert isinstance(read, QwenHybridConfig)
+        assert isinstance(read, HybridConfig)
         for name in ("attention_layers", "delta", "ffn_size", "num_kv_heads", "stop_ids", "rope"):
             assert getattr(read, name) == getattr(config, name)
         assert read.tie_word_embeddings

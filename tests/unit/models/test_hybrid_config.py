@@ -10,7 +10,7 @@ import pytest
 
 from doubles.tiny_hybrids import HYBRIDS, hybrid_shapes, tiny_hybrid
 from outrider.core.errors import CheckpointError
-from outrider.models.families import QwenHybridConfig, parse_config
+from outrider.models.families import HybridConfig, parse_config
 from outrider.models.json_object import JsonObject
 
 # What the hub's files of the two families say, shortened to what is read.
@@ -64,9 +64,9 @@ DENSE_27B: Mapping[str, Any] = {
 }
 
 
-def _parse(values: Mapping[str, Any]) -> QwenHybridConfig:
+def _parse(values: Mapping[str, Any]) -> HybridConfig:
     config = parse_config(JsonObject("config.json", values))
-    assert isinstance(config, QwenHybridConfig)
+    assert isinstance(config, HybridConfig)
     return config
 
 
@@ -125,3 +125,87 @@ def test_parameters_are_those_in_the_files(name: str) -> None:
 def test_what_cannot_run_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(CheckpointError, match=said):
         _parse({**HYBRIDS["qwen3_5_moe" if "num_experts" in changes else "qwen3_5"], **changes})
+
+
+# What the hub's files say of LFM2-1.2B and Nemotron 3 Nano, shortened to what is read.
+LFM2_1B: Mapping[str, Any] = {
+    "model_type": "lfm2",
+    "vocab_size": 65536,
+    "hidden_size": 2048,
+    "block_ff_dim": 12288,
+    "block_auto_adjust_ff_dim": True,
+    "block_multiple_of": 256,
+    "block_ffn_dim_multiplier": 1.0,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "rope_theta": 1000000.0,
+}
+NANO_30B: Mapping[str, Any] = {
+    "model_type": "nemotron_h",
+    "vocab_size": 131072,
+    "hidden_size": 2688,
+    "intermediate_size": 1856,
+    "num_hidden_layers": 52,
+    "hybrid_override_pattern": "MEMEM*E" + "MEMEM*E" * 4 + "MEMEMEM*E" + "MEMEMEME",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "mamba_num_heads": 64,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "ssm_state_size": 128,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "time_step_limit": [0.0, math.inf],
+    "max_position_embeddings": 262144,
+}
+
+
+def test_convolutions_of_the_published_size() -> None:
+    config = _parse(LFM2_1B)
+    assert (config.ffn_size, config.rope.theta, config.tie_word_embeddings) == (8192, 1e6, True)
+    assert 1.16e9 < config.num_parameters < 1.18e9
+    # Two rows of a window in each of ten layers: a state is small.
+    assert config.delta.state_bytes == 10 * 2 * 2048 * 4
+
+
+def test_layers_of_one_kind_of_the_published_size() -> None:
+    config = _parse(NANO_30B)
+    assert len(config.attention_layers) == 6
+    assert (config.delta.num_layers, len(config.sparse_layers)) == (23, 23)
+    assert 31e9 < config.num_parameters < 32e9
+    spec = config.spec("", bytes_per_weight=2, bytes_per_kv=2)
+    idle = spec.expert_parameters * (1 - 6 / 128)
+    assert 3e9 < spec.num_parameters - idle < 4e9
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("lfm2", {"layer_types": ["conv"] * 4}, "no layer attends"),
+        ("lfm2", {"layer_types": ["linear_attention"] * 4}, "linear_attention"),
+        ("lfm2", {"conv_L_cache": 1}, "conv_L_cache"),
+        ("lfm2_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok 9 is above"),
+        ("granite_h", {"mamba_d_head": 7}, "mamba_n_heads 6 of mamba_d_head 7"),
+        ("granite_h", {"mamba_n_groups": 4}, "not a multiple of mamba_n_groups 4"),
+        ("granite_h", {"time_step_limit": [0.001, math.inf]}, "time_step_limit"),
+        ("granite_h", {"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
+        ("falcon_h1", {"ssm_multipliers": [1.0]}, "ssm_multipliers has 1"),
+        ("falcon_h1", {"mlp_multipliers": [1.0]}, "mlp_multipliers has 1"),
+        ("nemotron_h", {"hybrid_override_pattern": "MX*"}, "kind 'X'"),
+        ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act"),
+        ("nemotron_h_moe", {"n_group": 4}, "no 4 groups"),
+    ],
+)
+def test_what_cannot_run_of_other_recurrences_is_refused_by_name(
+    name: str, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        _parse({**HYBRIDS[name], **changes})
