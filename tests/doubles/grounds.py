@@ -8,6 +8,7 @@ of drafts are kept; both read with the embedded tokenizer.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -42,7 +43,7 @@ def dense_ground(folder: Path) -> Matrix:
     heads = write_heads(folder, target)
     heads |= {kind: str(path) for kind, path in find_heads(target).items()}
     drafts: dict[str, str | None] = {}
-    for name in available():
+    for name in _drafting(heads):
         source = known(name).source
         drafts[name] = DRAFT if source in ("model", "draft") else heads.get(name)
     return drafters("dense", TARGET, drafts)
@@ -58,7 +59,7 @@ def hybrid_ground(folder: Path, name: str = "qwen3_5", called: str = "hybrid") -
     _disturb(draft / "model.safetensors")
     heads = write_heads(folder / f"{called}-heads", target)
     drafts: dict[str, str | None] = {}
-    for kind in available():
+    for kind in _drafting(heads):
         source = known(kind).source
         if kind not in _DENSE_ONLY:
             drafts[kind] = str(draft) if source in ("model", "draft") else heads.get(kind)
@@ -81,6 +82,12 @@ def write_heads(folder: Path, target: Path) -> dict[str, str | None]:
         "mtp": write_mtp(folder / "mtp", mtp, mtp_tensors(mtp)),
     }
     return {name: str(path) for name, path in written.items()}
+
+
+def _drafting(heads: Mapping[str, str | None]) -> list[str]:
+    """Drafters with something to draft from. Those of published blocks and paths have files of
+    their own (doubles/published_drafters.py)."""
+    return [name for name in available() if known(name).source != "heads" or name in heads]
 
 
 def _sizes(spec: ModelSpec) -> LlamaConfig:
