@@ -45,6 +45,44 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "cohere": {},
 }
 
+_ROUTED = {
+    "head_dim": 12,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
+_LOCAL = {"num_local_experts": 6, "num_experts_per_tok": 2}
+_MIXTURE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+# Families with experts in the library's common form.
+MIXTURES: Mapping[str, Mapping[str, Any]] = {
+    "glm4_moe": {**_ROUTED, "n_shared_experts": 1},
+    "minimax_m2": {**_LOCAL, "head_dim": 12},
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
+    "granitemoe": _LOCAL,
+    "ernie4_5_moe": {
+        "moe_num_experts": 6,
+        "moe_k": 2,
+        "moe_intermediate_size": 20,
+        "moe_num_shared_experts": 1,
+    },
+    "hunyuan_v1_moe": {"num_experts": 6, "moe_topk": 2, "head_dim": 12},
+    "dots1": {**_ROUTED, "n_shared_experts": 1},
+    "phimoe": _LOCAL,
+    "qwen2_moe": {**_MIXTURE, "shared_expert_intermediate_size": 28},
+    "qwen3_moe": {**_MIXTURE, "head_dim": 12, "norm_topk_prob": True},
+    "exaone_moe": {**_MIXTURE, "sliding_window": 128},
+    "hy_v3": {**_MIXTURE, "head_dim": 12},
+    "solar_open": {**_ROUTED, "n_shared_experts": 1},
+    "mellum": {**_MIXTURE, "head_dim": 12, "sliding_window": 128},
+    "cohere2_moe": {**_MIXTURE, "head_dim": 12, "sliding_window": 128},
+    "afmoe": {**_MIXTURE, "head_dim": 12, "sliding_window": 128, "num_dense_layers": 1},
+    "laguna": {**_MIXTURE, "head_dim": 12, "sliding_window": 128},
+    "flex_olmo": {"num_experts": 6, "num_experts_per_tok": 2},
+}
+
 
 @contextmanager
 def hushed() -> Generator[None]:
@@ -65,7 +103,7 @@ def random_hf(family: str, changes: Mapping[str, Any] | None = None, *, seed: in
     with hushed():
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        settings = {**_COMMON, **FAMILIES.get(family, {}), **(changes or {})}
+        settings = {**_COMMON, **FAMILIES.get(family, MIXTURES.get(family, {})), **(changes or {})}
         configs: Any = AutoConfig
         loader: Any = AutoModelForCausalLM
         model = loader.from_config(configs.for_model(family, **settings))
@@ -74,7 +112,12 @@ def random_hf(family: str, changes: Mapping[str, Any] | None = None, *, seed: in
 
 
 def random_wrapper(
-    family: str, text: Mapping[str, Any], eyes: Mapping[str, Any], *, seed: int = 0
+    family: str,
+    text: Mapping[str, Any],
+    eyes: Mapping[str, Any],
+    *,
+    joint: Mapping[str, Any] | None = None,
+    seed: int = 0,
 ) -> Any:
     """The same of a model that also sees, from settings of its two parts."""
     with hushed():
@@ -82,7 +125,9 @@ def random_wrapper(
 
         configs: Any = AutoConfig
         loader: Any = AutoModelForImageTextToText
-        settings = configs.for_model(family, text_config=dict(text), vision_config=dict(eyes))
+        settings = configs.for_model(
+            family, text_config=dict(text), vision_config=dict(eyes), **(joint or {})
+        )
         settings._attn_implementation = "eager"
         model = loader.from_config(settings).eval()
     _randomise(model, seed)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import contract.test_causal_lm as contract
 from checks.state import Rollback, check_rollback
 from doubles.drafters import random_trees
-from doubles.hf_checkpoints import FAMILIES, VOCAB, tiny_adapter, with_room, write_hf
+from doubles.hf_checkpoints import FAMILIES, MIXTURES, VOCAB, tiny_adapter, with_room, write_hf
 from doubles.rig import Request, Rig
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.params import SamplingParams
@@ -155,6 +155,22 @@ def test_rows_have_the_same_bits_in_any_company(family: str, dtype: str, ends: s
     assert torch.equal(feed(model, TEXT, sizes), feed(model, TEXT, [len(TEXT)]))
 
 
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_mixture_is_transformers_own_with_the_same_bits_in_any_company(
+    family: str, dtype: str, folders: Callable[[str], Path]
+) -> None:
+    model = load_adapter(folders(family), replace(OPTIONS, dtype=dtype))
+    assert model.kernels.exact
+    whole_NV = feed(model, TEXT, [60])
+    assert torch.equal(feed(model, TEXT, [1] * 60), whole_NV)
+    assert torch.equal(feed(model, TEXT, [7, 1, 20, 2, 30]), whole_NV)
+    if dtype == "float32":
+        logits_NV, _ = Oracle(folders(family)).run(TEXT)
+        torch.testing.assert_close(whole_NV, logits_NV, atol=1e-4, rtol=1e-5)
+
+
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": lambda: NgramDrafter(max_n=2, min_n=1),
     "trees": lambda: random_trees(VOCAB, num_nodes=6),
@@ -162,7 +178,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("family", ["gpt_neox", "gpt2", "gemma"])
+@pytest.mark.parametrize("family", ["gpt_neox", "gpt2", "gemma", "phimoe", "solar_open"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_speculation_changes_no_token(family: str, dtype: str, drafter: str) -> None:

@@ -103,7 +103,7 @@ def mix(kernels: Kernels, sizes: Experts, weights: MixtureWeights, x_ND: Tensor)
         parts_NQ = by_row(lambda row_Q: row_Q / row_Q.sum(), parts_NQ)
     if sizes.scale != 1:
         parts_NQ = parts_NQ * sizes.scale
-    experts, order = _by_expert(host_rows(chosen_NQ))
+    experts, order = by_expert(host_rows(chosen_NQ))
     choices_P = torch.tensor(order, device=x_ND.device)
     rows_P = choices_P // sizes.num_chosen
     nets = [(weights.experts[expert], rows) for expert, rows in experts]
@@ -142,7 +142,7 @@ def _projected(kernels: Kernels, packed: PackedLinear | None, x_NI: Tensor) -> T
     return out_NO
 
 
-def _by_expert(chosen: Sequence[Sequence[int]]) -> tuple[list[tuple[int, slice]], list[int]]:
+def by_expert(chosen: Sequence[Sequence[int]]) -> tuple[list[tuple[int, slice]], list[int]]:
     """Choices sorted by expert: each chosen expert with its slice of them, and the indices of the
     sorted choices among all, row by row."""
     flat = [expert for experts in chosen for expert in experts]

@@ -6,8 +6,9 @@ import json
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.tree import ROOT
 from outrider.models.checkpoint import open_checkpoint
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.plugins.transformers.attention import ArenaCache, RowByRow, RowLinear
+from outrider.models.row_modules import RowByRow, RowExperts, RowLinear, has_common_form, row_norm
+from outrider.plugins.transformers.attention import ArenaCache
 from outrider.plugins.transformers.config import read_adapter_config
 from outrider.plugins.transformers.model import AdapterModel, load_adapter
 from state.test_zero_copy import Watch
@@ -157,15 +159,87 @@ def test_a_replaced_linear_hides_its_values() -> None:
     assert head(torch.zeros(2, 0, 40)).shape == (2, 0, VOCAB)
 
 
-def test_experts_are_run_but_not_called_exact(tmp_path: Path) -> None:
+def test_experts_are_ours_and_their_tensors_are_let_go(tmp_path: Path) -> None:
     sizes = {"hidden_size": 48, "intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
     model = load_adapter(write_hf(tmp_path, "olmoe", sizes), OPTIONS)
-    assert not model.kernels.exact
-    assert "not read by our kernels" in model.config.notes[-1]
+    assert model.kernels.exact
+    assert len(model.config.notes) == 1
+    experts = [one for one in model.body.model.modules() if isinstance(one, RowExperts)]
+    assert len(experts) == 2
+    assert [name for one in experts for name, _ in one.named_parameters()] == []
     spec = model.config.spec("", bytes_per_weight=4, bytes_per_kv=4)
     assert (spec.num_experts, spec.num_active_experts) == (4, 2)
     # Three matrices of each expert, in both layers.
     assert spec.expert_parameters == 2 * 4 * 3 * 48 * 48
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_a_norm_is_ours_if_it_computes_the_same(family: str) -> None:
+    name = f"{family.capitalize()}RMSNorm"
+    library = import_module(f"transformers.models.{family}.modeling_{family}")
+    theirs: Any = getattr(library, name)(37, eps=1e-5)
+    rng = torch.Generator().manual_seed(5)
+    theirs.weight.data = 0.3 * torch.randn(37, generator=rng)
+    ours = row_norm(theirs, loaded().kernels)
+    assert ours is not None
+    x = torch.randn(2, 3, 37, generator=rng)
+    torch.testing.assert_close(ours(x), theirs(x).detach(), atol=1e-6, rtol=1e-5)
+    assert torch.equal(ours(x)[1, 2], ours(x[1:, 2:])[0, 0])
+    kind: type = type(name, (type(theirs),), {"forward": lambda _, x: x})
+    other = kind(37, eps=1e-5)
+    assert row_norm(other, loaded().kernels) is None
+
+
+def test_a_matrix_that_is_read_in_another_way_is_not_called_exact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router that multiplies by its weight itself, not through the library's linear."""
+    from transformers.models.olmoe import modeling_olmoe  # pyright: ignore
+
+    sizes = {"hidden_size": 48, "intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
+    folder, library = write_hf(tmp_path, "olmoe", sizes), cast("Any", modeling_olmoe)
+
+    class Functional:
+        @staticmethod
+        def linear(x: Tensor, weight: Tensor) -> Tensor:
+            return x @ weight.t()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(torch.nn.functional, name)
+
+    monkeypatch.setattr(library, "F", Functional())
+    model = load_adapter(folder, OPTIONS)
+    assert not model.kernels.exact
+    assert "mlp.gate.weight is not read by our kernels" in model.config.notes[-1]
+
+
+def test_experts_run_row_by_row_by_the_librarys_rules() -> None:
+    """Biases, stored inputs by outputs, and a gate of the family's own, against its own loop."""
+    from transformers import GptOssConfig  # pyright: ignore
+    from transformers.models.gpt_oss import modeling_gpt_oss  # pyright: ignore
+
+    library, configs = cast("Any", modeling_gpt_oss), cast("Any", GptOssConfig)
+    config = configs(hidden_size=40, intermediate_size=20, num_local_experts=6)
+    config._experts_implementation = "eager"
+    inner = library.GptOssExperts(config)
+    rng = torch.Generator().manual_seed(3)
+    for weight in inner.parameters():
+        weight.data = 0.3 * torch.randn(weight.shape, generator=rng)
+    x_ND = torch.randn(9, 40, generator=rng)
+    chosen_NQ = torch.stack([torch.randperm(6, generator=rng)[:2] for _ in range(9)])
+    parts_NQ = torch.rand(9, 2, generator=rng)
+    with torch.no_grad():
+        expected_ND = inner(x_ND, chosen_NQ, parts_NQ)
+        assert has_common_form(inner)
+        experts = RowExperts(inner, loaded().kernels)
+        with RowByRow(loaded().kernels):
+            found_ND = experts(x_ND, chosen_NQ, parts_NQ)
+            rows = [
+                experts(x_ND[i : i + 1], chosen_NQ[i : i + 1], parts_NQ[i : i + 1])
+                for i in range(9)
+            ]
+    torch.testing.assert_close(found_ND, expected_ND, atol=1e-5, rtol=1e-5)
+    assert torch.equal(torch.cat(rows), found_ND)
 
 
 def test_the_config_is_read_without_weights(tmp_path: Path) -> None:

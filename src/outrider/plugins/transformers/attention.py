@@ -1,126 +1,29 @@
-"""Attention and row-invariance of transformers models: the model runs, the paged KV cache answers.
+"""Attention of transformers models: the model runs, the paged KV cache answers.
 
 transformers looks attention up by name. The function registered under our name forwards the call
 to the object that is `attending` in this context: `ArenaCache` during a step, a survey while a
 model is examined. `ArenaCache` is also the model's cache: `update` writes new rows into the slots
 that the plan names and returns views, and attention reads the keys through the plan, in place.
 
-Shapes:  N = rows or packed tokens, I = inputs, O = outputs or packed query heads, F = row size,
-         H = query heads, G = KV heads, D = head size, S = slots, E = packed query, key and value
-         heads.
+Shapes:  N = packed tokens, O = packed query heads, H = query heads, G = KV heads, D = head size,
+         S = slots, E = packed query, key and value heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeGuard, cast
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import CheckpointError, ContractError, given
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedPlan
-
-# Elementwise functions that IEEE does not fix to the last bit, by the name PyTorch gives them.
-_INEXACT = {
-    "celu", "cos", "elu", "erf", "exp", "expm1", "gelu", "log", "log1p", "logsigmoid", "mish",
-    "selu", "sigmoid", "silu", "sin", "softplus", "tanh",
-}  # fmt: skip
-
-
-class RowLinear(nn.Module):
-    """A linear over our kernels; the bias is added in float32.
-
-    `weight` is a meta tensor: it has a shape and a type but no values, so code that reads it fails.
-    """
-
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, kernels: Kernels) -> None:
-        super().__init__()
-        self.weight = torch.empty(weight_OI.shape, device="meta")
-        self.bias = None if bias_O is None else bias_O.detach().float()
-        self._packed = kernels.pack(weight_OI.detach())
-        self.linear = kernels.linear
-
-    def forward(self, x: Tensor) -> Tensor:
-        x_NI = x.reshape(-1, x.shape[-1]).float().contiguous()
-        out_NO = torch.empty(x_NI.shape[0], self._packed.num_out, device=x.device)
-        if x_NI.shape[0]:
-            self.linear(x_NI, self._packed, out_NO)
-        if self.bias is not None:
-            out_NO.add_(self.bias)
-        return out_NO.view(*x.shape[:-1], self._packed.num_out)
-
-
-class RowByRow(TorchFunctionMode):
-    """Within this mode, inexact elementwise functions take one row (the last dimension) a call."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        x = args[0] if args else None
-        if getattr(func, "__name__", "") not in _INEXACT or not _has_rows(x):
-            return func(*args, **kwargs)
-        rows = [func(row_F, *args[1:], **kwargs) for row_F in x.reshape(-1, x.shape[-1])]
-        return torch.stack(rows).view(x.shape) if rows else torch.empty_like(x)
-
-
-def _has_rows(x: object) -> TypeGuard[Tensor]:
-    return isinstance(x, Tensor) and x.dim() > 1
-
-
-def prepare(model: nn.Module, kernels: Kernels, dtype: torch.dtype, odd: type) -> list[str]:
-    """Replace every linear of `model`, in place, and convert its other weights to float32.
-
-    `odd` is the class of linears whose weight is inputs x outputs. Return the names of the matrices
-    that our kernels do not multiply by; if there are any, rows may not be invariant.
-
-    Two things in such a model depend on the number of rows. BLAS picks its loops by the shape, so
-    every linear is replaced by ours (docs/algorithms/row-invariance.md). Functions such as tanh
-    have vector and scalar forms that differ in the last bit, so they run row by row, with one
-    identical call for each row. Activations become float32; the weights of linears keep their type,
-    as in our own decoders.
-    """
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) in (nn.Linear, odd) and child.weight.dtype == dtype:
-                weight = cast("Tensor", child.weight)
-                weight_OI = weight if type(child) is nn.Linear else weight.t()
-                bias = cast("Tensor | None", child.bias)
-                setattr(parent, name, RowLinear(weight_OI, bias, kernels))
-    for module in model.modules():
-        _to_float32(module)
-    return sorted(_matrices(model))
-
-
-def use_kernels(model: nn.Module, kernels: Kernels) -> None:
-    """Exchange the kernels of a model that `prepare` has changed."""
-    for module in model.modules():
-        if isinstance(module, RowLinear):
-            module.linear = kernels.linear
-
-
-def _to_float32(module: nn.Module) -> None:
-    """Convert tensors. An embedding converts its output, as few rows are read."""
-    if isinstance(module, nn.Embedding):
-        module.register_forward_hook(lambda _module, _args, out: out.float())
-        return
-    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-        if tensor.is_floating_point():
-            tensor.data = tensor.data.float()
-
-
-def _matrices(model: nn.Module) -> Iterator[str]:
-    tables = {id(table.weight) for table in model.modules() if isinstance(table, nn.Embedding)}
-    for name, weight in model.named_parameters():
-        if weight.dim() > 1 and id(weight) not in tables:
-            yield name
-
+from outrider.models.row_modules import unseen
 
 Options = Mapping[str, Any]
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -200,11 +103,18 @@ class ArenaCache:
     ) -> tuple[Tensor, Tensor]:
         """Append in place. The views have every slot, also those of other sequences."""
         k_GSD, v_GSD = self._layers[layer_idx]
-        k_GSD.index_copy_(1, self._slots_N, key_1GND[0].to(k_GSD.dtype))
-        v_GSD.index_copy_(1, self._slots_N, value_1GND[0].to(v_GSD.dtype))
+        with unseen():
+            k_GSD.index_copy_(1, self._slots_N, key_1GND[0].to(k_GSD.dtype))
+            v_GSD.index_copy_(1, self._slots_N, value_1GND[0].to(v_GSD.dtype))
         return self._views[layer_idx]
 
     def attend(
+        self, query_1HND: Tensor, key_1GSD: Tensor, value_1GSD: Tensor, options: Options
+    ) -> Tensor:
+        with unseen():
+            return self._attend(query_1HND, key_1GSD, value_1GSD, options)
+
+    def _attend(
         self, query_1HND: Tensor, key_1GSD: Tensor, value_1GSD: Tensor, options: Options
     ) -> Tensor:
         k_GSD, v_GSD = self._arena_of(key_1GSD, value_1GSD)

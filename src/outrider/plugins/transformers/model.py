@@ -12,7 +12,7 @@ Shapes:  N = tokens of all texts that are compared or packed tokens, V = vocabul
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,14 +32,9 @@ from outrider.kernels.registry import choose
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.decoder import LoadOptions, ModelCapacity, wanted_tokens
 from outrider.models.json_object import OTHER_CHECKPOINT
+from outrider.models.row_modules import RowByRow, RowLinear, prepare, use_kernels
 from outrider.models.weights import Weights
-from outrider.plugins.transformers.attention import (
-    ArenaCache,
-    RowByRow,
-    attending,
-    prepare,
-    use_kernels,
-)
+from outrider.plugins.transformers.attention import ArenaCache, attending
 from outrider.plugins.transformers.config import AdapterConfig, read_adapter_config
 from outrider.plugins.transformers.transformers import (
     calling,
@@ -138,12 +133,14 @@ def _compare(found_NV: Tensor, expected_NV: Tensor, tolerance: float, name: str)
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A loaded transformers model whose attention is ours, with its kernels, dtype and device."""
+    """A loaded transformers model whose attention is ours, with its kernels, dtype and device, and
+    linears of matrices that have no module, by address."""
 
     model: Any
     kernels: Kernels
     dtype: torch.dtype
     device: torch.device
+    matrices: Mapping[int, RowLinear]
 
 
 class AdapterModel:
@@ -165,7 +162,8 @@ class AdapterModel:
             self._kv, body.kernels, num_heads=config.num_heads, max_rows=capacity.max_rows
         )
         # On other devices nothing is row-invariant, so rows may as well run together.
-        self._by_row = RowByRow() if body.device.type == "cpu" else nullcontext()
+        self._rows = RowByRow(body.kernels, body.matrices)
+        self._by_row = self._rows if body.device.type == "cpu" else nullcontext()
         accepted = inspect.signature(body.model.forward).parameters
         self._slices_logits = "logits_to_keep" in accepted
 
@@ -177,9 +175,14 @@ class AdapterModel:
     def kernels(self, kernels: Kernels) -> None:
         """Exchange the kernels of the body, and so of all models that share it; attention over the
         arena changes for this model only."""
+        use_kernels(self.body.model, self.body.kernels, kernels)
         self.body = replace(self.body, kernels=kernels)
-        use_kernels(self.body.model, kernels)
         self._cache.attention = kernels.attention
+
+    @property
+    def multiplied(self) -> Container[int]:
+        """Addresses of the matrices without a module that passes have multiplied by."""
+        return self._rows.used
 
     @property
     def spec(self) -> ModelSpec:
@@ -255,13 +258,14 @@ def load_adapter(folder: Path, options: LoadOptions, *, name: str = "") -> Adapt
     # Our own reader checks the files first: they are all safetensors, and none is missing.
     with Weights(checkpoint):
         pass
-    kernels = _kernels(options, device, dtype)
+    kernels, wide = _kernels(options, device, dtype), _kernels(options, device, torch.float32)
     hf_config = read_hf_config(checkpoint.document(CONFIG))
     model = load(hf_config, folder, dtype).to(device)
-    foreign = prepare(model, kernels, dtype, transposed_linear())
+    prepared = prepare(model, kernels, wide, dtype, transposed_linear())
     kernels = tried(kernels, config)
-    body = Body(model, _kernels(options, device, torch.float32), torch.float32, device)
-    alike = _try(body, config, dtype)
+    body = Body(model, wide, torch.float32, device, prepared.matrices)
+    alike, multiplied = _try(body, config, dtype)
+    foreign = prepared.foreign(multiplied)
     exact = kernels.exact and alike and not foreign
     if kernels.exact and not exact:
         reason = f"{foreign[0]} is not read by our kernels" if foreign else "bits differ in a trial"
@@ -270,12 +274,13 @@ def load_adapter(folder: Path, options: LoadOptions, *, name: str = "") -> Adapt
             "may differ from plain decoding where two tokens nearly tie"
         )
         config = replace(config, notes=(*config.notes, note))
-    body = Body(model, replace(kernels, exact=exact), dtype, device)
+    body = replace(body, kernels=replace(kernels, exact=exact), dtype=dtype)
     return AdapterModel(config, body, options.capacity, name=name or folder.name)
 
 
-def _try(body: Body, config: AdapterConfig, weights: torch.dtype) -> bool:
-    """Run a model's trial and leave the model with our attention. True if rows are invariant.
+def _try(body: Body, config: AdapterConfig, weights: torch.dtype) -> tuple[bool, Container[int]]:
+    """Run a model's trial and leave the model with our attention. Return whether rows are
+    invariant, and which matrices without a module were multiplied by.
 
     The arena of the trial is float32, so that rounding hides no mistake.
     """
@@ -284,7 +289,7 @@ def _try(body: Body, config: AdapterConfig, weights: torch.dtype) -> bool:
         expected_NV = torch.cat([_alone(body, text) for text in trial.texts])
         use_arena(body.model)
         model = AdapterModel(config, body, trial.capacity, name=config.family)
-        return trial.run(model, expected_NV, weights)
+        return trial.run(model, expected_NV, weights), model.multiplied
 
 
 def _kernels(options: LoadOptions, device: torch.device, dtype: torch.dtype) -> Kernels:
