@@ -84,7 +84,10 @@ def event_record(event: RoundEvent) -> dict[str, Any]:
     """The fields of its trace, `nodes` and `budget`; docs/rounds.md describes them."""
     nodes = [asdict(node) for node in event.nodes]
     budget = event.budget and asdict(event.budget)
-    return asdict(event.trace) | {"nodes": nodes, "budget": budget}
+    trace = asdict(event.trace)
+    # A list, as JSON has it.
+    trace["members"] = list(trace["members"])
+    return trace | {"nodes": nodes, "budget": budget}
 
 
 @dataclass(frozen=True, slots=True)
