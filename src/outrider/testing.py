@@ -28,9 +28,8 @@ from outrider.engine.drafting import check_draft
 from outrider.plugins.proof.algebra import prove_rule
 from outrider.plugins.proof.cases import FIXED, generated
 from outrider.plugins.proof.certificate import SAMPLED, TEXTS, MakeDrafter, drawings, misreports
-from outrider.plugins.proof.check import Effort
+from outrider.plugins.proof.check import PROMPTS, Effort
 from outrider.plugins.proof.distributions import exact_samplers
-from outrider.plugins.proof.parity import PROMPTS
 
 VOCAB = 5
 GREEDY = SamplingParams()

@@ -177,7 +177,7 @@ class ToyEndpoint:
             own, accepted = self._judged(request, probs, reports[position], token)
             zero = accepted and self.fault == "zero_logprob"
             # Some servers leave the alternatives out as well.
-            lists = {"top_logprobs": []} if self.seed % 2 else {}
+            lists: dict[str, list[object]] = {"top_logprobs": []} if self.seed % 2 else {}
             self._append(request, row, own, {"logprob": 0.0, **lists} if zero else {})
             if not accepted:
                 return

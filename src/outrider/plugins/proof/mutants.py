@@ -23,11 +23,10 @@ from outrider.core.interrupts import deferred
 from outrider.core.params import SamplingParams
 from outrider.plugins.proof.algebra import DEFECTS, prove_rule
 from outrider.plugins.proof.cases import FIXED, PAIRS
-from outrider.plugins.proof.check import Check, Part
+from outrider.plugins.proof.check import PROMPTS, Check, Part
 from outrider.plugins.proof.chisquare import threshold
 from outrider.plugins.proof.distributions import exact_samplers
 from outrider.plugins.proof.ensemble import walked_trial
-from outrider.plugins.proof.parity import PROMPTS
 
 
 class CannotPlantError(Exception):
