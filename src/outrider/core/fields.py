@@ -115,8 +115,11 @@ def as_texts(value: object) -> object:
 
 def as_ids(name: str, value: object) -> tuple[int, ...]:
     """Token ids of any container, each once; None is an empty one. Raises ConfigError."""
-    given = list(cast("Iterable[object]", value)) if isinstance(value, Iterable) else [value]
-    given = [] if value is None else given
+    given: list[object] = [] if value is None else [value]
+    if isinstance(value, Iterable):
+        # Arrays without axes say that they are iterable, and are not.
+        with suppress(TypeError):
+            given = list(cast("Iterable[object]", value))
     if strange := [one for one in given if not is_id(one)]:
         raise ConfigError(f"{name} must be a list of token ids, got {shown(strange[0])}.")
     return tuple(dict.fromkeys(index(cast("Any", one)) for one in given))
@@ -124,9 +127,12 @@ def as_ids(name: str, value: object) -> tuple[int, ...]:
 
 def is_id(value: object) -> bool:
     """True for a whole number that may be a token's id, also NumPy's."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, bool):
         return False
-    return 0 <= index(cast("Any", value)) <= WHOLE
+    try:
+        return 0 <= index(cast("Any", value)) <= WHOLE
+    except TypeError:
+        return False
 
 
 def meta_of(item: Field[Any]) -> Meta:

@@ -76,6 +76,7 @@ class SamplingParams:
         "End at any of these tokens, as at an end-of-text token, also with ignore_eos.",
         kind=tuple,
         minimum=0,
+        maximum=WHOLE,
         count=STOP_IDS,
         per_request=True,
     )

@@ -163,6 +163,7 @@ def test_every_strange_value_of_a_flag_is_taken_or_refused(name: str) -> None:
 
 AT_MOST: Mapping[str, tuple[object, object]] = {
     "stop": (("x",) * 16, ("x",) * 17),
+    "stop_token_ids": (tuple(range(64)), tuple(range(65))),
     "stop, each": (("é" * 128,), ("é" * 128 + "x",)),
     "bad_words": (("x",) * 256, ("x",) * 257),
     "bad_words, each": (("x" * 256,), ("x" * 257,)),
