@@ -144,7 +144,11 @@ def test_no_line_is_wider_than_the_terminal(
 
 def test_the_page_of_doctor_fits(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     report = doctor.Report(
-        facts={"cores": "2 (2 used by torch)", "cache": f"/home/{'x' * 90}/.cache/outrider"},
+        facts={
+            "cores": "2 (2 used by torch)",
+            "cache": f"/home/{'x' * 90}/.cache/outrider",
+            "native kernels": f"none, the reference runs instead: {SENTENCE}",
+        },
         kernels=(Choice("linear", "native", (SENTENCE, SENTENCE), "tiles", SENTENCE),),
         threads=None,
         ceilings=(Ceiling("L2", 1 << 19, 1, 70.0),),
