@@ -8,27 +8,9 @@ from outrider.drafters.common.context import BuildContext
 
 
 def build(context: BuildContext) -> Drafter:
-    from functools import partial
+    from outrider.drafters.nets.block_heads import SelectedPath, Selector, path_drafter
 
-    from outrider.drafters.nets.block_heads import (
-        AlongPaths,
-        SelectedPath,
-        Selector,
-        block_drafter,
-        load_blocks,
-    )
-    from outrider.drafters.nets.blocks import AtOnce
-    from outrider.drafters.nets.medusa import ParallelHeadSampler
-
-    model = "the DFlash layers"
-    backbone, selector = load_blocks(context, Selector.read)
-    if selector is None:
-        return block_drafter(
-            context, backbone, AtOnce(backbone, ParallelHeadSampler.of(context, model))
-        )
-    sampler = context.sampler(model, branches=context.resolved.wants_trees)
-    begin = partial(SelectedPath, backbone, selector)
-    return block_drafter(context, backbone, AlongPaths(sampler, begin))
+    return path_drafter(context, Selector.read, SelectedPath, model="the DFlash layers")
 
 
 KIND = DrafterKind(

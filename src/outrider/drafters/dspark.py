@@ -8,27 +8,11 @@ from outrider.drafters.common.context import BuildContext
 
 
 def build(context: BuildContext) -> Drafter:
-    from functools import partial
+    from outrider.drafters.nets.block_heads import MarkovHead, MarkovPath, path_drafter
 
-    from outrider.drafters.nets.block_heads import (
-        AlongPaths,
-        MarkovHead,
-        MarkovPath,
-        block_drafter,
-        load_blocks,
+    return path_drafter(
+        context, MarkovHead.read, MarkovPath, model="the DSpark layers", from_anchor=True
     )
-    from outrider.drafters.nets.blocks import AtOnce
-    from outrider.drafters.nets.medusa import ParallelHeadSampler
-
-    model = "the DSpark layers"
-    backbone, head = load_blocks(context, MarkovHead.read, from_anchor=True)
-    if head is None:
-        return block_drafter(
-            context, backbone, AtOnce(backbone, ParallelHeadSampler.of(context, model))
-        )
-    sampler = context.sampler(model, branches=context.resolved.wants_trees)
-    begin = partial(MarkovPath, backbone, head)
-    return block_drafter(context, backbone, AlongPaths(sampler, begin))
 
 
 KIND = DrafterKind(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ from outrider.core.spec import ModelSpec
 from outrider.drafters.common.context import BuildContext
 from outrider.drafters.common.growth import NOT_DRAFTED, DraftSampler
 from outrider.drafters.nets.blocks import (
+    AtOnce,
     Backbone,
     BlockConfig,
     BlockConv,
@@ -52,6 +54,7 @@ from outrider.drafters.nets.eagle import (
     output_head,
 )
 from outrider.drafters.nets.hidden import TargetStates
+from outrider.drafters.nets.medusa import ParallelHeadSampler
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.models.checkpoint import CONFIG, open_checkpoint
@@ -176,6 +179,29 @@ def block_drafter(context: BuildContext, backbone: Backbone, write: Write) -> Bl
         chunk=context.config.prefill_chunk,
         window=context.models.target.spec.max_tokens,
     )
+
+
+# Makes the path of a round from the layers, what is behind them, the texts and hidden_BSD.
+BeginPath = Callable[[Backbone, Extra, Sequence[DraftRow], Tensor], DraftPath]
+
+
+def path_drafter(
+    context: BuildContext,
+    read_extra: ReadExtra[Extra | None],
+    begin: BeginPath[Extra],
+    *,
+    model: str,
+    from_anchor: bool = False,
+) -> BlockDrafter:
+    """Load a drafter of the paths that `begin` makes; of all positions at once for a folder with
+    nothing behind its layers. `model` names them in errors. Raises as `load_blocks` does."""
+    backbone, extra = load_blocks(context, read_extra, from_anchor=from_anchor)
+    if extra is None:
+        return block_drafter(
+            context, backbone, AtOnce(backbone, ParallelHeadSampler.of(context, model))
+        )
+    sampler = context.sampler(model, branches=context.resolved.wants_trees)
+    return block_drafter(context, backbone, AlongPaths(sampler, partial(begin, backbone, extra)))
 
 
 def _as_stored(config: BlockConfig, reader: WeightReader) -> BlockConfig:
