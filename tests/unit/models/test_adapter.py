@@ -22,10 +22,16 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.tree import ROOT
 from outrider.models.checkpoint import open_checkpoint
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.row_modules import RowByRow, RowExperts, RowLinear, has_common_form, row_norm
 from outrider.plugins.transformers.attention import ArenaCache
 from outrider.plugins.transformers.config import read_adapter_config
 from outrider.plugins.transformers.model import AdapterModel, load_adapter
+from outrider.plugins.transformers.row_modules import (
+    RowByRow,
+    RowExperts,
+    RowLinear,
+    has_common_form,
+    row_norm,
+)
 from state.test_zero_copy import Watch
 
 pytest.importorskip("transformers")

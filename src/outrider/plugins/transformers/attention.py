@@ -23,7 +23,7 @@ from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import CheckpointError, ContractError, given
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedPlan
-from outrider.models.row_modules import unseen
+from outrider.plugins.transformers.row_modules import unseen
 
 Options = Mapping[str, Any]
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

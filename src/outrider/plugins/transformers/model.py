@@ -32,10 +32,10 @@ from outrider.kernels.registry import choose
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.decoder import LoadOptions, ModelCapacity, wanted_tokens
 from outrider.models.json_object import OTHER_CHECKPOINT
-from outrider.models.row_modules import RowByRow, RowLinear, prepare, use_kernels
 from outrider.models.weights import Weights
 from outrider.plugins.transformers.attention import ArenaCache, attending
 from outrider.plugins.transformers.config import AdapterConfig, read_adapter_config
+from outrider.plugins.transformers.row_modules import RowByRow, RowLinear, prepare, use_kernels
 from outrider.plugins.transformers.transformers import (
     calling,
     load,

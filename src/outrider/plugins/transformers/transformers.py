@@ -22,7 +22,6 @@ from torch import Tensor
 from outrider.core.errors import CheckpointError, OutriderError
 from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject, refuse_deep
 from outrider.models.published.scheme import scheme_of
-from outrider.models.row_modules import has_common_form
 from outrider.models.weights import without_mtp
 from outrider.plugins.transformers.attention import (
     MaskFunction,
@@ -31,6 +30,7 @@ from outrider.plugins.transformers.attention import (
     answer_mask,
     attending,
 )
+from outrider.plugins.transformers.row_modules import has_common_form
 
 ATTENTION = "outrider"
 _NAMES_CODE = {"auto_map", "custom_generate", "transformers_weights"}
