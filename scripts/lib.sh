@@ -31,9 +31,14 @@ find_python() {
     return 1
 }
 
-# Twice quiet: errors alone, not warnings about indexes of the machine's own configuration.
+# What pip says is shown where it fails. Where it succeeds, its warnings are about indexes of the
+# machine's own configuration, and about attempts that a later one made up for.
 pip_install() {
-    .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile "$@"
+    pip_output=$(.venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+        --no-compile "$@" 2>&1) && return 0
+    pip_status=$?
+    printf '%s\n' "$pip_output" >&2
+    return "$pip_status"
 }
 
 # pip would compile 12000 files on one core. Half of their bytes are left to whoever imports them:
@@ -69,7 +74,7 @@ install_cpu_torch() {
     if has_torch; then return 0; fi
     say "installing $(torch_spec) (CPU build)"
     pip_install --no-deps --retries 1 --timeout 20 \
-        --extra-index-url https://download.pytorch.org/whl/cpu "$(torch_spec)" || true
+        --extra-index-url https://download.pytorch.org/whl/cpu "$(torch_spec)" 2>/dev/null || true
 }
 
 # What the lock has, for use or (`dev`) for work: every file with the hash that it has there.

@@ -171,6 +171,24 @@ def test_scripts_are_valid_shell() -> None:
         assert done.returncode == 0
 
 
+def test_pip_is_heard_only_where_it_fails(tmp_path: Path) -> None:
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "WARNING: Retrying" >&2\nfor last; do :; done\nexit $last\n')
+    python.chmod(0o755)
+    script = f'. "{ROOT}/scripts/lib.sh"; pip_install "$1"'
+    for status, heard in ((0, ""), (7, "WARNING: Retrying\n")):
+        done = subprocess.run(
+            ["sh", "-euc", script, "sh", str(status)],
+            cwd=tmp_path,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.returncode, done.stderr) == (status, heard)
+
+
 def test_the_servers_front_end_imports_no_torch() -> None:
     """The engine's process does; a second copy costs seconds at each start, and 200 MB."""
     script = (
