@@ -15,6 +15,7 @@ from typing import Any, Self
 from outrider.core.errors import CheckpointError, given, nearest
 from outrider.core.spec import DecoderConfig, LatentShape, ModelSpec, RopeScaling, StateShape
 from outrider.models.checkpoint import GENERATION, Checkpoint, config_document, open_checkpoint
+from outrider.models.expert_kinds import Experts, check_experts, sparse_layers
 from outrider.models.family_table import FAMILY_TABLE, WRAPPERS, layer_kinds
 from outrider.models.json_object import (
     CONTRADICTION,
@@ -31,12 +32,9 @@ from outrider.models.layer_kinds import (
     BIASED_LAYERS,
     GATED_LAYERS,
     PLAIN_LAYERS,
-    Experts,
     LayerKind,
     LayerTraits,
     Norms,
-    check_experts,
-    sparse_layers,
 )
 from outrider.models.published.scheme import scheme_of
 from outrider.models.recurrences import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from outrider.models import latent_kinds
+from outrider.models import expert_kinds, latent_kinds
 from outrider.models import layer_kinds as kinds
 from outrider.models.json_object import JsonObject
 from outrider.models.recurrences import HYBRID_TABLE, Family
@@ -61,11 +61,11 @@ _QWEN3_MOE = Family(
     },
     _NO_MLP_BIAS,
     kinds.by_switch,
-    experts=kinds.qwen_experts,
+    experts=expert_kinds.qwen_experts,
     qk_norm=True,
 )
 _ROUTED = {"moe_intermediate_size": 1408, "n_routed_experts": 64, "num_experts_per_tok": 6}
-_DEEPSEEK = Family(_ROUTED, _NO_MLP_BIAS, experts=kinds.deepseek_experts)
+_DEEPSEEK = Family(_ROUTED, _NO_MLP_BIAS, experts=expert_kinds.deepseek_experts)
 _LATENT = {
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
@@ -90,14 +90,14 @@ _DEEPSEEK_V3 = Family(
     rope=LATENT_ROPE,
     ropes=latent_kinds.latent_rope,
     traits=latent_kinds.latent_traits,
-    experts=kinds.deepseek_experts,
+    experts=expert_kinds.deepseek_experts,
     latent=True,
 )
 _CENTRED = kinds.always(kinds.LayerTraits(centred=True, norm_bias=True))
 _GRANITE_MOE = Family(
     {"num_local_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 32},
     traits=kinds.granite_traits,
-    experts=kinds.granite_experts,
+    experts=expert_kinds.granite_experts,
 )
 FAMILY_TABLE: Mapping[str, Family] = {
     "llama": Family(),
@@ -138,7 +138,7 @@ FAMILY_TABLE: Mapping[str, Family] = {
         },
         _NO_BIAS,
         kinds.qwen2_moe_windows,
-        experts=kinds.qwen_experts,
+        experts=expert_kinds.qwen_experts,
         qkv_bias=True,
     ),
     "qwen3_moe": _QWEN3_MOE,
@@ -152,7 +152,7 @@ FAMILY_TABLE: Mapping[str, Family] = {
         },
         _NO_BIAS,
         kinds.in_all_layers,
-        experts=kinds.mixtral_experts,
+        experts=expert_kinds.mixtral_experts,
     ),
     "gpt_oss": Family(
         {
@@ -169,7 +169,7 @@ FAMILY_TABLE: Mapping[str, Family] = {
         kinds.all_but_every(2),
         ropes=kinds.gpt_oss_rope,
         traits=kinds.always(kinds.LayerTraits(sinks=True)),
-        experts=kinds.gpt_oss_experts,
+        experts=expert_kinds.gpt_oss_experts,
     ),
     "gemma": Family(
         {**_TIED, "num_key_value_heads": 16, "head_dim": 256, "eos_token_id": 1},
@@ -241,7 +241,7 @@ FAMILY_TABLE: Mapping[str, Family] = {
         },
         _NO_MLP_BIAS,
         traits=kinds.always(kinds.LayerTraits(whole_heads=True)),
-        experts=kinds.olmoe_experts,
+        experts=expert_kinds.olmoe_experts,
         qk_norm=True,
     ),
     "granite": Family(traits=kinds.granite_traits),
@@ -327,7 +327,7 @@ FAMILY_TABLE: Mapping[str, Family] = {
             "moe_layer_start_index": 1,
         },
         traits=kinds.always(kinds.LayerTraits(interleaved=True)),
-        experts=kinds.ernie_experts,
+        experts=expert_kinds.ernie_experts,
         bias_key="use_bias",
     ),
     "deepseek_v2": replace(
@@ -409,7 +409,7 @@ FAMILY_TABLE: Mapping[str, Family] = {
             "rope_theta": 5e6,
         },
         ropes=kinds.minimax_rope,
-        experts=kinds.minimax_experts,
+        experts=expert_kinds.minimax_experts,
         traits=kinds.always(kinds.LayerTraits(whole_heads=True)),
         rope=PARTIAL_ROPE,
         qk_norm=True,

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import LatentShape
+from outrider.models.expert_kinds import Experts, deepseek_experts
 from outrider.models.json_object import CONTRADICTION, JsonObject
-from outrider.models.layer_kinds import Experts, LayerTraits, deepseek_experts, one_rope
+from outrider.models.layer_kinds import LayerTraits, one_rope
 from outrider.models.rope_config import Rope, RopeRules
 
 # The norms of both latents, whose epsilon no config.json has.

@@ -21,7 +21,8 @@ from outrider.kernels.native.forward import DenseWeights, MixtureWeights
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.delta import by_row
-from outrider.models.layer_kinds import ExpertNames, Experts, Gate
+from outrider.models.expert_kinds import ExpertNames, Experts
+from outrider.models.layer_kinds import Gate
 from outrider.models.weights import WeightReader
 
 

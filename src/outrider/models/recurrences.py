@@ -15,14 +15,14 @@ from typing import Any, cast
 
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import StateShape
+from outrider.models import expert_kinds
 from outrider.models import layer_kinds as kinds
+from outrider.models.expert_kinds import Experts, deepseek_experts
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
 from outrider.models.layer_kinds import (
-    Experts,
     Gate,
     LayerTraits,
     Scales,
-    deepseek_experts,
     of_kinds,
     one_rope,
 )
@@ -105,7 +105,7 @@ class Family:
     rope: RopeRules = COMMON_ROPE
     ropes: kinds.Ropes = kinds.one_rope
     traits: kinds.Traits = kinds.plain_traits
-    experts: kinds.Mixture = kinds.nothing
+    experts: expert_kinds.Mixture = kinds.nothing
     recurrences: Recurrences | None = None
     derived: Callable[[JsonObject], Mapping[str, object]] | None = None
     names: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -424,7 +424,7 @@ _QWEN_HYBRID = Family(
     {"mlp_bias": False},
     rope=PARTIAL_ROPE,
     traits=kinds.gated_traits,
-    experts=kinds.qwen_experts,
+    experts=expert_kinds.qwen_experts,
     recurrences=delta_rules,
     qk_norm=True,
 )
@@ -486,13 +486,13 @@ HYBRID_TABLE: Mapping[str, Family] = {
             "num_dense_layers": 2,
             "use_expert_bias": True,
         },
-        experts=kinds.deepseek_experts,
+        experts=expert_kinds.deepseek_experts,
     ),
     "granitemoehybrid": Family(
         {**_SCANS, "num_local_experts": 8, "num_experts_per_tok": 2},
         ropes=granite_rope,
         traits=kinds.granite_traits,
-        experts=kinds.granite_experts,
+        experts=expert_kinds.granite_experts,
         recurrences=granite_scans,
         derived=granite_settings,
         fused_tensors=True,

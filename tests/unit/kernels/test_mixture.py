@@ -13,7 +13,8 @@ from outrider.api.profile import DeviceTimers, timed
 from outrider.core.errors import given
 from outrider.kernels.native.forward import DenseWeights, MixtureWeights
 from outrider.kernels.operators import Kernels
-from outrider.models.layer_kinds import Experts, Gate
+from outrider.models.expert_kinds import Experts
+from outrider.models.layer_kinds import Gate
 from outrider.models.mixture import mix
 from unit.kernels.implementations import kernels_named, randn
 
