@@ -15,7 +15,8 @@ from common import DRAFT, TARGET, Report, study, tier_folders
 from options import Options
 
 from outrider import EngineConfig, SamplingParams
-from outrider.models.families import LlamaConfig, read_native_config
+from outrider.models.configs import LlamaConfig
+from outrider.models.families import read_native_config
 from outrider.models.loading import resolve
 from outrider_lab.bench.requests import texts_of
 from outrider_lab.bench.studies import drafters_report as told

@@ -20,8 +20,9 @@ from outrider.core.spec import StateShape
 from outrider.kernels.operators import Kernels, tried
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import choose
+from outrider.models.configs import HybridConfig, LlamaConfig
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.families import HybridConfig, LlamaConfig, read_native_config
+from outrider.models.families import read_native_config
 from outrider.models.hybrid import HybridModel
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model, resolve

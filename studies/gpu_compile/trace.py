@@ -28,7 +28,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.rng import RoundKeys
 from outrider.kernels import registry
 from outrider.kernels.operators import DTYPES
-from outrider.models.families import GPT2Config, LlamaConfig
+from outrider.models.configs import GPT2Config, LlamaConfig
 from outrider.models.llama import GPT2Model, LlamaModel
 from outrider.models.weights import Placement
 from outrider.plugins.gpu.rounds.sampling import Filters, Rows

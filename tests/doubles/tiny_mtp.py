@@ -18,7 +18,7 @@ from torch.nn import functional
 from doubles.tiny_checkpoints import save_tensors
 from doubles.tiny_hybrids import hybrid_config, hybrid_shapes, write_hybrid
 from outrider.drafters.nets.mtp import MtpConfig, config_values
-from outrider.models.families import LlamaConfig
+from outrider.models.configs import LlamaConfig
 
 Tensors = dict[str, Tensor]
 

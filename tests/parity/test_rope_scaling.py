@@ -16,8 +16,9 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.spec import RopeScaling
+from outrider.models.configs import LayeredConfig
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.families import LayeredConfig, read_config, read_native_config
+from outrider.models.families import read_config, read_native_config
 from outrider.models.loading import load_model
 from parity.feeding import feed
 from parity.oracle import Oracle

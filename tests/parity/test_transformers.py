@@ -9,8 +9,9 @@ import torch
 
 from doubles.tiny_checkpoints import VARIANTS, Variant, write_checkpoint
 from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.models.configs import LlamaConfig
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
-from outrider.models.families import LlamaConfig, read_config
+from outrider.models.families import read_config
 from outrider.models.loading import load_model, resolve
 from outrider.models.rope import frequencies
 from parity.feeding import feed, greedy

@@ -27,8 +27,9 @@ from outrider.engine.build import draft_capacity, model_capacity, most_staged, w
 from outrider.engine.stages import SCORED_ROWS
 from outrider.kernels.operators import DTYPES, pick_device
 from outrider.kernels.registry import is_native
+from outrider.models.configs import LlamaConfig
 from outrider.models.decoder import ModelCapacity
-from outrider.models.families import FAMILIES, LlamaConfig, read_config
+from outrider.models.families import FAMILIES, read_config
 from outrider.models.heads import HeadsToLoad
 from outrider.models.loading import spec_of_config
 from outrider.models.weights import StoredWeights, stored_in

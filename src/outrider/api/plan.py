@@ -39,11 +39,11 @@ from outrider.engine.build import (
 )
 from outrider.kernels.operators import pick_device
 from outrider.models.checkpoint import CONFIG, Checkpoint, open_checkpoint
+from outrider.models.configs import LlamaConfig
 from outrider.models.families import (
     DELTA_FAMILIES,
     FAMILIES,
     NUMBERED_MTP,
-    LlamaConfig,
     model_type_of,
     read_config,
 )

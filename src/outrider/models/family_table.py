@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from outrider.models import expert_kinds, latent_kinds
 from outrider.models import layer_kinds as kinds
-from outrider.models.json_object import JsonObject
 from outrider.models.recurrences import HYBRID_TABLE, Family
 from outrider.models.rope_config import (
     LATENT_ROPE,
@@ -445,10 +444,3 @@ WRAPPERS: Mapping[str, str] = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
-
-
-def layer_kinds(raw: JsonObject, family: Family, num_layers: int) -> tuple[kinds.LayerKind, ...]:
-    """The kind of every layer. Raises CheckpointError, naming the key, for an unsupported value."""
-    windows = family.windows(raw, num_layers)
-    ropes = family.ropes(raw, family.rope, windows)
-    return tuple(kinds.LayerKind(*pair) for pair in zip(windows, ropes, strict=True))

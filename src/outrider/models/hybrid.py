@@ -39,8 +39,8 @@ from outrider.kernels.native.forward import LayerWeights, Recurrence
 from outrider.kernels.operators import Kernels, for_scans
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.reference.delta import DeltaWeights
+from outrider.models.configs import HybridConfig
 from outrider.models.decoder import ModelCapacity, Passes, Scratch, residuals
-from outrider.models.families import HybridConfig
 from outrider.models.family_table import FAMILY_TABLE, WRAPPERS
 from outrider.models.llama import LayerOperators
 from outrider.models.llama_weights import WHOLE, Tables, read_attention, read_layer, read_tables

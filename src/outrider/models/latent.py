@@ -26,7 +26,7 @@ from outrider.kernels.native.forward import LayerWeights
 from outrider.kernels.native.latent import LatentWeights
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
-from outrider.models.families import LayeredConfig
+from outrider.models.configs import LayeredConfig
 from outrider.models.weights import WeightReader
 
 

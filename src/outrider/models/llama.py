@@ -37,8 +37,8 @@ from outrider.kernels.native.forward import (
 from outrider.kernels.native.rounds import RoundModel
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
+from outrider.models.configs import GPT2Config, LayeredConfig, LlamaConfig
 from outrider.models.decoder import LayerKV, ModelCapacity, PassDecoder, Passes, Scratch
-from outrider.models.families import GPT2Config, LayeredConfig, LlamaConfig
 from outrider.models.latent import fill_heads, values_of_heads
 from outrider.models.layer_kinds import Gate, Norms
 from outrider.models.llama_weights import (

@@ -26,7 +26,7 @@ from outrider.core.errors import ConfigError, MachineError
 from outrider.kernels.native.forward import LayerWeights
 from outrider.kernels.native.ranks import NativeRanks
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedTable
-from outrider.models.families import LayeredConfig, LlamaConfig
+from outrider.models.configs import LayeredConfig, LlamaConfig
 from outrider.models.latent import read_latent
 from outrider.models.layer_kinds import Norms
 from outrider.models.mixture import read_mixture

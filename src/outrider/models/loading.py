@@ -38,16 +38,9 @@ from outrider.kernels.operators import (
 )
 from outrider.kernels.registry import AS_STORED, choose
 from outrider.models.checkpoint import open_checkpoint
+from outrider.models.configs import GPT2Config, HybridConfig, LlamaConfig
 from outrider.models.decoder import Decoder, LoadOptions
-from outrider.models.families import (
-    FAMILIES,
-    LLAMA_FAMILIES,
-    GPT2Config,
-    HybridConfig,
-    LlamaConfig,
-    model_type_of,
-    native_config_of,
-)
+from outrider.models.families import FAMILIES, LLAMA_FAMILIES, model_type_of, native_config_of
 from outrider.models.gguf.reader import gguf_in, header_of, is_gguf, parts_of
 from outrider.models.hub_names import HUB_FILES, HUB_NOISE, HubName
 from outrider.models.hybrid import HybridModel

@@ -28,7 +28,8 @@ from outrider.core.errors import CheckpointError, OutriderError
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import position_counts
 from outrider.models.checkpoint import CONFIG, open_checkpoint
-from outrider.models.families import LlamaConfig, read_config
+from outrider.models.configs import LlamaConfig
+from outrider.models.families import read_config
 from outrider.models.heads import (
     DraftKind,
     kind_of,

@@ -20,7 +20,8 @@ from outrider.core.fields import numbers_of, split
 from outrider.core.files import FileKind, read_text
 from outrider.core.settings import Given, typed
 from outrider.core.spec import ModelSpec
-from outrider.models.families import DECODER_FAMILIES, GPT2Config, LlamaConfig, parse_llama
+from outrider.models.configs import GPT2Config, LlamaConfig
+from outrider.models.families import DECODER_FAMILIES, parse_llama
 from outrider.models.json_object import JsonObject
 from outrider_lab.cli.verb_options import SimulateOptions
 from outrider_lab.planner.calibration import Calibration, DrafterCosts

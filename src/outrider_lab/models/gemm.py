@@ -27,6 +27,7 @@ from outrider.kernels.native.forward import Forward
 from outrider.kernels.operators import DTYPES, Kernels, pick_device, tried
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import choose
+from outrider.models.configs import LlamaConfig
 from outrider.models.decoder import (
     LayerKV,
     LoadOptions,
@@ -35,7 +36,6 @@ from outrider.models.decoder import (
     Passes,
     Scratch,
 )
-from outrider.models.families import LlamaConfig
 from outrider.models.rope import turns_of
 from outrider.models.weights import Placement
 

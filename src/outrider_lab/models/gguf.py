@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import CheckpointError, ContractError
-from outrider.models.families import LlamaConfig
+from outrider.models.configs import LlamaConfig
 from outrider.models.gguf.architectures import ARCHITECTURES
 from outrider.models.gguf.tensors import PAIRED
 from outrider.models.llama_weights import EMBEDDING

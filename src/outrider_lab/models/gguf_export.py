@@ -20,7 +20,8 @@ from outrider.core.errors import (
     did_you_mean,
 )
 from outrider.core.files import replacing
-from outrider.models.families import LlamaConfig, read_native_config
+from outrider.models.configs import LlamaConfig
+from outrider.models.families import read_native_config
 from outrider.models.weights import Weights
 from outrider_lab.models.gguf import (
     FORMATS,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import CheckpointError, ConfigError, did_you_mean
-from outrider.models.families import LlamaConfig
+from outrider.models.configs import LlamaConfig
 from outrider.models.llama_weights import EMBEDDING
 from outrider.models.weights import HEAD, Weights
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from outrider.core.errors import CheckpointError, MachineError
 from outrider.core.files import new_folder, writing
 from outrider.models.checkpoint import CONFIG, INDEX, WEIGHTS, open_checkpoint
-from outrider.models.families import HybridConfig, LlamaConfig, parse_llama, read_native_config
+from outrider.models.configs import HybridConfig, LlamaConfig
+from outrider.models.families import parse_llama, read_native_config
 from outrider.models.heads import HeadKind, hidden_layers_of, is_eagle3, kind_of
 from outrider.models.json_object import JsonObject
 from outrider.models.weights import Weights

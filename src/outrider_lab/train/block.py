@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outrider.core.errors import ConfigError
-from outrider.models.families import HybridConfig, LlamaConfig
+from outrider.models.configs import HybridConfig, LlamaConfig
 from outrider_lab.models.block_net import BlockConfig, config_values
 from outrider_lab.train.llama_module import TrainedLlamaLayer, initialise
 from outrider_lab.train.loop import Batch

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from outrider.models.families import HybridConfig, LlamaConfig
+from outrider.models.configs import HybridConfig, LlamaConfig
 from outrider_lab.train.llama_module import Llama, as_dtype, fresh_llama, read_llama
 from outrider_lab.train.loop import Batch, Export
 from outrider_lab.train.losses import DistributionCache, distillation, next_token

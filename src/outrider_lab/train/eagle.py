@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from outrider.core.errors import ConfigError
 from outrider.drafters.nets.eagle import EagleConfig, config_values
-from outrider.models.families import LlamaConfig
+from outrider.models.configs import LlamaConfig
 from outrider_lab.train.llama_module import (
     Heads,
     RotaryTables,

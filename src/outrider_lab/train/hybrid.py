@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.models.families import HybridConfig, LlamaConfig
+from outrider.models.configs import HybridConfig, LlamaConfig
 from outrider_lab.train.draft_model import Pretraining, begin_like, sizes_of
 from outrider_lab.train.hybrid_module import (
     GatedAttention,

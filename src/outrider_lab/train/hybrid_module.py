@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from outrider.core.errors import CheckpointError
 from outrider.kernels.reference.delta import NORM_EPS
-from outrider.models.families import HybridConfig
+from outrider.models.configs import HybridConfig
 from outrider.models.hybrid import UNREAD_PREFIXES
 from outrider.models.weights import Weights
 from outrider_lab.train.llama_module import (

@@ -21,7 +21,8 @@ from torch.nn import functional
 
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import DecoderConfig
-from outrider.models.families import LLAMA_FAMILIES, LlamaConfig, read_native_config
+from outrider.models.configs import LlamaConfig
+from outrider.models.families import LLAMA_FAMILIES, read_native_config
 from outrider.models.rope import rope_tables
 from outrider.models.weights import HEAD, TextNames, Weights
 from outrider_lab.train.losses import distillation, faded_mean, top_distributions

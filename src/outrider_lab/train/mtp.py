@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from outrider.core.errors import ConfigError
 from outrider.drafters.nets.mtp import MODEL_TYPE, MtpConfig, config_values
-from outrider.models.families import HybridConfig, LlamaConfig
+from outrider.models.configs import HybridConfig, LlamaConfig
 from outrider.models.weights import Weights
 from outrider_lab.train.hybrid_module import MtpBlock
 from outrider_lab.train.llama_module import (

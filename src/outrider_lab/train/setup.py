@@ -18,7 +18,7 @@ from outrider.core.errors import ConfigError, VocabularyError
 from outrider.core.params import SamplingParams
 from outrider.kernels.operators import DTYPES
 from outrider.models.checkpoint import CONFIG, open_checkpoint
-from outrider.models.families import LlamaConfig
+from outrider.models.configs import LlamaConfig
 from outrider.models.loading import resolve
 from outrider_lab.train.draft_model import DraftRecipe, PretrainRecipe
 from outrider_lab.train.folder import fill, tokenizer_files

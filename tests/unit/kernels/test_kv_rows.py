@@ -11,7 +11,7 @@ from torch import Tensor
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import ConfigError
 from outrider.kernels.plan import floats, head_dim_of, row_size, stored
-from outrider.models.families import GPT2Config
+from outrider.models.configs import GPT2Config
 from outrider.models.loading import check_kv_dtype
 from unit.kernels.implementations import DRAFTERS, DTYPES, IMPLEMENTATIONS, kernels_named, randn
 from unit.kernels.paged_cases import Heads, Sequenced, chain, make_pass

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from doubles.tiny_checkpoints import COMMON, COMMON_GPT2
-from outrider.models.families import GPT2Config, LlamaConfig, parse_gpt2, parse_llama
+from outrider.models.configs import GPT2Config, LlamaConfig
+from outrider.models.families import parse_gpt2, parse_llama
 from outrider.models.json_object import JsonObject
 
 ABSENT = object()

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from outrider.core.errors import CheckpointError
-from outrider.models.families import DECODER_FAMILIES, FAMILIES, LlamaConfig, parse_llama
+from outrider.models.configs import LlamaConfig
+from outrider.models.families import DECODER_FAMILIES, FAMILIES, parse_llama
 from outrider.models.json_object import JsonObject
 from outrider.models.layer_kinds import Gate, Norms
 from outrider.models.rope_config import Rope

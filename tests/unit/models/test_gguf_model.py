@@ -17,8 +17,9 @@ from outrider import LLM
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CheckpointError
 from outrider.models.checkpoint import open_checkpoint
+from outrider.models.configs import LlamaConfig
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.families import LlamaConfig, read_native_config
+from outrider.models.families import read_native_config
 from outrider.models.gguf.blocks import TYPES, decode
 from outrider.models.gguf.splits import RULES
 from outrider.models.llama import LlamaModel

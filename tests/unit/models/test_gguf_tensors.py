@@ -10,7 +10,8 @@ import pytest
 from doubles.gguf_writer import LLAMA, small_llama, wide_llama
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError
-from outrider.models.families import LlamaConfig, read_native_config
+from outrider.models.configs import LlamaConfig
+from outrider.models.families import read_native_config
 from outrider.models.weights import Weights, stored_in
 
 BIASED: list[tuple[str, tuple[str, ...], tuple[bool, bool, bool]]] = [

@@ -10,10 +10,9 @@ from doubles.gguf_writer import small_llama
 from doubles.tiny_checkpoints import COMMON, VARIANTS, Variant, random_tensors
 from outrider.core.errors import CheckpointError
 from outrider.models.checkpoint import open_checkpoint, read_sampling
+from outrider.models.configs import GPT2Config, LlamaConfig
 from outrider.models.families import (
     FAMILIES,
-    GPT2Config,
-    LlamaConfig,
     NativeConfig,
     model_type_of,
     parse_config,

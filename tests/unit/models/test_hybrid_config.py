@@ -10,7 +10,8 @@ import pytest
 
 from doubles.tiny_hybrids import HYBRIDS, hybrid_shapes, tiny_hybrid
 from outrider.core.errors import CheckpointError
-from outrider.models.families import HybridConfig, parse_config
+from outrider.models.configs import HybridConfig
+from outrider.models.families import parse_config
 from outrider.models.json_object import JsonObject
 
 # What the hub's files of the two families say, shortened to what is read.

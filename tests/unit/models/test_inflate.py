@@ -18,8 +18,9 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, ConfigError, MachineError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels.registry import is_native
+from outrider.models.configs import LlamaConfig
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.families import LlamaConfig, read_native_config
+from outrider.models.families import read_native_config
 from outrider.models.loading import load_model, resolve
 from outrider.models.weights import Weights
 from outrider_lab.models import inflate_files

@@ -22,8 +22,9 @@ from outrider.core.protocols import StepRow
 from outrider.drafters.nets.eagle import load_eagle
 from outrider.drafters.nets.hidden import HeadNet
 from outrider.drafters.nets.mtp import MtpConfig, load_mtp, read_mtp_config
+from outrider.models.configs import LlamaConfig
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.families import LlamaConfig, read_native_config
+from outrider.models.families import read_native_config
 from outrider.models.heads import (
     HeadsToLoad,
     NormedTarget,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from outrider.core.errors import CheckpointError
-from outrider.models.families import LlamaConfig
+from outrider.models.configs import LlamaConfig
 from outrider.models.layer_kinds import LayerKind
 from outrider.models.rope_config import Rope
 from unit.models.configs import ABSENT, parse

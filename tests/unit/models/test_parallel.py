@@ -30,8 +30,8 @@ from doubles.thread_ranks import (
 from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.tree import ROOT
+from outrider.models.configs import LlamaConfig
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.families import LlamaConfig
 from outrider.models.llama_weights import Alone, Comm, RankError, Share, check_split
 from outrider.models.loading import load_model, refuse_split
 from outrider.plugins.parallel import comm

@@ -8,7 +8,8 @@ import pytest
 
 from outrider.core.errors import ConfigError
 from outrider.kernels.operators import DTYPES
-from outrider.models.families import HybridConfig, read_config
+from outrider.models.configs import HybridConfig
+from outrider.models.families import read_config
 from outrider.models.heads import find_heads, has_own_mtp
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import (

@@ -17,8 +17,9 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
 from outrider.drafters.nets.mtp import mtp_drafter
+from outrider.models.configs import HybridConfig
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.families import HybridConfig, read_native_config
+from outrider.models.families import read_native_config
 from outrider.models.heads import HeadsToLoad
 from outrider.models.hybrid import HybridModel
 from outrider.models.loading import load_model

@@ -11,8 +11,9 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 from doubles.tiny_checkpoints import VARIANTS, Variant, variant, write_checkpoint
 from outrider.core.errors import CheckpointError
 from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.models.configs import LlamaConfig
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.families import LlamaConfig, read_native_config
+from outrider.models.families import read_native_config
 from outrider.models.loading import load_model
 from outrider_lab.train.folder import fill
 from outrider_lab.train.llama_module import as_dtype, fresh_llama, read_llama

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from doubles.kinds import stored
 from outrider.core.clock import host_ints
-from outrider.models.families import LlamaConfig
+from outrider.models.configs import LlamaConfig
 from outrider_lab.train.llama_module import read_llama_config
 from outrider_lab.train.mtp import Mtp, MtpLayer, MtpRecipe, begin_as_last_layer, fits_last_layer
 from outrider_lab.train.shapes import plain_layers

@@ -36,7 +36,8 @@ from outrider.kernels.operators import DTYPES, Kernels, compile_ahead, for_kinds
 from outrider.kernels.plan import PackedLinear, PackedTable
 from outrider.kernels.registry import choose, is_native
 from outrider.models.checkpoint import open_checkpoint
-from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
+from outrider.models.configs import LlamaConfig
+from outrider.models.families import LLAMA_FAMILIES
 from outrider.models.llama import CheaperParts, LlamaModel
 from outrider.models.llama_weights import read_layer
 from outrider.models.published.scheme import scheme_in

@@ -41,8 +41,8 @@ from outrider.drafters.nets.medusa import ParallelHeadSampler
 from outrider.kernels.native.forward import LayerWeights
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan, sent
+from outrider.models.configs import LlamaConfig
 from outrider.models.decoder import ModelCapacity, Passes
-from outrider.models.families import LlamaConfig
 from outrider.models.json_object import JsonObject
 from outrider.models.rope import Turns
 from outrider.models.weights import Placement

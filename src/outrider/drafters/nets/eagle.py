@@ -30,7 +30,8 @@ from outrider.kernels.native.forward import Attends, Entrance, LayerWeights
 from outrider.kernels.operators import for_kinds
 from outrider.kernels.plan import AttentionKind, PackedLinear
 from outrider.models.checkpoint import CONFIG, open_checkpoint
-from outrider.models.families import LlamaConfig, parse_llama
+from outrider.models.configs import LlamaConfig
+from outrider.models.families import parse_llama
 from outrider.models.heads import (
     HeadsToLoad,
     HeadTarget,

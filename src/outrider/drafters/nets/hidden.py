@@ -41,8 +41,8 @@ from outrider.drafters.common.native import HeadPass, NetOutput, head_pass, targ
 from outrider.kernels.native.forward import Attends, Entrance, Forward, ForwardParts, LayerWeights
 from outrider.kernels.operators import Kernels, compile_ahead
 from outrider.kernels.plan import PackedLinear, PackedPlan
+from outrider.models.configs import LayeredConfig
 from outrider.models.decoder import LayerKV, ModelCapacity, Passes, Scratch
-from outrider.models.families import LayeredConfig
 from outrider.models.heads import HeadMemory
 from outrider.models.llama import LayerOperators
 from outrider.models.weights import Placement

@@ -51,13 +51,12 @@ from outrider.drafters.nets.hidden import (
 from outrider.kernels.native.forward import Entrance
 from outrider.kernels.plan import PackedLinear
 from outrider.models.checkpoint import CONFIG, open_checkpoint
+from outrider.models.configs import HybridConfig, LlamaConfig
 from outrider.models.decoder import ModelCapacity
 from outrider.models.families import (
     DELTA_FAMILIES,
     LLAMA_FAMILIES,
     NUMBERED_MTP,
-    HybridConfig,
-    LlamaConfig,
     parse_hybrid,
     parse_llama,
 )

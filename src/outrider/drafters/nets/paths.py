@@ -50,7 +50,7 @@ from outrider.kernels.native.forward import Entrance
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.models.checkpoint import CONFIG, open_checkpoint
-from outrider.models.families import LlamaConfig
+from outrider.models.configs import LlamaConfig
 from outrider.models.heads import (
     HeadsToLoad,
     NormedTarget,

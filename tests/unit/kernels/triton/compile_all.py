@@ -18,8 +18,9 @@ from triton.runtime.jit import mangle_type
 
 from outrider.core.rng import Role, RoundKeys
 from outrider.kernels.reference.delta import TokenRun
+from outrider.models.configs import LlamaConfig
 from outrider.models.decoder import ModelCapacity
-from outrider.models.families import LlamaConfig, read_native_config
+from outrider.models.families import read_native_config
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
 from outrider.models.weights import Placement

@@ -1,0 +1,282 @@
+"""Configs of our decoders: sizes and options of a model as families.py reads them. No tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from outrider.core.spec import DecoderConfig, LatentShape, ModelSpec, RopeScaling, StateShape
+from outrider.models.expert_kinds import Experts
+from outrider.models.layer_kinds import (
+    BIASED_LAYERS,
+    GATED_LAYERS,
+    PLAIN_LAYERS,
+    LayerKind,
+    LayerTraits,
+    Norms,
+)
+from outrider.models.recurrences import (
+    PLAIN_MIXERS,
+    Mechanism,
+    MixerTraits,
+    first_size,
+    layer_parameters,
+    value_size,
+)
+from outrider.models.rope_config import Rope, rope_scaled
+
+LONG_FACTORS = "the long factors of longrope"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayeredConfig(DecoderConfig):
+    """Sizes and options of a decoder whose family is a row of family_table.py.
+
+    `qk_norm` normalises every query and key head before its rotation. With `fused_tensors` the
+    files hold q, k and v as one matrix, and gate and up as one. `layers` has an entry for each
+    layer; it is empty if all layers see the whole text and rotate by `rope`. With a `latent`, heads
+    attend to rows of the compressed cache, which count as one key head. The FFNs of `sparse_layers`
+    are mixtures of `experts`. With its long rotary factors (`for_context`) the
+    model has a window of `longest_tokens`; 0 if it has no such factors.
+    """
+
+    rms_norm_eps: float = 1e-6
+    rope: Rope = field(default_factory=Rope)
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    fused_tensors: bool = False
+    layers: tuple[LayerKind, ...] = ()
+    traits: LayerTraits = PLAIN_LAYERS
+    latent: LatentShape | None = None
+    experts: Experts | None = None
+    sparse_layers: tuple[int, ...] = ()
+    longest_tokens: int = 0
+
+    def layer_kind(self, index: int) -> LayerKind:
+        return self.layers[index] if self.layers else LayerKind(rope=self.rope)
+
+    def feeds(self, index: int) -> bool:
+        """True if layer `index` has an FFN."""
+        del index
+        return True
+
+    @property
+    def scale(self) -> float:
+        """The factor of attention scores."""
+        return (self.traits.attention_scale or self.head_dim**-0.5) * self.rope.score_factor
+
+    @property
+    def whole_tokens(self) -> int:
+        """The longest text, in tokens, that every layer sees as a whole."""
+        windows = (kind.window for kind in self.layers if kind.window)
+        return min((self.max_tokens, *windows))
+
+    @property
+    def attends_otherwise(self) -> bool:
+        """True if some layer's attention is more than a softmax over all keys."""
+        traits = self.traits
+        return traits.sinks or traits.attention_cap > 0 or self.whole_tokens < self.max_tokens
+
+    def for_context(self, num_tokens: int) -> Self:
+        if num_tokens <= self.max_tokens or not self.longest_tokens:
+            return self
+
+        def with_long_factors(rope: Rope) -> Rope:
+            return replace(rope, is_long=rope.kind == "longrope")
+
+        notes = tuple(note for note in self.notes if not note.startswith(LONG_FACTORS))
+        layers = tuple(
+            replace(kind, rope=None if kind.rope is None else with_long_factors(kind.rope))
+            for kind in self.layers
+        )
+        note = f"{LONG_FACTORS} hold for texts of any length, as the context was made longer"
+        return replace(
+            self,
+            max_tokens=self.longest_tokens,
+            rope=with_long_factors(self.rope),
+            layers=layers,
+            notes=(*notes, note),
+        )
+
+    def stretched(self, scaling: RopeScaling) -> Self:
+        """The config with rotary positions as requested. Where some layers see the whole text,
+        those with a window stay as they are, as in llama.cpp. Raises ConfigError."""
+        if scaling.kind == "auto":
+            return self
+        rope, max_tokens = rope_scaled(self.rope, self.max_tokens, scaling)
+        mixed = any(not kind.window for kind in self.layers)
+        stays = [kind.rope is None or (mixed and kind.window > 0) for kind in self.layers]
+        layers = tuple(
+            kind if stay else replace(kind, rope=rope)
+            for kind, stay in zip(self.layers, stays, strict=True)
+        )
+        return replace(self, rope=rope, layers=layers, max_tokens=max_tokens, longest_tokens=0)
+
+    def parameters(self, num_attending: int, num_fed: int | None = None) -> int:
+        """Number of parameters if `num_attending` layers attend and `num_fed` have an FFN (None:
+        all), without other kinds of layers'."""
+        num_fed = self.num_layers if num_fed is None else num_fed
+        traits, hidden, heads = self.traits, self.hidden_size, self.num_heads * self.head_dim
+        attention = hidden * (self.qkv_size + heads * (2 if traits.gated else 1))
+        attention += self.qkv_bias * self.qkv_size + self.out_bias * hidden
+        kv = self.num_kv_heads * self.head_dim
+        attention += self.qk_norm * (heads + kv if traits.whole_heads else 2 * self.head_dim)
+        attention += traits.sinks * self.num_heads
+        if (latent := self.latent) is not None:
+            attention = latent.num_parameters(hidden) + self.out_bias * hidden
+            attention += self.qkv_bias * (latent.query_rank + latent.row_size)
+        num_up = traits.gate.num_up
+        ffn = (num_up + 1) * hidden * self.ffn_size
+        ffn += self.mlp_bias * (num_up * self.ffn_size + hidden)
+        num_sparse = len(self.sparse_layers)
+        ffns = (num_fed - num_sparse) * ffn
+        if self.experts is not None:
+            ffns += num_sparse * self.experts.num_parameters(hidden)
+        num_norms = {Norms.AROUND: 4, Norms.PARALLEL: 1}.get(traits.norms, 2)
+        tables = (1 if self.tie_word_embeddings else 2) * self.vocab_size * hidden
+        norms = (self.num_layers * num_norms + 1) * hidden * (2 if traits.norm_bias else 1)
+        return num_attending * attention + ffns + norms + tables
+
+    def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
+        sizes = {"bytes_per_weight": bytes_per_weight, "bytes_per_kv": bytes_per_kv}
+        plain = DecoderConfig.spec(self, name, **sizes)
+        plain = replace(plain, values_in_keys=self.latent is not None)
+        if self.experts is None:
+            return plain
+        of_layer = self.experts.expert_parameters(self.hidden_size)
+        return replace(
+            plain,
+            num_experts=self.experts.num_experts,
+            num_active_experts=self.experts.num_chosen,
+            expert_parameters=len(self.sparse_layers) * of_layer,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig(LayeredConfig):
+    """Sizes and options of a decoder of the Llama line, in which all layers attend. With
+    `also_sees`, files and settings belong to a model that also has a part for pictures."""
+
+    also_sees: bool = False
+
+    @property
+    def reach(self) -> int:
+        """The largest window of any layer, in tokens; 0 if some layer sees the whole text."""
+        windows = [self.layer_kind(index).window for index in range(self.num_layers)]
+        return max(windows) if all(windows) else 0
+
+    @property
+    def local_layers(self) -> tuple[int, ...]:
+        """Layers with a window, if they all have the same one and the others see the whole text."""
+        windows = [self.layer_kind(index).window for index in range(self.num_layers)]
+        mixed = len(set(windows)) == 2 and 0 in windows
+        return tuple(index for index, window in enumerate(windows) if window) if mixed else ()
+
+    @property
+    def attends_otherwise(self) -> bool:
+        """True if some layer's attention is more than a softmax over all keys."""
+        traits = self.traits
+        differs = traits.sinks or traits.attention_cap > 0 or self.latent is not None
+        return differs or self.whole_tokens < self.max_tokens
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Features that the layers of Llama, Mistral, Qwen2, Qwen3 and Phi-3 do not have."""
+        ropes = {self.layer_kind(index).rope for index in range(self.num_layers)}
+        found = {
+            "mixtures of experts": bool(self.sparse_layers),
+            "attention sinks": self.traits.sinks,
+            "a compressed cache": self.latent is not None,
+            "positions by layer": ropes != {self.rope},
+            "norms and scales of its own": replace(self.traits, sinks=False) != PLAIN_LAYERS,
+            "a part for pictures": self.also_sees,
+        }
+        return tuple(name for name, there in found.items() if there)
+
+    @property
+    def num_parameters(self) -> int:
+        return self.parameters(self.num_layers)
+
+    def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
+        sizes = {"bytes_per_weight": bytes_per_weight, "bytes_per_kv": bytes_per_kv}
+        plain = LayeredConfig.spec(self, name, **sizes)
+        if self.whole_tokens == self.max_tokens:
+            return plain
+        seen = {"window": self.whole_tokens, "reach": self.reach}
+        return replace(plain, **seen, local_layers=self.local_layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridConfig(LayeredConfig):
+    """Sizes and options of a hybrid: `attention_layers` attend, the others have recurrences of one
+    `mechanism`, whose states have the shape `delta`. If `parallel`, every layer has both. Layers
+    are of one kind each if there are `ffn_layers`, which are FFNs alone; others have no FFN then.
+    With `tiled_values`, z and the input of a delta rule's last product have the value heads in the
+    order of GGUF files: one of each group after another."""
+
+    attention_layers: tuple[int, ...]
+    delta: StateShape
+    mechanism: Mechanism = Mechanism.DELTA
+    mixers: MixerTraits = PLAIN_MIXERS
+    parallel: bool = False
+    ffn_layers: tuple[int, ...] | None = None
+    tiled_values: bool = False
+    qk_norm: bool = True
+    traits: LayerTraits = GATED_LAYERS
+
+    def recurs(self, index: int) -> bool:
+        """True if layer `index` has a recurrence."""
+        alone = index in self.attention_layers or index in (self.ffn_layers or ())
+        return self.parallel or not alone
+
+    def feeds(self, index: int) -> bool:
+        return self.ffn_layers is None or index in self.ffn_layers
+
+    @property
+    def value_size(self) -> int:
+        """Size of the output of a recurrence: all value heads together, or all channels."""
+        return value_size(self.delta)
+
+    @property
+    def first_size(self) -> int:
+        """Number of outputs of a recurrent layer's first product."""
+        return first_size(self.mechanism, self.delta)
+
+    @property
+    def num_parameters(self) -> int:
+        num_fed = None if self.ffn_layers is None else len(self.ffn_layers)
+        plain = self.parameters(len(self.attention_layers), num_fed)
+        recurrent = layer_parameters(self.mechanism, self.delta, self.mixers, self.hidden_size)
+        return plain + self.delta.num_layers * recurrent
+
+    def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
+        sizes = {"bytes_per_weight": bytes_per_weight, "bytes_per_kv": bytes_per_kv}
+        return replace(
+            LayeredConfig.spec(self, name, **sizes),
+            num_kv_layers=len(self.attention_layers),
+            state_bytes=self.delta.state_bytes,
+            input_bytes=self.delta.input_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPT2Config(LayeredConfig):
+    """Sizes and options of GPT-2 and DistilGPT2. `max_tokens` positions have an embedding."""
+
+    family: str = "gpt2"
+    rms_norm_eps: float = 1e-5
+    qkv_bias: bool = True
+    out_bias: bool = True
+    mlp_bias: bool = True
+    fused_tensors: bool = True
+    traits: LayerTraits = BIASED_LAYERS
+    tie_word_embeddings: bool = True
+
+    def stretched(self, scaling: RopeScaling) -> Self:
+        return super(LayeredConfig, self).stretched(scaling)
+
+    @property
+    def num_parameters(self) -> int:
+        return self.parameters(self.num_layers) + self.max_tokens * self.hidden_size
