@@ -1,9 +1,10 @@
 """Copies the pages of the site to build/docs, for Zensical: `python scripts/docs_pages.py`.
 
 They are the files of docs/, studies/pages/ and project/, those that scripts/reference_pages.py
-wrote, CONTRIBUTING.md and CHANGELOG.md. A link to another file of the repository becomes the file's
-name, for the site has no copy of it; a command that shows what a written page has becomes a link to
-that page. With `--watch` it goes on and copies what changes. Needs Python alone.
+wrote, CONTRIBUTING.md and CHANGELOG.md; of all pages, those that mkdocs.yml names. A link to
+another file of the repository becomes the file's name, for the site has no copy of it; a command
+that shows what a written page has becomes a link to that page. With `--watch` it goes on and copies
+what changes. Needs Python alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,8 +34,15 @@ SHOWN_BY = {
 MOVED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 ALIASES = {"README.md": "index.md"} | MOVED
 # A link, or a command that is no part of one.
+NAMED = re.compile(r"^ *- (?:.*: )?([\w./-]+\.md)$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^()\s]+)\)|(?<!`)`([^`\n]+)`(?!`)")
 FENCE = re.compile(r"(^ *```.*?^ *```)", re.DOTALL | re.MULTILINE)
+
+
+@cache
+def named() -> frozenset[str]:
+    """The pages under `nav` of mkdocs.yml."""
+    return frozenset(NAMED.findall((ROOT / "mkdocs.yml").read_text("utf-8")))
 
 
 def sources() -> Iterator[tuple[Path, Path, Path]]:
@@ -53,11 +62,13 @@ def sources() -> Iterator[tuple[Path, Path, Path]]:
 
 def copy_of(path: Path) -> Path | None:
     """The place in the site of a file of the repository, or None."""
+    name = ALIASES.get(path.relative_to(ROOT).as_posix())
     for folder, place in FOLDERS.items():
         if path.is_relative_to(ROOT / folder):
-            return COPIES / place / path.relative_to(ROOT / folder)
-    alias = ALIASES.get(path.relative_to(ROOT).as_posix())
-    return None if alias is None else COPIES / alias
+            name = (Path(place) / path.relative_to(ROOT / folder)).as_posix()
+    if name is None or (name.endswith(".md") and name not in named()):
+        return None
+    return COPIES / name
 
 
 def page(text: str, source: Path, copy: Path) -> str:

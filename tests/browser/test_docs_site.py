@@ -22,7 +22,7 @@ PAGES = (
     "reference/python.html",
     "reference/metrics.html",
     "rounds.html",
-    "measured/results/2026-11-21-cpu-embedded/index.html",
+    "measured/measured.html",
 )
 PHONE = {"width": 390, "height": 844}
 MEASURED = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"

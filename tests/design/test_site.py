@@ -1,4 +1,4 @@
-"""Links of the documentation lead somewhere, and its site has every page once.
+"""Links of the documentation lead somewhere, and its site has few pages, each once.
 
 Zensical is not needed: Markdown files, mkdocs.yml and what scripts/docs_pages.py makes of them are
 read as they are. Pages of reference are not committed: they are written here, as for the site.
@@ -26,6 +26,8 @@ DOCS = ROOT / "docs"
 OTHERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
 FLAGS = (ROOT / "tests" / "golden" / "flags.txt").read_text("utf-8").splitlines()
 SOURCE = ROOT / "src" / "outrider"
+DOORS = ["Start", "Guides", "Reference", "How it works"]
+MOST_PAGES = 60
 _FENCE = re.compile(r"^ *(```+)[^\n]*\n.*?^ *\1 *$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^()\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
@@ -91,14 +93,57 @@ def navigation() -> list[str]:
     return list(pages(site["nav"]))
 
 
-def test_every_page_is_in_the_navigation_once(written: Mapping[str, str]) -> None:
+def test_the_site_has_four_doors_and_few_pages(written: Mapping[str, str]) -> None:
+    site: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    assert [next(iter(door)) for door in site["nav"]] == DOORS
     named = Counter(navigation())
-    copies = script("docs_pages")
-    pages = {copies.copy_of(page).relative_to(copies.COPIES).as_posix() for page in PAGES}
     assert [page for page, count in named.items() if count > 1] == []
-    assert set(named) == pages | set(copies.MOVED.values()) | written.keys(), (
-        "name new pages under `nav` of mkdocs.yml"
-    )
+    assert len(named) <= MOST_PAGES
+    copies = script("docs_pages")
+    assert copies.named() == set(named)
+    pages = {copies.copy_of(page) for page in PAGES} - {None}
+    copied = {page.relative_to(copies.COPIES).as_posix() for page in pages}
+    assert set(named) == copied | set(copies.MOVED.values()) | written.keys()
+    # A guide that nobody can reach is lost.
+    guides = {page.name for page in DOCS.glob("*.md")}
+    assert guides - set(named) == set()
+
+
+def ranked(words: str, texts: Mapping[str, str]) -> list[str]:
+    """The pages of `texts` that have `words`, those first that have them in the title, then in a
+    heading, then most often: as a search engine for titles and sections orders them."""
+    found: list[tuple[int, int, str]] = []
+    for name, text in texts.items():
+        title, *headings = [one.lower() for one in _HEADING.findall(_FENCE.sub("", text))] or [""]
+        pattern = re.compile(rf"\b{re.escape(words)}s?\b")
+        count = len(pattern.findall(text.lower()))
+        if not count:
+            continue
+        rank = 0 if pattern.search(title) else 1 if any(map(pattern.search, headings)) else 2
+        found.append((rank, -count, name))
+    return [name for *_, name in sorted(found)]
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("api key", "server.md"),
+        ("context length", "models.md"),
+        ("lora", "troubleshooting.md"),
+        ("gpu", "gpu.md"),
+        ("slow", "troubleshooting.md"),
+    ],
+)
+def test_what_people_search_for_is_found_first(
+    words: str, page: str, written: Mapping[str, str]
+) -> None:
+    copies = script("docs_pages")
+    texts = {
+        copy.relative_to(copies.COPIES).as_posix(): path.read_text("utf-8")
+        for path, _, copy in copies.sources()
+        if copy.suffix == ".md"
+    }
+    assert ranked(words, texts | written)[0] == page
 
 
 def script(name: str) -> Any:
@@ -143,14 +188,12 @@ def test_written_pages_have_every_setting_path_and_metric(written: Mapping[str, 
 def test_a_command_that_shows_a_written_page_is_a_link_to_it(written: Mapping[str, str]) -> None:
     copies = script("docs_pages")
     assert set(copies.SHOWN_BY.values()) == written.keys()
-    source = ROOT / "project" / "x.md"
-    text = (
-        "`outrider --help`, [`outrider --help`](../docs/chat.md), ``outrider --help``, `GET /x`\n"
-    )
-    text += "```\n`GET /metrics`\n```\n"
+    source = ROOT / "studies" / "pages" / "measured.md"
+    text = "`outrider --help`, [`outrider --help`](../../docs/chat.md), ``outrider --help``, "
+    text += "`GET /x`\n```\n`GET /metrics`\n```\n"
     assert copies.page(text, source, copies.copy_of(source)) == text.replace(
         "`outrider --help`, ", "[`outrider --help`](../reference/cli.md), ", 1
-    ).replace("../docs/chat.md", "../chat.md")
+    ).replace("../../docs/chat.md", "../chat.md")
     front = (DOCS / "index.md").read_text("utf-8")
     assert [command for command in copies.SHOWN_BY if f"(`{command}`)" not in front] == []
 
@@ -171,17 +214,17 @@ def test_copies_are_made_of_every_folder(
 def test_links_of_a_copied_page_stay_in_the_site() -> None:
     """Those to other files of the repository become their names."""
     copies = script("docs_pages")
-    page, contributing = DOCS / "adr" / "x.md", ROOT / "CONTRIBUTING.md"
+    page, contributing = DOCS / "algorithms" / "x.md", ROOT / "CONTRIBUTING.md"
     text = "[a](../index.md#b), [c](../../scripts/test), [d `e`](../../CHANGELOG.md), [f](#g)"
-    assert copies.page(text, page, copies.COPIES / "adr" / "x.md") == (
+    assert copies.page(text, page, copies.COPIES / "algorithms" / "x.md") == (
         "[a](../index.md#b), c (`scripts/test`), [d `e`](../changelog.md), [f](#g)"
     )
     copy = copies.COPIES / "contributing.md"
     assert copies.page("[a](docs/chat.md)", contributing, copy) == "[a](chat.md)"
-    gates = ROOT / "studies" / "pages" / "gates.md"
-    text = "[a](../../project/coverage.md#b), [c](../gate.py), [d](../../docs/chat.md), [e](log.md)"
-    assert copies.page(text, gates, copies.COPIES / "measured" / "gates.md") == (
-        "[a](../project/coverage.md#b), c (`studies/gate.py`), [d](../chat.md), [e](log.md)"
+    goals = ROOT / "studies" / "pages" / "goals.md"
+    text = "[a](measured.md#b), [c](../gate.py), [d](../../docs/chat.md), [e](log.md)"
+    assert copies.page(text, goals, copies.COPIES / "measured" / "goals.md") == (
+        "[a](measured.md#b), c (`studies/gate.py`), [d](../chat.md), e (`studies/pages/log.md`)"
     )
 
 
