@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,20 @@ from outrider.api.plan import LoadPlan, plan_pair
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.clock import give_back, uncollected
 from outrider.core.config import EngineConfig
-from outrider.core.errors import CapacityError, CheckpointError, ConfigError, within_memory
+from outrider.core.errors import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    ContractError,
+    within_memory,
+)
 from outrider.core.fields import is_changed, shown
 from outrider.core.files import open_regular
-from outrider.core.plugins import AUTO, KINDS
+from outrider.core.plugins import AUTO, KINDS, MODEL
 from outrider.core.protocols import CausalLM
 from outrider.core.resolve import ResolvedConfig
 from outrider.drafters.common.context import LaneTarget, LoadedModels, Machine
-from outrider.drafters.portfolio import alone_for
+from outrider.drafters.portfolio import unusable
 from outrider.engine.compaction import history_note, keep_of
 from outrider.kernels.operators import Kernels, pick_device
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity, SharedWeights
@@ -135,7 +142,7 @@ def load_pair(
     there = None if weights_of is None else weights_of.sharer_for(plan)
     plan, parts = _fitted(
         plan,
-        lambda: plan_pair(model, draft, config, search=False),
+        lambda sources: plan_pair(model, draft, config, without=sources),
         has_weights=there is not None,
     )
     heads = plan.heads(plan.num_slots)
@@ -143,7 +150,7 @@ def load_pair(
     give_back()
     with within_memory("loading", parts=table_of(parts)):
         target, end = _load_target(plan, heads, name=model, there=there)
-        draft_model, child = _load_draft(plan)
+        draft_model, child, without_draft = _load_draft(plan)
     give_back()
     stop_ids = (*target.spec.stop_ids, *plan.tokenizer.stop_ids)
     return LoadedPair(
@@ -165,31 +172,45 @@ def load_pair(
         plan=plan,
         # Those that the target can emit.
         stop_ids=frozenset(i for i in stop_ids if i < plan.target.vocab_size),
-        notes=_notes(plan, target, heads),
+        notes=(*_notes(plan, target, heads), *without_draft),
         end=end,
         memory=parts,
     )
 
 
 def _fitted(
-    plan: LoadPlan, modest: Callable[[], LoadPlan], *, has_weights: bool
+    plan: LoadPlan, without: Callable[[set[str]], LoadPlan], *, has_weights: bool
 ) -> tuple[LoadPlan, tuple[Part, ...]]:
-    """`plan` as it fits. An automatic draft is no reason to fail, and a copy of the target none to
-    hold less text: `modest` plans without them."""
-    try:
-        found, parts = fitted(plan, has_weights=has_weights)
-    except (CapacityError, CheckpointError) as error:
-        if not plan.is_found:
-            raise
-        left = modest()
-        noted = replace(left, notes=(*left.notes, alone_for(error)))
-        return fitted(noted, has_weights=has_weights)
-    else:
-        copies = plan.is_found and plan.own is not None
-        sized = plan.with_batch(found.settings.most_batch) if plan.auto_batch else plan
-        if not copies or found.num_slots == sized.num_slots:
-            return found, parts
-    return fitted(modest(), has_weights=has_weights)
+    """`plan` as it fits. Automatic drafts are no reason to fail, and a copy of the target none to
+    hold less text: as many of them draft as fit, the first rather than the last. `without` plans
+    without some sources of drafts."""
+    sources = {KINDS[one.kind].source: one for one in plan.found}
+    why: str | Exception | None = None
+    for num_kept in range(len(sources), -1, -1):
+        for kept in combinations(sources, num_kept):
+            left_out = set(sources) - set(kept)
+            try:
+                tried = without(left_out) if left_out else plan
+                found, parts = fitted(tried, has_weights=has_weights)
+            except (CapacityError, CheckpointError) as error:
+                if not kept:
+                    raise
+                why = why or error
+                continue
+            if tried.found and tried.own is not None and _shortens(tried, found):
+                why = why or "it would leave memory for less text."
+                continue
+            if why is None:
+                return found, parts
+            words = " and ".join(one.words for kind, one in sources.items() if kind in left_out)
+            return replace(found, notes=(*found.notes, unusable(words, why))), parts
+    raise ContractError("a plan without automatic drafts fits or raises")
+
+
+def _shortens(plan: LoadPlan, fitted: LoadPlan) -> bool:
+    """True if `plan` holds less text as it is fitted."""
+    batch = fitted.settings.most_batch
+    return fitted.num_slots != (plan.with_batch(batch) if plan.auto_batch else plan).num_slots
 
 
 def _corpus(plan: LoadPlan) -> Texts:
@@ -229,23 +250,31 @@ def _load_target(
     return target, target.close
 
 
-def _load_draft(plan: LoadPlan) -> tuple[Decoder | None, ChildOptions | None]:
-    """The draft model, or the options with which its own process loads it; None without one."""
+def _load_draft(
+    plan: LoadPlan,
+) -> tuple[Decoder | None, ChildOptions | None, tuple[str, ...]]:
+    """The draft model, or the options with which its own process loads it; None without one. A
+    model that was found and cannot be loaded is left out, with a note."""
     config, folder = plan.settings, plan.model_folder
     if folder is None:
-        return None, None
+        return None, None, ()
     masks = plan.mask_token is not None
     capacity = draft_room(plan.resolved, plan.num_slots, plan.window, masks=masks)
     options = options_for(config, capacity)
     if config.drafter_device != "auto":
         options = replace(options, device=config.drafter_device)
     if config.drafter_home == "process":
-        return None, _child(plan, folder, options)
+        return None, _child(plan, folder, options), ()
     if options.device != config.device:
         name = plan.resolved.drafter.name
         why = f"drafter_device: drafter {name} computes in one process with the target."
         raise ConfigError(why, hint="leave --drafter-device at auto")
-    return load_model(folder, options, name=plan.draft_name), None
+    try:
+        return load_model(folder, options, name=plan.draft_name), None, ()
+    except (CheckpointError, ConfigError) as error:
+        if not plan.found:
+            raise
+        return None, None, (unusable(MODEL, error),)
 
 
 def _child(plan: LoadPlan, folder: Path, options: LoadOptions) -> ChildOptions:

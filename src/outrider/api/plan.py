@@ -6,13 +6,13 @@ All of it is known before weights are read, from configurations and tokenizers: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 from outrider.api.chat_template import template_source
+from outrider.api.found import FoundDraft, FoundDrafts, found_drafts, why_none
 from outrider.api.tokenizer import TextTranslator, Tokenizer, first_differences, num_common_ids
 from outrider.cache.pages import arena_slots
 from outrider.core.config import MOST_BATCH, EngineConfig
@@ -20,7 +20,6 @@ from outrider.core.errors import (
     CapacityError,
     CheckpointError,
     ConfigError,
-    OutriderError,
     VocabularyError,
 )
 from outrider.core.fields import split
@@ -28,7 +27,7 @@ from outrider.core.plugins import AUTO, COPY, KINDS, MODEL, drafter_named
 from outrider.core.resolve import Measured, ResolvedConfig, resolve
 from outrider.core.spec import DecoderConfig
 from outrider.core.tree import MAX_WIDTH
-from outrider.drafters.common.draft_model import SelfDraftSpec, own_copy, why_no_copy
+from outrider.drafters.common.draft_model import SelfDraftSpec, own_copy
 from outrider.engine.build import (
     DRAFT_CONTEXT,
     model_capacity,
@@ -38,196 +37,40 @@ from outrider.engine.build import (
     whole_pages,
 )
 from outrider.kernels.operators import pick_device
-from outrider.models.checkpoint import CONFIG, Checkpoint, open_checkpoint
 from outrider.models.configs import LlamaConfig
-from outrider.models.families import (
-    DELTA_FAMILIES,
-    FAMILIES,
-    NUMBERED_MTP,
-    model_type_of,
-    read_config,
-)
+from outrider.models.families import FAMILIES, read_config
 from outrider.models.gguf.vocabulary import TURN_ENDS
 from outrider.models.heads import (
     HeadsToLoad,
-    find_heads,
-    has_own_mtp,
     hidden_layers_of,
     kind_of,
     mask_token_of,
-    own_mtp_depth,
     verifier_of,
     worth_of,
 )
 from outrider.models.loading import resolve as find_model
 from outrider.models.loading import spec_of_config
-from outrider.models.published.scheme import Scheme, scheme_in
-from outrider.models.stores import cached_models
 from outrider.models.weights import stored_in
 from outrider.pairs.catalog import draft_of
 from outrider.sched.jobs import OPEN_TOKENS
-
-# Drafts that a target has without being named: found with it, or in the cache of the hub.
-#
-# The checkpoint's own MTP block comes first: it was trained with the target and costs least. Heads
-# of the target's sizes within its folder or next to it follow, then draft models. A draft model
-# must give every id the target's meaning and have at most half of the target's weights. Of several
-# the smallest is used, and those next to the target precede those of the cache. Names and sizes are
-# compared first, since a tokenizer takes a moment to read.
-# A draft model that is not this much smaller costs more than it gains.
-MOST_OF_TARGET = 0.5
-_MTP = "mtp"
-# Families whose decoders share their tables with heads.
-_WITH_HEADS = (*NUMBERED_MTP, *DELTA_FAMILIES)
-# Tables of one vocabulary differ by no more than this share of their rows: padding.
-_MOST_PADDING = 1 / 16
-# Most folders of one parent folder that are searched; one with more does not hold models.
-_MOST_FOLDERS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class FoundDraft:
-    """The folder with the draft, the kind of drafter that reads it, and words for the note."""
-
-    folder: Path
-    kind: str
-    words: str
-
-
-def found_draft(target: Path) -> FoundDraft | None:
-    """The first draft found for the model in `target`; None if there is none."""
-    if _has_own_mtp(target):
-        return FoundDraft(target, _MTP, "the checkpoint's own MTP block")
-    if reads_heads(target):
-        for kind, folder in find_heads(target).items():
-            words = f"{KINDS[kind].needs_words} in {folder.name}, found with the target"
-            return FoundDraft(folder, kind, words)
-    model = companion_of(target)
-    return None if model is None else FoundDraft(model, MODEL, _where(model))
-
-
-def is_searched(config: EngineConfig) -> bool:
-    """True if drafts are searched for: in one process, unless a drafter was named, or a controller
-    that never stops drafting."""
-    left_to_us = config.drafter == AUTO and config.controller in (AUTO, "goodput")
-    return left_to_us and config.most_k > 0 and config.tensor_parallel == 1
-
-
-def why_none(target: Path, config: EngineConfig) -> str:
-    """The reason for which the model in `target` has no draft in or next to its folder."""
-    if not is_searched(config):
-        only = "are searched for only with --controller auto or goodput, and in one process"
-        return f"MTP blocks, heads and draft models {only}"
-    lacks = "config.json announces an MTP block that is not in the files, and no"
-    own = lacks if _announces_mtp(target) else "no MTP block,"
-    return f"{own} heads or draft model was found with the target"
-
-
-def _announces_mtp(target: Path) -> bool:
-    with suppress(OutriderError):
-        return reads_heads(target) and own_mtp_depth(target) > 0
-    return False
-
-
-def _has_own_mtp(target: Path) -> bool:
-    """True if it has an MTP block; a hybrid may have one that its config.json does not announce."""
-    with suppress(OutriderError):
-        may = _announces_mtp(target) or model_type_of(open_checkpoint(target)) in DELTA_FAMILIES
-        return may and has_own_mtp(target)
-    return False
-
-
-def reads_heads(target: Path) -> bool:
-    """True if the model in `target` can share its tables with heads, as our own decoders can."""
-    with suppress(OutriderError):
-        checkpoint = open_checkpoint(target)
-        return not checkpoint.is_gguf and model_type_of(checkpoint) in _WITH_HEADS
-    return False
-
-
-def _where(found: Path) -> str:
-    """The name and location of the model in `found`, in the cache or elsewhere."""
-    store = found.parents[1].name if found.parent.name == "snapshots" else ""
-    name = store.removeprefix("models--").replace("--", "/") or found.name
-    return f"{name}, which {'is in the cache' if store else 'lies next to the target'}"
-
-
-def companion_of(target: Path) -> Path | None:
-    """The folder of a draft model for the model in `target`, None if there is none."""
-    own = num_weight_bytes(target)
-    # The newest snapshot of each model in the hub's cache.
-    cached = _models_in(one.snapshot for one in cached_models() if one.snapshot is not None)
-    for candidates in (models_beside(target), cached):
-        sizes = {folder: num_weight_bytes(folder) for folder in candidates if folder != target}
-        small = [folder for folder, size in sizes.items() if 0 < size <= MOST_OF_TARGET * own]
-        for folder in sorted(small, key=lambda folder: (sizes[folder], folder)):
-            if _runs(folder) and same_ids(target, folder):
-                return folder
-    return None
-
-
-def same_ids(target: Path, draft: Path) -> bool:
-    """True if every id means the same to both models; their tables may be padded differently."""
-    with suppress(OutriderError):
-        configs = [open_checkpoint(folder).document(CONFIG) for folder in (target, draft)]
-        small, large = sorted(config.integer("vocab_size", 0, least=0) for config in configs)
-        if kind_of(draft) == MODEL and large - small <= _MOST_PADDING * large:
-            return not first_differences(Tokenizer.load(target), Tokenizer.load(draft), limit=1)
-    return False
-
-
-def num_weight_bytes(folder: Path) -> int:
-    """Bytes of the model in `folder`, or in a GGUF file, that a pass reads. Published matrices that
-    no kernel multiplies in their stored form become 16-bit numbers. Raises CheckpointError if one
-    of several GGUF files is missing."""
-    checkpoint = open_checkpoint(folder)
-    num_bytes = checkpoint.num_bytes
-    scheme = _scheme_of(checkpoint)
-    if scheme is None or scheme.has_blocks:
-        return num_bytes
-    return num_bytes * 16 // min(scheme.bits)
-
-
-def _scheme_of(checkpoint: Checkpoint) -> Scheme | None:
-    with suppress(OutriderError):
-        return scheme_in(checkpoint)
-    return None
-
-
-def _runs(folder: Path) -> bool:
-    """True if one of our own decoders runs the model."""
-    with suppress(OutriderError):
-        return read_config(folder).family in FAMILIES
-    return False
-
-
-def models_beside(target: Path) -> list[Path]:
-    """Folders of models within `target` and next to it."""
-    return [*_models_in(target.glob("*/")), *_models_in(target.parent.glob("*/"))]
-
-
-def _models_in(folders: Iterable[Path]) -> list[Path]:
-    with suppress(OSError):
-        some = islice(folders, _MOST_FOLDERS)
-        return sorted(folder for folder in some if (folder / CONFIG).is_file())
-    return []
-
 
 # Windows that the arena holds if the number of concurrent requests is automatic.
 _WHOLE_WINDOWS = 8
 
 
 def resolve_pair(
-    target: Path, draft: str | None, config: EngineConfig, found: FoundDraft | None = None
+    target: Path, draft: str | None, config: EngineConfig, found: Sequence[FoundDraft] = ()
 ) -> tuple[ResolvedConfig, Mapping[str, Path]]:
     """Resolve `config` with --draft `draft`. Returns it and the folders of the draft model and
     heads, by the kind of drafter.
 
     `draft` is not searched for if the drafter has no use for it. A target may have heads within its
-    own files. `found` drafts without being named. Raises ConfigError for heads of a target that
+    own files. `found` draft without being named. Raises ConfigError for heads of a target that
     processes share."""
-    if found is not None:
-        return resolve(config, found.kind, found=True), {found.kind: found.folder}
+    if found:
+        first, *rest = [one.kind for one in found]
+        folders = {one.kind: one.folder for one in found if one.kind != COPY}
+        return resolve(config, first, found=True, more=rest), folders
     named = None if config.drafter == AUTO else drafter_named(config.drafter)
     folders: dict[str, Path] = {}
     if config.most_k > 0 and (named is None or named.reads_draft):
@@ -272,7 +115,7 @@ class LoadPlan:
     """Everything that is known of a pair before its weights are read.
 
     `folder` and `target` are the target's; `folders` have the model and the heads that draft, by
-    the kind of drafter. The model is called `draft_name`, and `is_found` says that the draft was
+    the kind of drafter. The model is called `draft_name`, and `found` are the drafts that were
     found without being named. `translator` is set if the draft has a vocabulary of its own; else
     its first `num_common` ids may be drafted, all if 0. `own` is set if the target drafts for
     itself. `window` is the most tokens of a sequence, for `window_reason`, and `num_slots` the
@@ -293,7 +136,7 @@ class LoadPlan:
     draft_window: int | None
     num_slots: int
     notes: tuple[str, ...] = ()
-    is_found: bool = False
+    found: tuple[FoundDraft, ...] = ()
     auto_batch: bool = False
 
     @property
@@ -376,11 +219,11 @@ class LoadPlan:
 
 
 def plan_pair(
-    model: str, draft: str | None, config: EngineConfig, *, search: bool = True
+    model: str, draft: str | None, config: EngineConfig, *, without: Collection[str] = ()
 ) -> LoadPlan:
-    """Plan a pair. With `search`, drafter auto takes a draft model that was not named,
-    or a copy of the target. A `model` may be heads that name their target: then that is the
-    target, and they draft.
+    """Plan a pair. Drafter auto takes drafts that were not named, except from sources of drafts in
+    `without`. A `model` may be heads that name their target: then that is the target, and they
+    draft.
     Raises ConfigError, CheckpointError, VocabularyError or CapacityError."""
     folder = find_model(model)
     draft = draft or draft_of(model, config.drafter)
@@ -389,17 +232,13 @@ def plan_pair(
         draft, folder = draft or str(folder), _target_of(folder, verifier)
     if config.drafter_device != AUTO:
         config = replace(config, device=pick_device(config.device).type)
-    searches = search and draft is None and config.drafter == AUTO
-    found = found_draft(folder) if searches and is_searched(config) else None
     target = read_config(folder).stretched(config.rope).for_context(config.context)
-    no_copy = why_no_copy(folder, target, config) if searches and found is None else "-"
-    copies = not no_copy
-    if found is not None or copies:
-        # It stops drafting where that does not pay, since the user did not request it.
+    searches = draft is None and config.drafter == AUTO
+    found = found_drafts(folder, target, config, without=without) if searches else FoundDrafts()
+    if found.drafts:
+        # They stop drafting where that does not pay, since the user did not request it.
         config = replace(config, controller="goodput")
-    resolved, folders = resolve_pair(folder, draft, config, found)
-    if copies:
-        resolved = resolve(config, COPY)
+    resolved, folders = resolve_pair(folder, draft, config, found.drafts)
     resolved = resolved.sized(branches=isinstance(target, LlamaConfig), window=target.max_tokens)
     tokenizer = _tokenizer_of(folder, target, config.tokenizer)
     tokenizer, template_notes = _with_template(tokenizer, config.chat_template)
@@ -418,7 +257,7 @@ def plan_pair(
         target=target,
         tokenizer=tokenizer,
         folders=folders,
-        draft_name=_draft_name(draft, folder, found),
+        draft_name=_draft_name(draft, folder, folders),
         translator=translator,
         num_common=num_common,
         own=own,
@@ -427,19 +266,25 @@ def plan_pair(
         draft_window=draft_config.for_context(window).max_tokens if draft_config else None,
         num_slots=0,
         notes=(
-            *_notes(folder, resolved, found, no_copy, verifier, searches=searches),
+            *(_auto_notes(folder, resolved, found, without=without) if searches else ()),
+            *(
+                []
+                if verifier is None
+                else [f"the target is {verifier}, which the draft heads name"]
+            ),
             *template_notes,
         ),
-        is_found=found is not None or copies,
+        found=found.drafts,
         auto_batch=config.batch_size is None,
     )
     return _with_most(plan) if plan.auto_batch else plan.with_batch(config.most_batch)
 
 
-def _draft_name(draft: str | None, target: Path, found: FoundDraft | None) -> str:
+def _draft_name(draft: str | None, target: Path, folders: Mapping[str, Path]) -> str:
     """The name of the draft model, as it was named; of heads, where no model drafts."""
     if draft is None or "," not in draft:
-        return draft or ("" if found is None else str(found.folder))
+        found = folders.get(MODEL, next(iter(folders.values()), ""))
+        return draft or str(found)
     return {kind: name for kind, _, name in named_drafts(draft, target)}.get(MODEL, draft)
 
 
@@ -466,37 +311,23 @@ def _target_of(heads: Path, verifier: str) -> Path:
         ) from error
 
 
-def _notes(
-    folder: Path,
-    resolved: ResolvedConfig,
-    found: FoundDraft | None,
-    no_copy: str,
-    verifier: str | None,
-    *,
-    searches: bool,
-) -> tuple[str, ...]:
-    """Notes on automatic choices and their reasons: the drafter of auto, the target of heads."""
-    notes: list[str] = []
-    stops = "whichever promises more in a round, or nothing where no draft pays"
-    if found is not None:
-        notes.append(
-            f"drafter auto: {found.words}, together with look-ups in the text, {stops}; "
-            "--draft none leaves it out"
+def _auto_notes(
+    folder: Path, resolved: ResolvedConfig, found: FoundDrafts, *, without: Collection[str]
+) -> Iterator[str]:
+    """Notes on the choice of drafter auto: what drafts, what does not, and why."""
+    if found.drafts:
+        leave = "it" if len(found.drafts) == 1 else "them"
+        passed = f". Left out: {'; '.join(found.passed)}" if found.passed else ""
+        yield (
+            f"drafter auto: {found.words}, together with look-ups in the text; in each round "
+            f"whichever gained most by what was measured, or nothing where no draft pays; "
+            f"--drafter suffix leaves {leave} out{passed}"
         )
-    elif not no_copy:
-        notes.append(
-            f"drafter auto: a copy of the target in {resolved.settings.self_quantise}, together "
-            f"with look-ups in the text, {stops}; --drafter suffix makes no copy"
-        )
-    elif searches and resolved.drafter.drafts and resolved.drafter.looks_up:
+    elif resolved.drafter.drafts and resolved.drafter.looks_up:
         paying = ", as far as they pay" if resolved.left_to_us else ""
-        notes.append(
-            f"drafter auto: look-ups in the text ({resolved.drafter.name}){paying}; "
-            f"{why_none(folder, resolved.settings)}, and a copy in 4 bits {no_copy}"
-        )
-    if verifier is not None:
-        notes.append(f"the target is {verifier}, which the draft heads name")
-    return tuple(notes)
+        passed = "" if without else f"; {why_none(folder, resolved.settings)}"
+        passed += "".join(f", and {one}" for one in found.passed)
+        yield f"drafter auto: look-ups in the text ({resolved.drafter.name}){paying}{passed}"
 
 
 def _tokenizer_of(folder: Path, target: DecoderConfig, other: str) -> Tokenizer:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from outrider.api.plan import num_weight_bytes
+from outrider.api.found import num_weight_bytes
 from outrider.cache.pages import free_bytes
 from outrider.cli.call import Call, needed
 from outrider.cli.options import JsonOption

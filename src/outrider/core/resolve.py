@@ -277,15 +277,15 @@ def resolve(
 ) -> ResolvedConfig:
     """Resolve `config`. `given` is the kind of drafter that the draft model, heads or copy of the
     target make, or None without them, and `more` are those of further ones. `known` is the
-    measurement of that drafter, and `found` says that it was found without being named.
+    measurement of that drafter, and `found` says that they were found without being named: then the
+    first one drafts alone where they cannot join.
 
     Raises ConfigError if the drafter needs a draft model or heads of another kind, or only one of
     them, or cannot live in a process.
     """
-    # A drafter and a rule that draw numbers can use those of their own device only.
-    home = "process" if _is_apart(config) else config.drafter_home
-    homed = replace(config, drafter_home=home)
-    drafter = _drafter(homed, given, joins=bool(more) or (found and _can_join(homed)))
+    homed = replace(config, drafter_home=_home(config))
+    more = () if found and not can_join(homed) else more
+    drafter = _drafter(homed, given, joins=bool(more) or (found and can_join(homed)))
     if more:
         _check_several(homed, drafter, (given or "", *more))
     config = homed if drafter.has_process else config
@@ -320,7 +320,7 @@ def _check_several(config: EngineConfig, drafter: DrafterKind, given: Sequence[s
             f"--draft names {names}: at most one of several drafts may be heads, and none twice.",
             hint="name one kind of heads, a draft model, and quantised-self",
         )
-    if not _can_join(config):
+    if not can_join(config):
         raise ConfigError(
             f"--draft names {names}: several drafts need one lane and one process.",
             hint="leave --schedule, --drafter-home and --drafter-device at auto",
@@ -348,9 +348,15 @@ def _k(config: EngineConfig, drafter: DrafterKind, known: Measured | None) -> in
     return known.k if known is not None and known.pays and is_chain and is_left else config.most_k
 
 
-def _can_join(config: EngineConfig) -> bool:
+def can_join(config: EngineConfig) -> bool:
     """True if a draft model or heads may join look-ups: on one lane, in one process."""
-    return config.schedule in ("single", AUTO) and config.drafter_home == "thread"
+    return config.schedule in ("single", AUTO) and _home(config) == "thread"
+
+
+def _home(config: EngineConfig) -> str:
+    """The home of the drafter: a drafter and a rule that draw numbers can use those of their own
+    device only."""
+    return "process" if _is_apart(config) else config.drafter_home
 
 
 def _drafter(config: EngineConfig, given: str | None, *, joins: bool) -> DrafterKind:

@@ -320,6 +320,9 @@ def build(context: BuildContext) -> PortfolioDrafter:
     models: list[ModelMember] = []
     notes: list[str] = []
     for kind in resolved.sources:
+        if left_to_us and kind.name == MODEL and context.models.draft is None:
+            # It could not be loaded, which a note says.
+            continue
         at_once = kind.at_once or (kind.name == MODEL and context.models.mask_token is not None)
         try:
             drafter = context.member(kind)
@@ -334,13 +337,13 @@ def build(context: BuildContext) -> PortfolioDrafter:
         except (CheckpointError, ConfigError) as error:
             if not left_to_us:
                 raise
-            notes.append(alone_for(error))
+            notes.append(unusable(kind.name, error))
     return PortfolioDrafter(members, *models, notes=tuple(notes))
 
 
-def alone_for(error: Exception) -> str:
-    """Return a note for look-ups whose model could not be loaded."""
-    return f"look-ups draft alone, since the draft model that was found cannot be used: {error}"
+def unusable(words: str, why: object) -> str:
+    """Return a note on drafts that were found and cannot be used."""
+    return f"drafter auto leaves out {words}, which was found and cannot be used: {why}"
 
 
 KIND = DrafterKind(

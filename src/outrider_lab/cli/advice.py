@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 
-from outrider.api.plan import num_weight_bytes
+from outrider.api.found import num_weight_bytes
 from outrider.cache.pages import free_bytes
 from outrider.cli.output import Meter, prose
 from outrider.core.config import EngineConfig

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from shlex import quote
 from typing import Any
 
-from outrider.api.plan import num_weight_bytes
+from outrider.api.found import num_weight_bytes
 from outrider.cli.call import Call, needed
 from outrider.cli.models import read_spec, small_files
 from outrider.cli.output import answer as answer_with

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 
-from outrider.api.plan import MOST_OF_TARGET, models_beside, num_weight_bytes, same_ids
+from outrider.api.found import MOST_OF_TARGET, models_beside, num_weight_bytes, same_ids
 from outrider.cli.models import LocalModel, local_models, read_spec, small_files
 from outrider.core.errors import CheckpointError
 from outrider.core.plugins import KINDS

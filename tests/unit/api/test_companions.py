@@ -18,10 +18,15 @@ from safetensors.torch import (
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api import loading
+from outrider.api.found import FoundDraft, companion_of, found_drafts
 from outrider.api.memory import fitted
-from outrider.api.plan import LoadPlan, companion_of, found_draft, plan_pair
+from outrider.api.plan import LoadPlan, plan_pair
 from outrider.core.errors import CapacityError
 from outrider.core.plugins import WITH_FOUND, WITHOUT_DRAFT
+from outrider.drafters.common import members
+from outrider.drafters.portfolio import PortfolioDrafter
+from outrider.estimate.cost import Allowance
+from outrider.models.families import read_config
 from outrider.models.loading import resolve
 
 PARAMS = SamplingParams(max_tokens=192, ignore_eos=True)
@@ -48,6 +53,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def target(tmp_path: Path, cache: Path) -> Path:
     del cache
     return copy_of("outrider/embedded", tmp_path / "models" / "target")
+
+
+def sources(target: Path) -> tuple[FoundDraft, ...]:
+    """The drafts that are found for `target` with the settings as they are."""
+    return found_drafts(target, read_config(target), EngineConfig()).drafts
 
 
 @pytest.fixture
@@ -140,7 +150,14 @@ def test_a_draft_model_that_does_not_fit_is_no_reason_to_fail(
         return fitted(plan, has_weights=has_weights)
 
     monkeypatch.setattr(loading, "fitted", too_small)
-    assert LLM(target, config=EngineConfig()).drafter == WITHOUT_DRAFT
+    llm = LLM(target, config=EngineConfig())
+    assert llm.drafter == WITHOUT_DRAFT
+    (note,) = [note for note in llm.notes if "cannot be used" in note]
+    assert "draft, which lies next to the target" in note
+    assert "memory ends" in note
+    # Heads that fit draft, whatever else was found.
+    copy_of("outrider/embedded-eagle", target.parent / "heads")
+    assert LLM(target).drafter == WITH_FOUND
     with pytest.raises(CapacityError):
         LLM(target, draft=target.parent / "draft")
 
@@ -151,13 +168,12 @@ def test_the_checkpoints_own_block_comes_before_heads_and_models_and_look_ups_jo
 ) -> None:
     del cache
     hybrid = copy_of("outrider/embedded-hybrid", tmp_path / "models" / "hybrid")
-    found = found_draft(hybrid)
-    assert found is not None
+    (found,) = sources(hybrid)
     assert (found.kind, found.folder) == ("mtp", hybrid)
     plain = LLM(hybrid, drafter="none").generate([PROMPT], SHORT)[0]
     llm = LLM(hybrid)
     assert llm.drafter == WITH_FOUND
-    assert any("the checkpoint's own MTP block, together with look-ups" in n for n in llm.notes)
+    assert any("the checkpoint's own MTP block (measured where" in n for n in llm.notes)
     results = llm.generate([PROMPT] * 3, SHORT)
     assert all(one.token_ids == plain.token_ids for one in results)
     assert any("mtp" in one.stats.members for one in results)
@@ -167,14 +183,13 @@ def test_the_checkpoints_own_block_comes_before_heads_and_models_and_look_ups_jo
 @pytest.mark.weights
 def test_heads_next_to_the_target_are_found_and_damaged_ones_leave_look_ups(target: Path) -> None:
     heads = copy_of("outrider/embedded-eagle", target.parent / "heads")
-    found = found_draft(target)
-    assert found is not None
+    (found,) = sources(target)
     assert (found.kind, found.folder) == ("eagle", heads)
     assert LLM(target).drafter == WITH_FOUND
     (heads / "model.safetensors").write_bytes(b"\0" * 100)
     llm = LLM(target)
     assert llm.drafter == WITHOUT_DRAFT
-    assert any("look-ups draft alone" in note for note in llm.notes)
+    assert any("which was found and cannot be used" in note for note in llm.notes)
     wanted = LLM(target, drafter="none").generate([PROMPT], SHORT)[0].token_ids
     assert llm.generate([PROMPT], SHORT)[0].token_ids == wanted
 
@@ -185,6 +200,7 @@ def test_with_look_ups_alone_the_note_says_why_there_is_nothing_else(target: Pat
     assert llm.drafter == WITHOUT_DRAFT
     (note,) = [note for note in llm.notes if note.startswith("drafter auto")]
     assert "no MTP block, heads or draft model was found" in note
+    assert "; no MTP" in note
     assert "a copy in 4 bits would gain little" in note
 
 
@@ -201,7 +217,7 @@ def test_an_mtp_block_is_taken_unannounced_too_or_its_lack_has_a_reason(
         (note,) = [note for note in notes if note.startswith("drafter auto")]
         return note
 
-    assert "the checkpoint's own MTP block, together with look-ups" in said()
+    assert "the checkpoint's own MTP block (measured where" in said()
     for settings in ({"controller": "fixed"}, {"tensor_parallel": 2}):
         note = said(**settings)
         assert "are searched for only with --controller auto or goodput, and in one process" in note
@@ -210,7 +226,7 @@ def test_an_mtp_block_is_taken_unannounced_too_or_its_lack_has_a_reason(
     config = json.loads(announced)
     del (config.get("text_config") or config)["mtp_num_hidden_layers"]
     (hybrid / "config.json").write_text(json.dumps(config))
-    assert "the checkpoint's own MTP block, together with look-ups" in said()
+    assert "the checkpoint's own MTP block (measured where" in said()
     (hybrid / "config.json").write_text(announced)
     (weights,) = hybrid.glob("*.safetensors")
     kept = {name: t for name, t in load_file(weights).items() if not name.startswith("mtp.")}
@@ -219,3 +235,95 @@ def test_an_mtp_block_is_taken_unannounced_too_or_its_lack_has_a_reason(
     assert "look-ups in the text (suffix), as far as they pay; config.json announces" in note
     assert "an MTP block that is not in the files" in note
     assert not plan_pair(str(hybrid), None, EngineConfig(k=0)).notes
+
+
+@pytest.fixture
+def several(target: Path) -> Path:
+    """The target with two kinds of heads and a draft model next to it."""
+    copy_of("outrider/embedded-draft", target.parent / "draft")
+    for name in ("eagle", "mtp"):
+        copy_of(f"outrider/embedded-{name}", target.parent / name)
+    return target
+
+
+def state(folder: Path, **worth: object) -> None:
+    """Write what the heads in `folder` were measured to be worth, nothing without `worth`."""
+    config = json.loads((folder / "config.json").read_text())
+    own = config.pop("outrider_worth")
+    config |= {"outrider_worth": {**own, **worth}} if worth else {}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.weights
+def test_heads_rank_by_their_measured_gain_and_every_source_joins_or_has_a_reason(
+    several: Path,
+) -> None:
+    def found() -> tuple[list[str], str]:
+        all_of_them = found_drafts(several, read_config(several), EngineConfig())
+        return [one.kind for one in all_of_them.drafts], " | ".join(all_of_them.passed)
+
+    cheap = {"first": 0.1, "later": 0.05, "row": 0.01}
+    beside = several.parent
+    state(beside / "mtp", kept=[0.5], **cheap)
+    state(beside / "eagle", kept=[0.9, 0.8], **cheap)
+    kinds, passed = found()
+    assert kinds == ["eagle", "model"]
+    assert "MTP block in mtp, found with the target (measured where it was made: 1.35 ti" in passed
+    assert "one kind of heads drafts, and these were measured to gain less" in passed
+    assert "a copy in 4 bits would gain little" in passed
+    # Heads that lose where they were measured come after those that nobody measured.
+    state(beside / "eagle", kept=[0.0], **cheap)
+    state(beside / "mtp")
+    assert found()[0] == ["mtp", "model"]
+    assert "these were measured to gain less" in found()[1]
+    notes = plan_pair(str(several), None, EngineConfig()).notes
+    assert "MTP block in mtp, found with the target and draft, which lies next" in notes[0]
+    assert ". Left out: eagle heads in eagle, found with the target" in notes[0]
+    # What lies there cannot all draft in a schedule of several lanes: the first drafts alone.
+    plan = plan_pair(str(several), None, EngineConfig(schedule="pd"))
+    assert [*plan.folders] == ["mtp"]
+    assert "several drafts need one lane" in plan.notes[0]
+
+
+@pytest.mark.weights
+def test_two_sources_change_no_greedy_text_and_no_text_of_a_seed(
+    several: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Every member drafts every few rounds, whether that pays here or not.
+    monkeypatch.setattr(members, "LOOK_AFTER", 2)
+    monkeypatch.setattr(members, "LOOK_AFTER_ALL", 2)
+    monkeypatch.setattr(Allowance, "pays", lambda _self, _passes: True)
+    prompts = [PROMPT, "for i in range(10):\n    print("]
+    drawn = [
+        SamplingParams(max_tokens=48, ignore_eos=True, temperature=0.8, seed=seed, sampler=rule)
+        for seed, rule in ((1, "match"), (2, "coupled"))
+    ]
+    plain, llm = LLM(several, drafter="none"), LLM(several)
+    drafter = llm._engine.drafter  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(drafter, PortfolioDrafter)
+    assert {"mtp", "model", "suffix"} <= {*drafter.names}
+    for params in (SHORT, *drawn):
+        wanted = [one.token_ids for one in plain.generate(prompts, params)]
+        drafted: set[str] = set()
+        for _ in range(2):
+            found = llm.generate(prompts, params)
+            assert [one.token_ids for one in found] == wanted, params
+            drafted |= {name for one in found for name in one.stats.members}
+        assert {"mtp", "model"} <= drafted, params
+    untied = SamplingParams(max_tokens=24, temperature=1.0, ignore_eos=True, sampler="block")
+    assert [one.exact for one in llm.generate(prompts, untied)] == [True] * 2
+
+
+@pytest.mark.weights
+def test_a_found_model_that_cannot_be_read_leaves_the_other_sources(several: Path) -> None:
+    weights = several.parent / "draft" / "model.safetensors"
+    tensors = load_file(weights)
+    save_file({name: t for name, t in tensors.items() if "norm" not in name}, weights)
+    llm = LLM(several)
+    drafter = llm._engine.drafter  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(drafter, PortfolioDrafter)
+    assert "mtp" in drafter.names
+    assert "model" not in drafter.names
+    assert any("leaves out model, which was found and cannot be used" in n for n in llm.notes)
+    wanted = LLM(several, drafter="none").generate([PROMPT], SHORT)[0].token_ids
+    assert llm.generate([PROMPT], SHORT)[0].token_ids == wanted

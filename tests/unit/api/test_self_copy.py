@@ -77,8 +77,8 @@ def test_whoever_names_something_else_gets_that(target: Path) -> None:
         plan = plan_pair(str(target), None, EngineConfig(**settings))
         drafts = plan.resolved.drafter.name
         assert drafts == drafter, settings
-        assert plan.is_found == 0
-    assert plan_pair(str(target), None, EngineConfig(), search=False).own is None
+        assert not plan.found, settings
+    assert plan_pair(str(target), None, EngineConfig(), without=["copy"]).own is None
 
 
 @pytest.mark.usefixtures("native_library")
@@ -120,7 +120,9 @@ def test_a_copy_that_does_not_fit_is_left_out(
         return (found if plan.own is None else replace(found, num_slots=64)), parts
 
     monkeypatch.setattr(loading, "fitted", shorter)
-    assert LLM(target).drafter == WITHOUT_DRAFT
+    llm = LLM(target)
+    assert llm.drafter == WITHOUT_DRAFT
+    assert any("cannot be used: it would leave memory for less text" in n for n in llm.notes)
 
 
 @pytest.mark.usefixtures("native_library")

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from outrider import __version__
-from outrider.api.plan import num_weight_bytes
+from outrider.api.found import num_weight_bytes
 from outrider.core.env import CALIBRATIONS
 from outrider.core.errors import ConfigError
 from outrider.core.files import FileKind, read_text
