@@ -18,9 +18,6 @@ from typing import NoReturn, TextIO
 
 from outrider import __version__
 from outrider.cli.gate import gate, gated
-from outrider.cli.options import ASKS, STDIN_FLAG, Verb
-from outrider.cli.page import front_page, search_page, verb_page
-from outrider.cli.verbs import flags_read, verb_named
 from outrider.core.env import outrider_variables
 from outrider.core.errors import MachineError, OutriderError, out_of_memory
 
@@ -129,6 +126,11 @@ def _call(words: Sequence[str]) -> int:
     if words and words[0] == "--version":
         print(f"outrider {__version__}")
         return 0
+    # Imported here: the version needs no verbs.
+    from outrider.cli.options import ASKS, STDIN_FLAG
+    from outrider.cli.page import front_page, help_page, search_page
+    from outrider.cli.verbs import flags_read, verb_named
+
     if not words or words[0] in ASKS:
         print(search_page(words[1], None, []) if len(words) > 1 else front_page())
         return 0
@@ -138,7 +140,7 @@ def _call(words: Sequence[str]) -> int:
     flags = [STDIN_FLAG if word == "-" else word for word in rest[:num_flags]]
     asked = next((index for index, word in enumerate(flags) if word in ASKS), None)
     if verb.parts or asked is not None:
-        print(_page(verb, path, flags[asked or 0 :]))
+        print(help_page(verb, path, flags[asked or 0 :]))
         return 0
     from outrider.cli.call import run_verb
     from outrider.cli.output import say
@@ -147,14 +149,6 @@ def _call(words: Sequence[str]) -> int:
     for text in filter(None, (note, more)):
         say(f"note: {text}")
     return run_verb(verb, path, rest)
-
-
-def _page(verb: Verb, path: Sequence[str], asked: Sequence[str]) -> str:
-    """Return the help page for a help flag and the word after it."""
-    word = next(iter(asked[1:]), "-")
-    if word.startswith("-"):
-        return verb_page(verb, path, everything=asked[:1] == ["--help-all"])
-    return search_page(word, verb, path)
 
 
 def _wants_debug(arguments: Sequence[str]) -> bool:

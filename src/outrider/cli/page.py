@@ -151,6 +151,14 @@ def verb_page(verb: Verb, path: Sequence[str], *, everything: bool = False) -> s
         rows.pop()
 
 
+def help_page(verb: Verb, path: Sequence[str], asked: Sequence[str]) -> str:
+    """The page for a help flag and the word after it, or the verb's page without any."""
+    word = next(iter(asked[1:]), "-")
+    if word.startswith("-"):
+        return verb_page(verb, path, everything=asked[:1] == ["--help-all"])
+    return search_page(word, verb, path)
+
+
 def search_page(word: str, verb: Verb | None, path: Sequence[str]) -> str:
     """Return the options of a verb, or of all, with `word`. Raises ConfigError if none has it."""
     wanted = _plain(word)

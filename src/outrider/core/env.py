@@ -12,7 +12,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 PREFIX = "OUTRIDER_"
@@ -31,7 +30,7 @@ class Variable:
 @cache
 def other_variables() -> Sequence[Variable]:
     """Every variable that is no setting."""
-    text = files("outrider.core").joinpath("other_variables.json").read_text("utf-8")
+    text = Path(__file__).with_name("other_variables.json").read_text("utf-8")
     return [Variable(*row) for row in json.loads(text)]
 
 
