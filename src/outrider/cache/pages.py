@@ -21,7 +21,7 @@ from torch import Tensor
 from outrider.cache.pool import Pool
 from outrider.core.errors import CapacityError, address_limits
 from outrider.core.fields import size
-from outrider.core.files import FileKind, read_bytes, read_text
+from outrider.core.files import FileKind, read_text
 from outrider.core.spec import ModelSpec, RecurrentCapacity, StateSizes
 from outrider.core.tree import ROOT
 from outrider.kernels.plan import PackedPlan, sent
@@ -424,7 +424,7 @@ def _number(path: Path) -> int | None:
 def _field(path: Path, name: bytes) -> int | None:
     """The number behind `name` in a file of `name: number` or `name number` lines."""
     try:
-        data = read_bytes(path, FileKind.SYSTEM)
+        data = path.read_bytes()
     except OSError:
         return None
     found = re.search(rb"^" + name + rb":?\s+(\d+)", data, re.MULTILINE)
