@@ -41,6 +41,19 @@ ARCHITECTURES = {
     "dots1": "dots1",
     "glm4_moe": "glm4moe",
     "minimax_m2": "minimax-m2",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "apertus": "apertus",
+    "exaone_moe": "exaone-moe",
+    "hy_v3": "hy_v3",
+    "granite_swa": "granite_swa",
+    "granitemoe_swa": "granite_swa",
+    "glm": "chatglm",
+    "phi": "phi2",
+    "gpt_neox": "gptneox",
+    "falcon": "falcon",
+    "olmo": "olmo",
+    "jais2": "jais2",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek2"),
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -48,7 +61,7 @@ ARCHITECTURES = {
 }
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 # Queries and keys of these are stored with neighbours as pairs.
-_PAIRED = ("smollm3", "llama", "granite", "granitemoe", "arcee")
+_PAIRED = ("smollm3", "llama", "granite", "granitemoe", "granite_swa", "arcee", "olmo")
 _KEYS = {
     "num_experts": "expert_count",
     "num_local_experts": "expert_count",
@@ -63,6 +76,7 @@ _KEYS = {
     "first_k_dense_replace": "leading_dense_block_count",
     "moe_layer_start_index": "leading_dense_block_count",
     "routed_scaling_factor": "expert_weights_scale",
+    "router_scaling_factor": "expert_weights_scale",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
     "layer_norm_eps": "attention.layer_norm_epsilon",
     "norm_eps": "attention.layer_norm_epsilon",
@@ -120,7 +134,49 @@ _NUMBERED_MTP = {
     "hnorm": "nextn.hnorm",
     "shared_head.norm": "nextn.shared_head_norm",
 }
+_SHARED_MLP = {
+    f"mlp.shared_mlp.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")
+}
+_HUNYUAN = {
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
+    "mlp.gate.wg": "ffn_gate_inp",
+    **_SHARED_MLP,
+}
 _OWN: Mapping[str, Mapping[str, str]] = {
+    "phi2": {
+        "self_attn.dense": "attn_output",
+        "mlp.fc1": "ffn_up",
+        "mlp.fc2": "ffn_down",
+        "final_layernorm": "output_norm",
+    },
+    "gptneox": {
+        "embed_in": "token_embd",
+        "embed_out": "output",
+        "final_layer_norm": "output_norm",
+        "attention.query_key_value": "attn_qkv",
+        "attention.dense": "attn_output",
+        "mlp.dense_h_to_4h": "ffn_up",
+        "mlp.dense_4h_to_h": "ffn_down",
+    },
+    "falcon": {
+        "word_embeddings": "token_embd",
+        "ln_attn": "attn_norm_2",
+        "ln_mlp": "attn_norm",
+        "self_attention.query_key_value": "attn_qkv",
+        "self_attention.dense": "attn_output",
+        "mlp.dense_h_to_4h": "ffn_up",
+        "mlp.dense_4h_to_h": "ffn_down",
+    },
+    "hunyuan-dense": _HUNYUAN,
+    "hunyuan-moe": _HUNYUAN,
+    "apertus": {"attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm"},
+    "hy_v3": {"mlp.router.gate": "ffn_gate_inp", **_SHARED_MLP},
+    "granite_swa": {
+        "block_sparse_moe.router": "ffn_gate_inp",
+        "shared_mlp.input_linear": "ffn_up_shexp",
+        "shared_mlp.output_linear": "ffn_down_shexp",
+    },
     "deepseek2": {**_LATENT, **_NUMBERED_MTP},
     "olmo2": _AFTER,
     "exaone4": _AFTER,
@@ -181,6 +237,7 @@ def write_gguf(
     if arch in HYBRIDS:
         behind = {_behind(name, config): values for name, values in tensors.items()}
         tensors = _recurrent(behind, arch, config)
+    _take_curves(file, tensors)
     if arch == "deepseek2":
         tensors = _latent(file, tensors, config, apart=apart)
     for name, stored_values in _unstacked(tensors, arch).items():
@@ -188,8 +245,8 @@ def write_gguf(
             _add(file, name, stored_values, in_blocks=in_blocks)
             continue
         *outer, ending = name.split(".")
-        outer = outer[1:] if outer[0] == "model" else outer
-        layer = f"blk.{outer[1]}." if outer[0] == "layers" else ""
+        outer = outer[1:] if outer[0] in ("model", "gpt_neox", "transformer") else outer
+        layer = f"blk.{outer[1]}." if outer[0] in ("layers", "h") else ""
         if name.endswith("sinks"):
             outer, ending = [*outer, "sinks"], "weight"
         module = ".".join(outer[2:] if layer else outer)
@@ -270,6 +327,8 @@ def _laid_out(
         return values + np.float32(1)
     if stored == "ffn_gate_inp_shexp":
         return values[0]
+    if stored == "attn_qkv" and arch in ("gptneox", "falcon"):
+        return _by_kind(values, config)
     if arch in _PAIRED and stored in ("attn_q", "attn_k"):
         key = "num_attention_heads" if stored == "attn_q" else "num_key_value_heads"
         halves = values.reshape(config[key], 2, -1, *values.shape[1:])
@@ -277,12 +336,56 @@ def _laid_out(
     return values
 
 
+def _take_curves(file: Gguf, tensors: dict[str, Numbers]) -> None:
+    """Move the numbers of xIELU to the metadata."""
+    for name in sorted(name for name in tensors if ".act_fn." in name):
+        listed: list[float] = file.metadata.setdefault(f"xielu.{name.rpartition('.')[2]}", [])
+        listed.append(float(tensors.pop(name).item()))
+
+
+def _by_kind(values: Numbers, config: Mapping[str, Any]) -> Numbers:
+    """Rows of all queries, all keys and all values of a matrix that has them by key head."""
+    heads: int = config["num_attention_heads"]
+    groups = heads
+    if config["model_type"] == "falcon":
+        is_new = config["new_decoder_architecture"]
+        groups = int(config["num_kv_heads"] if is_new else 1 if config["multi_query"] else heads)
+    size = config["hidden_size"] // heads
+    rows = values.reshape(groups, -1, size, *values.shape[1:])
+    parts = (rows[:, :-2], rows[:, -2], rows[:, -1])
+    return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
+
+
+def _of_rows(arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    own: dict[str, Any] = {}
+    if arch in ("hunyuan-moe", "granite_swa"):
+        own["expert_feed_forward_length"] = config["intermediate_size"]
+    if arch == "gptneox":
+        own |= {"use_parallel_residual": config["use_parallel_residual"]}
+        own["attention.head_count_kv"] = config["num_attention_heads"]
+    if arch == "falcon":
+        own["feed_forward_length"] = config["ffn_hidden_size"]
+        plain = 1 if config["multi_query"] else config["num_attention_heads"]
+        is_new = config["new_decoder_architecture"]
+        own["attention.head_count_kv"] = config["num_kv_heads"] if is_new else plain
+    if arch == "olmo":
+        own["attention.layer_norm_epsilon"] = 1e-5
+        own["attention.clamp_kqv"] = config["clip_qkv"]
+    if arch == "hunyuan-moe":
+        own["expert_used_count"] = config["moe_topk"][0]
+    if arch in ("exaone-moe", "hy_v3"):
+        own["leading_dense_block_count"] = config["mlp_layer_types"].count("dense")
+    if arch == "granite_swa":
+        own["attention.rope_pattern"] = [base > 0 for base in config["layer_rope_theta"]]
+    return own
+
+
 def _more_keys(file: Gguf, arch: str, config: Mapping[str, Any]) -> None:
     """Keys that are made of several, or of none."""
     own: dict[str, Any] = {}
     if "moe_intermediate_size" in config:
         own["expert_feed_forward_length"] = config["moe_intermediate_size"]
-    if arch in ("dots1", "glm4moe", "minimax-m2"):
+    if arch in ("dots1", "glm4moe", "minimax-m2", "exaone-moe", "hy_v3"):
         own["expert_gating_func"] = 2
         own["expert_weights_norm"] = True
     if arch == "minimax-m2":
@@ -297,7 +400,8 @@ def _more_keys(file: Gguf, arch: str, config: Mapping[str, Any]) -> None:
         depth = config.get("mtp_num_hidden_layers", 0)
         own["block_count"] = config["num_hidden_layers"] + depth
         own |= {"nextn_predict_layers": depth} if depth else {}
-    if config.get("layer_types") and arch in ("cohere2", "olmo2"):
+    own |= _of_rows(arch, config)
+    if config.get("layer_types") and arch in ("cohere2", "olmo2", "exaone-moe", "granite_swa"):
         sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
         own["attention.sliding_window_pattern"] = sliding
     part = config.get("rope_parameters", {}).get("partial_rotary_factor")
@@ -371,6 +475,10 @@ def _recurrent(
 def _rope(file: Gguf, arch: str, config: Mapping[str, Any]) -> None:
     rope: dict[str, Any] = config["rope_parameters"]
     rope = rope.get("full_attention", rope) if arch != "gemma3" else rope
+    if "alpha" in rope:
+        size = config["head_dim"]
+        base = rope["rope_theta"] * rope["alpha"] ** (size / (size - 2))
+        rope = {"rope_type": "default", "rope_theta": base}
     if arch == "gemma3":
         file.metadata[f"{arch}.rope.freq_base_swa"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
@@ -404,16 +512,27 @@ def _granite(found: dict[str, Numbers], name: str, values: Numbers) -> bool:
     return True
 
 
+def _fused(found: dict[str, Numbers], name: str, values: Numbers) -> bool:
+    """Whether `name` is a stack of gate and up as one, which is taken apart, or of down."""
+    block = f"blk.{name.split('.')[2]}." if "experts" in name else ""
+    if name.endswith("experts.gate_up_proj"):
+        for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
+            found[f"{block}ffn_{part}_exps.weight"] = half
+    elif name.endswith("experts.down_proj"):
+        found[f"{block}ffn_down_exps.weight"] = values
+    return name.endswith(("experts.gate_up_proj", "experts.down_proj"))
+
+
 def _unstacked(tensors: Mapping[str, Numbers], arch: str) -> dict[str, Numbers]:
     """With gate, up and down of all experts in a tensor each, `blk.N.ffn_gate_exps`."""
     found: dict[str, Numbers] = {}
     experts: dict[str, dict[int, Numbers]] = {}
     for name, stored_values in tensors.items():
         values = stored_values
-        if "e_score_correction_bias" in name:
+        if "e_score_correction_bias" in name or name.endswith("mlp.expert_bias"):
             found[f"blk.{name.split('.')[2]}.exp_probs_b.bias"] = values.reshape(-1)
             continue
-        if _granite(found, name, values):
+        if _granite(found, name, values) if arch != "granite_swa" else _fused(found, name, values):
             continue
         before, _, after = name.replace("block_sparse_moe", "mlp").partition(".mlp.experts.")
         after = _usual(after)

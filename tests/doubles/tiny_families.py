@@ -50,6 +50,7 @@ _YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_PLAIN_ROPE = {"rope_type": "default", "rope_theta": 5000.0}
 _GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 20, "sliding_window": 7, **_FOUR}
 # By a name of the case, the family and what its config says beside the common settings.
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -282,6 +283,104 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     # transformers zeroes the embedding of padding, which no published file names.
     "youtu": ("youtu", {**_LATENT, "v_head_dim": 9, "pad_token_id": None}),
+    "hunyuan": ("hunyuan_v1_dense", {"head_dim": 12, "attention_bias": True}),
+    "hunyuan_alpha": (
+        "hunyuan_v1_dense",
+        {
+            "head_dim": 12,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "factor": 1.0,
+                "alpha": 50.0,
+                "rope_theta": 700.0,
+            },
+        },
+    ),
+    "hunyuan_moe": ("hunyuan_v1_moe", {"num_experts": 6, "moe_topk": [2, 2], "head_dim": 12}),
+    "apertus": ("apertus", {"rope_parameters": _PLAIN_ROPE}),
+    "apertus_unusual": ("apertus", {"attention_bias": True, "tie_word_embeddings": True}),
+    "exaone_moe": ("exaone_moe", {**_MIXTURE, **_FOUR, "head_dim": 12, "sliding_window": 6}),
+    "exaone_moe_unusual": (
+        "exaone_moe",
+        {
+            **_MIXTURE,
+            "sliding_window": 6,
+            "layer_types": [_FULL, _SLIDING],
+            "mlp_layer_types": ["sparse", "dense"],
+            "num_shared_experts": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+        },
+    ),
+    "hy_v3": ("hy_v3", {**_MIXTURE, "head_dim": 12}),
+    "hy_v3_unusual": (
+        "hy_v3",
+        {
+            **_MIXTURE,
+            "head_dim": 12,
+            "mlp_layer_types": ["sparse", "dense"],
+            "num_shared_experts": 2,
+            "attention_bias": True,
+            "router_scaling_factor": 0.7,
+        },
+    ),
+    "granite_swa": (
+        "granite_swa",
+        {
+            **_GRANITE,
+            **_FOUR,
+            "sliding_window": 6,
+            "layer_rope_theta": [0, 700.0, 10000.0, 0],
+        },
+    ),
+    "granite_swa_plain": ("granite_swa", {**_GRANITE, **_FOUR, "sliding_window": 6}),
+    "granitemoe_swa": (
+        "granitemoe_swa",
+        {
+            **_GRANITE,
+            **_LOCAL,
+            "sliding_window": 6,
+            "shared_intermediate_size": 28,
+            "layer_types": [_SLIDING, _FULL],
+        },
+    ),
+    "glm": ("glm", {"head_dim": 12}),
+    "glm_unusual": ("glm", {"head_dim": 12, "attention_bias": False, "partial_rotary_factor": 1.0}),
+    "phi": ("phi", {"partial_rotary_factor": 0.4}),
+    "gpt_neox": ("gpt_neox", {"rotary_pct": 0.6}),
+    "gpt_neox_unusual": (
+        "gpt_neox",
+        {
+            "use_parallel_residual": False,
+            "hidden_act": "gelu_new",
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "falcon": ("falcon", {}),
+    "falcon_new": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 52, "bias": True},
+    ),
+    "falcon_one_norm": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon_unusual": (
+        "falcon",
+        {
+            "multi_query": False,
+            "parallel_attn": False,
+            "bias": True,
+            "activation": "gelu_new",
+            "tie_word_embeddings": False,
+        },
+    ),
+    "olmo": ("olmo", {"clip_qkv": 0.5}),
+    "olmo_unusual": ("olmo", {"attention_bias": True, "tie_word_embeddings": True}),
+    "jais2": ("jais2", {"head_dim": 12}),
     "dots1": ("dots1", _ROUTED),
     "glm4_moe": ("glm4_moe", {**_ROUTED, "use_qk_norm": True, "attention_bias": True}),
     "minimax_m2": ("minimax_m2", {**_LOCAL, "head_dim": 12, "rotary_dim": 6}),
@@ -313,9 +412,41 @@ _QWEN_EYES = {
 WRAPPERS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "gemma3": ({**_TEXT, "sliding_window": 7}, {**_EYES, **_DEPTH}),
     "mistral3": ({**_TEXT, "model_type": "mistral"}, {**_EYES, **_DEPTH, "head_dim": 8}),
+    "mistral4": (
+        {
+            **{key: value for key, value in _TEXT.items() if key != "head_dim"},
+            **_LATENT_MIXTURE,
+            "model_type": "mistral4",
+            "first_k_dense_replace": 0,
+            "rope_parameters": {
+                **_YARN,
+                "original_max_position_embeddings": 256,
+                "llama_4_scaling_beta": 0.1,
+                "mscale_all_dim": 1.0,
+            },
+        },
+        {**_EYES, **_DEPTH, "head_dim": 8},
+    ),
     "qwen3_vl": (
         {**_TEXT, "rope_parameters": _MROPE},
         {**_QWEN_EYES, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+    ),
+    "hunyuan_vl": (
+        {
+            **_TEXT,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "factor": 1.0,
+                "alpha": 50.0,
+                "rope_theta": 5000.0,
+                "mrope_section": [1, 2, 2, 1],
+            },
+        },
+        {**_EYES, **_DEPTH},
+    ),
+    "paddleocr_vl": (
+        {**_TEXT, "use_bias": True, "rope_parameters": _MROPE},
+        {**_EYES, **_DEPTH},
     ),
     "qwen2_5_vl": (
         {
@@ -360,6 +491,7 @@ def add_words(folder: Path, vocab_size: int = 96) -> Path:
 
 def write_wrapper(folder: Path, name: str, *, seed: int = 3) -> tuple[Path, Any]:
     """A checkpoint, and transformers' model of it."""
-    model = random_wrapper(name, *WRAPPERS[name], seed=seed)
+    family = "mistral3" if name == "mistral4" else name
+    model = random_wrapper(family, *WRAPPERS[name], seed=seed)
     model.save_pretrained(folder)
     return folder, model

@@ -24,7 +24,7 @@ CPU = EngineConfig(device="cpu", batch_size=3, k=3)
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Random models of two families beside the embedded tokenizer."""
     written: dict[str, str] = {}
-    for family in ("gpt_neox", "gemma"):
+    for family in ("gpt_bigcode", "gemma"):
         folder = write_hf(tmp_path_factory.mktemp(family), family, {"vocab_size": 8192}, seed=5)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(resolve("outrider/embedded") / name, folder)
@@ -44,9 +44,9 @@ def texts(model: str, draft: str | None, config: EngineConfig) -> list[tuple[int
     return [tuple(result.token_ids) for result in results]
 
 
-@pytest.mark.parametrize("target", ["gpt_neox", "gemma"])
+@pytest.mark.parametrize("target", ["gpt_bigcode", "gemma"])
 def test_any_drafter_leaves_the_text_as_it_is(folders: dict[str, str], target: str) -> None:
-    other = folders["gemma" if target == "gpt_neox" else "gpt_neox"]
+    other = folders["gemma" if target == "gpt_bigcode" else "gpt_bigcode"]
     coupled = replace(CPU, sampler="coupled")
     plain = texts(folders[target], None, replace(coupled, drafter="none"))
     assert texts(folders[target], None, replace(coupled, drafter="ngram")) == plain
@@ -56,13 +56,13 @@ def test_any_drafter_leaves_the_text_as_it_is(folders: dict[str, str], target: s
 
 
 def test_the_user_is_told_who_runs_the_model(folders: dict[str, str]) -> None:
-    (note,) = read_notes(folders["gpt_neox"])
-    assert note.startswith("gpt_neox runs through transformers")
-    assert note in LLM(folders["gpt_neox"], config=CPU).notes
+    (note,) = read_notes(folders["gpt_bigcode"])
+    assert note.startswith("gpt_bigcode runs through transformers")
+    assert note in LLM(folders["gpt_bigcode"], config=CPU).notes
 
 
 @pytest.mark.weights
 def test_a_native_target_takes_a_draft_of_any_family(folders: dict[str, str]) -> None:
     coupled = replace(CPU, sampler="coupled")
     plain = texts("outrider/embedded", None, replace(coupled, drafter="none"))
-    assert texts("outrider/embedded", folders["gpt_neox"], coupled) == plain
+    assert texts("outrider/embedded", folders["gpt_bigcode"], coupled) == plain

@@ -182,7 +182,8 @@ IN_GGUF = (
     "mixtral", "granite", "granitemoe", "granitemoeshared", "olmo2", "olmo3", "olmoe",
     "exaone4_whole", "cohere", "cohere2", "seed_oss", "stablelm", "arcee", "nemotron",
     "starcoder2", "glm4", "ernie4_5", "ernie4_5_moe", "dots1", "glm4_moe", "minimax_m2",
-    "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu",
+    "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "hunyuan_alpha", "hunyuan_moe",
+    "apertus", "exaone_moe", "hy_v3", "granite_swa_plain", "granitemoe_swa", "glm",
 )  # fmt: skip
 
 

@@ -135,8 +135,10 @@ class LayeredConfig(DecoderConfig):
         if self.experts is not None:
             ffns += num_sparse * self.experts.num_parameters(hidden)
         num_norms = {Norms.AROUND: 4, Norms.PARALLEL: 1}.get(traits.norms, 2)
+        ffns += traits.head_bias * self.vocab_size
         tables = (1 if self.tie_word_embeddings else 2) * self.vocab_size * hidden
-        norms = (self.num_layers * num_norms + 1) * hidden * (2 if traits.norm_bias else 1)
+        norms = (self.num_layers * num_norms + 1) * hidden * (1 + traits.norm_bias)
+        norms *= not traits.bare
         return num_attending * attention + ffns + norms + tables
 
     def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:

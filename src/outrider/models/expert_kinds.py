@@ -6,12 +6,12 @@ A row of family_table.py names a reader; mixture.py computes mixtures. Defaults 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from outrider.core.errors import CheckpointError
-from outrider.models.json_object import CONTRADICTION, JsonObject
+from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
 from outrider.models.layer_kinds import Gate
 
 
@@ -155,6 +155,12 @@ def granite_experts(raw: JsonObject) -> Experts | None:
     )
 
 
+def granite_swa_experts(raw: JsonObject) -> Experts | None:
+    """Granite's mixture, in the layout of Qwen's."""
+    found = granite_experts(raw)
+    return None if found is None else replace(found, names=ExpertNames.QWEN)
+
+
 def deepseek_experts(raw: JsonObject) -> Experts:
     """A mixture with the keys of DeepSeek's."""
     num_groups = raw.integer("n_group", 1)
@@ -199,6 +205,50 @@ def minimax_experts(raw: JsonObject) -> Experts:
     return replace(
         mixtral_experts(raw), has_sigmoids=True, has_choice_bias=True, names=ExpertNames.MIXTRAL
     )
+
+
+def hunyuan_experts(raw: JsonObject) -> Experts:
+    """Hunyuan's mixture. Lists with a number for each layer must have one number only."""
+    size = raw.integer("intermediate_size")
+    return Experts(
+        num_experts=_of_all_layers(raw, "num_local_experts", "num_experts"),
+        num_chosen=_of_all_layers(raw, "num_experts_per_tok", "moe_topk"),
+        ffn_size=size,
+        shared_ffn_size=raw.integer("shared_expert_intermediate_size", size),
+        gates_shared=False,
+        names=ExpertNames.DEEPSEEK,
+    )
+
+
+def _of_all_layers(raw: JsonObject, usual: str, own: str) -> int:
+    """The number under its usual key or the family's own."""
+    key = usual if raw.has(usual) else own
+    if not isinstance(raw.values.get(key), list):
+        return raw.integer(key, 1)
+    listed = raw.integers(key)
+    if len(set(listed)) != 1:
+        raise CheckpointError(
+            f"{raw.where}: {key} has no one number for all layers, which is not supported.",
+            hint=OTHER_CHECKPOINT,
+        )
+    return listed[0]
+
+
+def routed_settings(raw: JsonObject) -> Mapping[str, object]:
+    """DeepSeek's keys of a mixture from those of EXAONE and Hy3."""
+    own = {
+        "num_experts": "n_routed_experts",
+        "num_shared_experts": "n_shared_experts",
+        "router_scaling_factor": "routed_scaling_factor",
+    }
+    return renamed(raw, own)
+
+
+def renamed(raw: JsonObject, keys: Mapping[str, str]) -> dict[str, object]:
+    """Values of `keys`, which are a family's own, under their usual names, if those are absent."""
+    return {
+        usual: raw.values[own] for own, usual in keys.items() if raw.has(own) and not raw.has(usual)
+    }
 
 
 def gpt_oss_experts(raw: JsonObject) -> Experts:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from outrider.models import expert_kinds, latent_kinds
 from outrider.models import layer_kinds as kinds
+from outrider.models.centred_table import CENTRED_TABLE
 from outrider.models.recurrences import HYBRID_TABLE, Family
 from outrider.models.rope_config import (
     LATENT_ROPE,
@@ -91,12 +92,45 @@ _DEEPSEEK_V3 = Family(
     traits=latent_kinds.latent_traits,
     experts=expert_kinds.deepseek_experts,
     latent=True,
+    reach=kinds.query_reach,
 )
-_CENTRED = kinds.always(kinds.LayerTraits(centred=True, norm_bias=True))
 _GRANITE_MOE = Family(
     {"num_local_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 32},
     traits=kinds.granite_traits,
     experts=expert_kinds.granite_experts,
+)
+_GRANITE_SWA_DEFAULTS = {"sliding_window": 128, "rms_norm_eps": 1e-5}
+_GRANITE_SWA = Family(
+    {**_GRANITE_SWA_DEFAULTS, **_TIED, "num_key_value_heads": 4},
+    windows=kinds.granite_swa_windows,
+    ropes=kinds.by_theta,
+    traits=kinds.granite_swa_traits,
+)
+_HUNYUAN = Family(
+    {"rms_norm_eps": 1e-5},
+    _NO_MLP_BIAS,
+    ropes=kinds.hunyuan_rope,
+    traits=kinds.always(kinds.LayerTraits(turns_first=True)),
+    qk_norm=True,
+    names={
+        "self_attn.q_norm.": "self_attn.query_layernorm.",
+        "self_attn.k_norm.": "self_attn.key_layernorm.",
+        "mlp.gate.": "mlp.gate.wg.",
+        "mlp.shared_experts.": "mlp.shared_mlp.",
+    },
+)
+_GLM4 = Family(
+    {
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1.5625e-07,
+        "attention_bias": True,
+    },
+    _QKV_BIAS_ALONE,
+    rope=PARTIAL_ROPE,
+    traits=kinds.always(kinds.LayerTraits(norms=kinds.Norms.AROUND, interleaved=True)),
+    fused_tensors=True,
 )
 FAMILY_TABLE: Mapping[str, Family] = {
     "llama": Family(),
@@ -114,7 +148,7 @@ FAMILY_TABLE: Mapping[str, Family] = {
         {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
         _NO_BIAS,
         kinds.in_all_layers,
-        reach=kinds.ministral3_reach,
+        reach=kinds.query_reach,
     ),
     "qwen2": Family(_QWEN, _NO_BIAS, kinds.qwen_windows, qkv_bias=True),
     "qwen3": Family(_QWEN3, _NO_MLP_BIAS, kinds.qwen_windows, qk_norm=True),
@@ -209,14 +243,6 @@ FAMILY_TABLE: Mapping[str, Family] = {
         windows=kinds.all_but_every(4),
         ropes=kinds.by_kind("rope_theta", 500000.0),
     ),
-    "cohere2": Family(
-        {**_TIED, "sliding_window": 4096, "layer_norm_eps": 1e-5, "eos_token_id": 255001},
-        _NO_MLP_BIAS,
-        kinds.all_but_every(4),
-        ropes=kinds.where_sliding,
-        traits=kinds.cohere_traits,
-        norm_key="layer_norm_eps",
-    ),
     "exaone4": Family(
         {"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "eos_token_id": 2},
         _NO_BIAS,
@@ -224,12 +250,6 @@ FAMILY_TABLE: Mapping[str, Family] = {
         ropes=kinds.exaone_ropes,
         traits=_AFTER,
         qk_norm=True,
-    ),
-    "cohere": Family(
-        {**_TIED, "layer_norm_eps": 1e-5, "eos_token_id": 255001, "rope_theta": 500000.0},
-        _NO_MLP_BIAS,
-        traits=kinds.cohere_traits,
-        norm_key="layer_norm_eps",
     ),
     "olmoe": Family(
         {
@@ -244,6 +264,73 @@ FAMILY_TABLE: Mapping[str, Family] = {
         qk_norm=True,
     ),
     "granite": Family(traits=kinds.granite_traits),
+    "granite_swa": _GRANITE_SWA,
+    "granitemoe_swa": replace(
+        _GRANITE_SWA,
+        defaults={**_GRANITE_SWA_DEFAULTS, **_GRANITE_MOE.defaults, "rms_norm_eps": 1e-6},
+        experts=expert_kinds.granite_swa_experts,
+        names={
+            "mlp.gate.": "block_sparse_moe.router.",
+            "mlp.experts.": "block_sparse_moe.experts.",
+        },
+    ),
+    "apertus": Family(
+        {"rms_norm_eps": 1e-5, "rope_theta": 12e6},
+        _NO_MLP_BIAS,
+        ropes=kinds.apertus_rope,
+        traits=kinds.apertus_traits,
+        activations=("xielu",),
+        qk_norm=True,
+        names={
+            "input_layernorm.": "attention_layernorm.",
+            "post_attention_layernorm.": "feedforward_layernorm.",
+        },
+    ),
+    "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_vl_text": replace(_HUNYUAN, defaults={**_HUNYUAN.defaults, **_TIED}),
+    "hunyuan_v1_moe": replace(_HUNYUAN, experts=expert_kinds.hunyuan_experts),
+    "exaone_moe": Family(
+        {
+            "num_key_value_heads": 32,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 4096,
+            "eos_token_id": 53,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 1024,
+            "routed_scaling_factor": 2.5,
+            "first_k_dense_replace": 1,
+        },
+        _NO_BIAS,
+        kinds.all_but_every(4),
+        ropes=kinds.exaone_ropes,
+        experts=expert_kinds.deepseek_experts,
+        derived=expert_kinds.routed_settings,
+        qk_norm=True,
+    ),
+    "hy_v3": Family(
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 11158840.0,
+            "num_experts": 192,
+            "num_experts_per_tok": 8,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 1536,
+            "router_scaling_factor": 2.826,
+            "first_k_dense_replace": 1,
+        },
+        experts=expert_kinds.deepseek_experts,
+        derived=expert_kinds.routed_settings,
+        qk_norm=True,
+        names={
+            "mlp.gate.weight": "mlp.router.gate.weight",
+            "mlp.gate.e_score_correction_bias": "mlp.expert_bias",
+            "mlp.shared_experts.": "mlp.shared_mlp.",
+        },
+    ),
     "granitemoe": _GRANITE_MOE,
     "granitemoeshared": _GRANITE_MOE,
     "seed_oss": Family(
@@ -254,16 +341,6 @@ FAMILY_TABLE: Mapping[str, Family] = {
             "num_key_value_heads": 8,
         }
     ),
-    "stablelm": Family(
-        {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "num_key_value_heads": 32},
-        _NO_MLP_BIAS,
-        rope=PARTIAL_ROPE,
-        traits=kinds.stablelm_traits,
-        norm_key="layer_norm_eps",
-        qkv_bias_key="use_qkv_bias",
-    ),
-    # Of GGUF files: transformers has no such family.
-    "orion": Family(traits=_CENTRED, norm_key="layer_norm_eps"),
     # Of GGUF files: transformers has no such family.
     "qwen": Family(fixed=_NO_BIAS, qkv_bias=True, fused_tensors=True),
     "plamo": Family(traits=kinds.always(kinds.LayerTraits(norms=kinds.Norms.PARALLEL))),
@@ -273,35 +350,18 @@ FAMILY_TABLE: Mapping[str, Family] = {
         traits=kinds.always(kinds.LayerTraits(gate=kinds.Gate.SQUARED)),
         activations=("relu2",),
     ),
-    "nemotron": Family(
-        {"norm_eps": 1e-5, "partial_rotary_factor": 0.5, "head_dim": 128},
-        rope=PARTIAL_ROPE,
-        traits=kinds.always(
-            kinds.LayerTraits(centred=True, norm_bias=True, from_one=True, gate=kinds.Gate.SQUARED)
-        ),
-        activations=("relu2",),
-        norm_key="norm_eps",
-    ),
-    "starcoder2": Family(
-        {**_TIED, "norm_epsilon": 1e-5, "num_key_value_heads": 2, "use_bias": True},
-        windows=kinds.in_all_layers,
-        traits=kinds.always(kinds.BIASED_LAYERS),
-        activations=("gelu_pytorch_tanh", "gelu_new"),
-        norm_key="norm_epsilon",
-        bias_key="use_bias",
-    ),
-    "glm4": Family(
+    "glm4": _GLM4,
+    "glm": replace(_GLM4, traits=kinds.always(kinds.LayerTraits(interleaved=True))),
+    "paddleocr_vl_text": Family(
         {
-            "num_key_value_heads": 2,
+            **_TIED,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
             "head_dim": 128,
-            "partial_rotary_factor": 0.5,
-            "rms_norm_eps": 1.5625e-07,
-            "attention_bias": True,
+            "num_key_value_heads": 2,
         },
-        _QKV_BIAS_ALONE,
-        rope=PARTIAL_ROPE,
-        traits=kinds.always(kinds.LayerTraits(norms=kinds.Norms.AROUND, interleaved=True)),
-        fused_tensors=True,
+        rope=MROPE,
+        bias_key="use_bias",
     ),
     "ernie4_5": Family(
         {
@@ -364,6 +424,22 @@ FAMILY_TABLE: Mapping[str, Family] = {
             "rms_norm_eps": 1e-5,
             "eos_token_id": 1,
         },
+    ),
+    "mistral4": replace(
+        _DEEPSEEK_V3,
+        defaults={
+            **_LATENT,
+            "kv_lora_rank": 256,
+            "q_lora_rank": 1024,
+            "qk_nope_head_dim": 64,
+            "n_shared_experts": 1,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 2048,
+            "first_k_dense_replace": 0,
+        },
+        fixed={**_NO_MLP_BIAS, "has_choice_bias": False, "scoring_func": "softmax"},
+        derived=latent_kinds.mistral4_settings,
     ),
     "youtu": replace(
         _DEEPSEEK_V3,
@@ -432,12 +508,15 @@ FAMILY_TABLE: Mapping[str, Family] = {
         qk_norm=True,
     ),
     "qwen3_vl_moe_text": replace(_QWEN3_MOE, rope=MROPE, windows=kinds.whole),
+    **CENTRED_TABLE,
     **HYBRID_TABLE,
 }
 # Models that also see, by the family of the text model within; their keys are in `text_config`.
 WRAPPERS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
+    "hunyuan_vl": "hunyuan_vl_text",
     "mistral3": "mistral",
+    "paddleocr_vl": "paddleocr_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",

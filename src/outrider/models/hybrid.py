@@ -41,16 +41,20 @@ from outrider.kernels.plan import PackedPlan
 from outrider.kernels.reference.delta import DeltaWeights
 from outrider.models.configs import HybridConfig
 from outrider.models.decoder import ModelCapacity, Passes, Scratch, residuals
-from outrider.models.family_table import FAMILY_TABLE, WRAPPERS
 from outrider.models.llama import LayerOperators
-from outrider.models.llama_weights import WHOLE, Tables, read_attention, read_layer, read_tables
+from outrider.models.llama_weights import (
+    WHOLE,
+    Tables,
+    family_names,
+    read_attention,
+    read_layer,
+    read_tables,
+)
 from outrider.models.recurrences import Mechanism
 from outrider.models.rope import still_turns, turns_of
 from outrider.models.weights import (
     VISION_PREFIXES,
-    FamilyNames,
     Placement,
-    TextNames,
     WeightReader,
     Weights,
 )
@@ -281,7 +285,8 @@ class HybridModel:
         self._spec = placement.spec(config)
         # On a device, states are reserved before the weights fill its memory.
         self._state = HybridState(self._arena(), config.delta, capacity.states, placement.device)
-        reader = WeightReader(weights, kernels, placement, text=_names(config, weights))
+        names = family_names(weights, config.family)
+        reader = WeightReader(weights, kernels, placement, text=names)
         self._tables = read_tables(reader, config)
         self._layers = [self._read_layer(reader, index) for index in range(config.num_layers)]
         # The number of each layer among those that attend, and among those that recur.
@@ -427,9 +432,3 @@ class HybridModel:
             size=ArenaSize(capacity.num_slots + capacity.page_size, capacity.page_size),
             num_hidden=len(capacity.hidden_layers),
         )
-
-
-def _names(config: HybridConfig, weights: Weights) -> TextNames:
-    plain = TextNames.of(weights)
-    family = WRAPPERS.get(config.family, config.family)
-    return FamilyNames(plain.model, plain.head, FAMILY_TABLE[family].names, weights)

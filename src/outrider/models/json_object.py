@@ -71,9 +71,9 @@ class JsonObject:
         """A finite number above 0, and far from overflow."""
         return self._number(key, self._value(key, default))
 
-    def numbers(self, key: str) -> tuple[float, ...]:
-        """A list of numbers, each as in `number`."""
-        return tuple(self._number(key, item) for item in self._list(key))
+    def numbers(self, key: str, *, signed: bool = False) -> tuple[float, ...]:
+        """A list of numbers, each as in `number`, or also 0 and below if `signed`."""
+        return tuple(self._number(key, item, signed=signed) for item in self._list(key))
 
     def flag(self, key: str, *, default: bool) -> bool:
         value = self._value(key, default)
@@ -137,11 +137,13 @@ class JsonObject:
             raise self.wrong(key, "a list", value)
         return cast("list[object]", value)
 
-    def _number(self, key: str, value: object) -> float:
+    def _number(self, key: str, value: object, *, signed: bool = False) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(key, "a number", value)
-        if not 0 < value < MAX_NUMBER:
-            raise CheckpointError(f"{self.where}: {key} must be above 0, got {value!r:.40}.")
+        least = -MAX_NUMBER if signed else 0
+        if not least < value < MAX_NUMBER:
+            wanted = "finite" if signed else "above 0"
+            raise CheckpointError(f"{self.where}: {key} must be {wanted}, got {value!r:.40}.")
         return float(value)
 
 

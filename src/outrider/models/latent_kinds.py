@@ -6,7 +6,7 @@ No tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from outrider.core.errors import CheckpointError
@@ -53,6 +53,26 @@ def latent_rope(raw: JsonObject, rules: RopeRules, windows: Sequence[int]) -> Se
     share = (shape.turning + 0.5) / shape.row_size
     ropes = one_rope(raw, rules, windows)
     return [None if one is None else replace(one, partial_rotary_factor=share) for one in ropes]
+
+
+def mistral4_settings(raw: JsonObject) -> Mapping[str, object]:
+    """Positions of Mistral 4, which are stretched even if the file has no scaling. The share of a
+    key that turns follows from its sizes."""
+    part = raw.child("rope_parameters")
+    if part is None and raw.has("rope_scaling"):
+        return {}
+    usual = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 128.0,
+        "original_max_position_embeddings": 8192,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    }
+    values = dict(usual if part is None else part.values)
+    values.pop("partial_rotary_factor", None)
+    return {"rope_parameters": values}
 
 
 def no_experts(raw: JsonObject) -> None:

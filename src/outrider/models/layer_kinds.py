@@ -7,8 +7,8 @@ absent keys of a `config.json` are those of transformers. No tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from outrider.core.errors import CheckpointError
@@ -18,29 +18,33 @@ from outrider.models.rope_config import Rope, RopeRules, parse_rope
 
 class Norms(Enum):
     """The norms of a layer: before attention and FFN, after them, before and after, or one norm
-    before both, which then read the same tensor."""
+    before both, which then read the same tensor. With two parallel norms, attention and FFN read
+    norms of one residual, too."""
 
     BEFORE = "before"
     AFTER = "after"
     AROUND = "around"
     PARALLEL = "parallel"
+    TWO_PARALLEL = "two_parallel"
 
 
 class Gate(Enum):
     """The formula of an FFN's gate g and `up` u: silu(g) * u; gelu(g) * u, with tanh; or gpt-oss's
-    g * sigmoid(alpha * g) * (u + 1), with g and u clamped to a limit. Without a gate: gelu(u), or
-    relu(u) squared."""
+    g * sigmoid(alpha * g) * (u + 1), with g and u clamped to a limit. Without a gate: gelu(u), with
+    tanh or exactly (`ERF`), relu(u) squared, or xIELU (activations.py)."""
 
     SILU = "silu"
     GELU = "gelu"
     CLAMPED = "clamped"
     NONE = "none"
     SQUARED = "squared"
+    ERF = "erf"
+    XIELU = "xielu"
 
     @property
     def num_up(self) -> int:
         """Number of products of the FFN before the last one."""
-        return 1 if self in (Gate.NONE, Gate.SQUARED) else 2
+        return 2 if self in (Gate.SILU, Gate.GELU, Gate.CLAMPED) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +75,29 @@ PLAIN_SCALES = Scales()
 class LayerTraits:
     """Traits of all layers of a family, and of its embedding and head; the defaults are a Llama's.
 
-    `centred` norms are layer norms, without bias unless `norm_bias`. With `from_one`, files hold a
-    norm's weight minus 1. With `whole_heads`, norms of queries and keys normalise all heads as one
-    vector. If `gated`, each query head has a gate next to it in the files, whose sigmoid scales the
-    head's output. Attention scores are multiplied by `attention_scale` (0: 1 / sqrt(head_dim)) and
-    softly capped, as logits are; a cap of 0 means no cap. The outputs of attention and FFN are
-    multiplied by `residual_scale` before they are added to the residual. With `interleaved`, rotary
-    pairs are neighbours in a head. `sinks` are learnt scores without a value.
+    `centred` norms are layer norms, without bias unless `norm_bias`; `bare` ones have no weight
+    either. With `from_one`, files hold a norm's weight minus 1. With `whole_heads`, norms of
+    queries and keys normalise all heads as one vector; with `turns_first`, they follow the
+    rotation. A fused matrix is `by_group` if it has the queries of a key head, its key and its
+    value together. Queries, keys and values are clamped to `qkv_clip`, unless that is 0. If
+    `gated`, each query head has a gate next to it in the files, whose sigmoid scales the head's
+    output. Attention scores are multiplied by `attention_scale` (0: 1 / sqrt(head_dim)) and softly
+    capped, as logits are; a cap of 0 means no cap. The outputs of attention and FFN are multiplied
+    by `residual_scale` before they are added to the residual. With `interleaved`, rotary pairs are
+    neighbours in a head. `sinks` are learnt scores without a value. The output head has a bias if
+    `head_bias`. `curves` has the numbers of xIELU for each layer (activations.py), if settings say
+    them.
     """
 
     norms: Norms = Norms.BEFORE
     centred: bool = False
     norm_bias: bool = False
+    bare: bool = False
     from_one: bool = False
     whole_heads: bool = False
+    turns_first: bool = False
+    by_group: bool = False
+    qkv_clip: float = 0.0
     gated: bool = False
     gate: Gate = Gate.SILU
     attention_scale: float = 0.0
@@ -96,6 +109,14 @@ class LayerTraits:
     scales: Scales = PLAIN_SCALES
     logit_scale: float = 1.0
     logit_cap: float = 0.0
+    head_bias: bool = False
+    curves: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def by_operator(self) -> bool:
+        """True if the native call for all layers lacks one of these traits."""
+        is_foreign = self.norms is Norms.TWO_PARALLEL or self.gate in (Gate.ERF, Gate.XIELU)
+        return is_foreign or self.turns_first or self.qkv_clip > 0
 
 
 PLAIN_LAYERS = LayerTraits()
@@ -274,15 +295,63 @@ def minimax_rope(
     return one_rope(raw, rules, windows)
 
 
-def gpt_oss_rope(
+def stretched_by(scaling: Mapping[str, object]) -> Ropes:
+    """A reader of rotary positions that have this `scaling` if the file has none."""
+
+    def ropes(raw: JsonObject, rules: RopeRules, windows: Sequence[int]) -> Sequence[Rope | None]:
+        if not any(raw.has(key) for key in _ROPE_KEYS):
+            raw = JsonObject(raw.where, {**raw.values, "rope_parameters": dict(scaling)})
+        return named_or_one(raw, rules, windows)
+
+    return ropes
+
+
+gpt_oss_rope = stretched_by(
+    {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    }
+)
+apertus_rope = stretched_by(
+    {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+)
+
+
+def hunyuan_rope(
     raw: JsonObject, rules: RopeRules, windows: Sequence[int]
 ) -> Sequence[Rope | None]:
-    """Rotary positions of gpt-oss, which are stretched even if the file has no scaling."""
-    if not any(raw.has(key) for key in _ROPE_KEYS):
-        yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False}
-        stretched = {**yarn, "original_max_position_embeddings": 4096}
-        raw = JsonObject(raw.where, {**raw.values, "rope_parameters": stretched})
-    return named_or_one(raw, rules, windows)
+    """One rope; an `alpha` makes its base larger, which files call dynamic scaling."""
+    key = next((key for key in _ROPE_KEYS if raw.has(key)), _ROPE_KEYS[0])
+    part = raw.child(key)
+    if part is None or not part.has("alpha"):
+        return one_rope(raw, rules, windows)
+    dim = raw.integer("head_dim", raw.integer("hidden_size") // raw.integer("num_attention_heads"))
+    theta = part.number("rope_theta", raw.number("rope_theta", 10000.0))
+    theta *= part.number("alpha") ** (dim / max(1, dim - 2))
+    return [Rope(theta=theta)] * len(windows)
+
+
+def by_theta(raw: JsonObject, rules: RopeRules, windows: Sequence[int]) -> Sequence[Rope | None]:
+    """Rotary positions with a base for each layer; a base of 0 means none."""
+    rope = parse_rope(raw, rules)
+    if not raw.has("layer_rope_theta"):
+        return [rope] * len(windows)
+    bases = raw.numbers("layer_rope_theta", signed=True)
+    if len(bases) != len(windows) or not all(base == 0 or base > 1 for base in bases):
+        raise CheckpointError(
+            f"{raw.where}: layer_rope_theta must have a base above 1, or 0, for each of "
+            f"{len(windows)} layers.",
+            hint=CONTRADICTION,
+        )
+    return [replace(rope, theta=base) if base else None for base in bases]
 
 
 def _named_by_kind(
@@ -362,16 +431,6 @@ def cohere_traits(raw: JsonObject) -> LayerTraits:
     )
 
 
-def stablelm_traits(raw: JsonObject) -> LayerTraits:
-    for key in ("use_parallel_residual", "qk_layernorm"):
-        if raw.flag(key, default=False):
-            raise CheckpointError(
-                f"{raw.where}: {key} is not supported for model_type 'stablelm'.",
-                hint=OTHER_CHECKPOINT,
-            )
-    return LayerTraits(centred=True, norm_bias=True)
-
-
 def granite_traits(raw: JsonObject) -> LayerTraits:
     return LayerTraits(
         attention_scale=raw.number("attention_multiplier", 1.0),
@@ -379,6 +438,30 @@ def granite_traits(raw: JsonObject) -> LayerTraits:
         residual_scale=raw.number("residual_multiplier", 1.0),
         logit_scale=1.0 / raw.number("logits_scaling", 1.0),
     )
+
+
+def granite_swa_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
+    """Windows of Granite's sliding models: without `layer_types`, every fourth layer from the first
+    on sees the whole text."""
+    return by_kinds(raw, num_layers, lambda index: index % 4 > 0)
+
+
+def granite_swa_traits(raw: JsonObject) -> LayerTraits:
+    return replace(granite_traits(raw), sinks=True)
+
+
+def apertus_traits(raw: JsonObject) -> LayerTraits:
+    """Traits of Apertus; GGUF files have the numbers of xIELU as settings."""
+    keys = [f"xielu_{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")]
+    if not raw.has(keys[0]):
+        return LayerTraits(gate=Gate.XIELU)
+    listed = [raw.numbers(key, signed=True) for key in keys]
+    if {len(one) for one in listed} != {raw.integer("num_hidden_layers")}:
+        raise CheckpointError(
+            f"{raw.where}: {keys[0]} and others do not have one number for each layer.",
+            hint=CONTRADICTION,
+        )
+    return LayerTraits(gate=Gate.XIELU, curves=tuple(zip(*listed, strict=True)))
 
 
 def gated_traits(raw: JsonObject) -> LayerTraits:
@@ -391,11 +474,13 @@ def gated_traits(raw: JsonObject) -> LayerTraits:
     return GATED_LAYERS
 
 
-def ministral3_reach(raw: JsonObject) -> tuple[int, str] | None:
-    """The number of tokens up to which queries are not scaled, and the reason: Ministral 3 scales
-    queries by position, in steps of its original window."""
-    rope = raw.child("rope_parameters")
-    if rope is None or not rope.has("llama_4_scaling_beta"):
+def query_reach(raw: JsonObject) -> tuple[int, str] | None:
+    """The number of tokens up to which queries are not scaled, and the reason: Ministral 3 and
+    Mistral 4 scale queries by position, in steps of their original window."""
+    rope = raw.child("rope_parameters") or JsonObject(raw.where, {})
+    original = raw.integer("query_reach", 0, least=0)
+    if rope.has("llama_4_scaling_beta"):
+        original = rope.integer("original_max_position_embeddings")
+    if not original:
         return None
-    original = rope.integer("original_max_position_embeddings")
     return original, "queries that grow with the position are not supported"

@@ -37,6 +37,8 @@ from outrider.kernels.native.forward import (
 from outrider.kernels.native.rounds import RoundModel
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
+from outrider.kernels.reference.pointwise import rotate
+from outrider.models.activations import gated
 from outrider.models.configs import GPT2Config, LayeredConfig, LlamaConfig
 from outrider.models.decoder import LayerKV, ModelCapacity, PassDecoder, Passes, Scratch
 from outrider.models.latent import fill_heads, values_of_heads
@@ -48,12 +50,13 @@ from outrider.models.llama_weights import (
     LogitParts,
     Share,
     Tables,
+    family_names,
     mtp_prefixes,
     read_layer,
     read_norm,
     read_tables,
 )
-from outrider.models.mixture import gated, mix
+from outrider.models.mixture import mix
 from outrider.models.rope import Turns, still_turns, turns_of
 from outrider.models.rope_config import Rope
 from outrider.models.weights import VISION_PREFIXES, Placement, TextNames, WeightReader, Weights
@@ -64,11 +67,13 @@ ALONE = Alone()
 @dataclass(frozen=True, slots=True)
 class LayerOperators:
     """A layer operator by operator, in sizes of a rank's share. The native call for all layers
-    (kernels/native/forward.py) has the same bits. Other positions need other operators."""
+    (kernels/native/forward.py) has the same bits. Other positions need other operators. `still` are
+    tables of no rotation, for heads that are normed after it."""
 
     config: LayeredConfig
     turns: Turns
     comm: Comm = ALONE
+    still: Turns | None = None
 
     def run(
         self,
@@ -82,8 +87,12 @@ class LayerOperators:
         """Add the layer to `scratch.x_ND`. Attention reads `reads`; None is the normed residual."""
         if reads is None:
             reads = self.normed(kernels, layer, layer.attention_norm_D, scratch)
+        fed = reads
+        if self.config.traits.norms is Norms.TWO_PARALLEL:
+            fed = torch.empty_like(reads)
+            self.norm(kernels, scratch.x_ND, given(layer.ffn_norm_D, "norm of the FFN"), fed)
         self.attend(kernels, layer, reads, plan, scratch, kv)
-        self.feed(kernels, layer, reads, scratch)
+        self.feed(kernels, layer, fed, scratch)
 
     def norm(self, kernels: Kernels, x_ND: Tensor, weight_D: Tensor, out_ND: Tensor) -> None:
         """Norm rows by `weight_D`, or by the weight and the bias that are its rows."""
@@ -127,9 +136,16 @@ class LayerOperators:
         if scales.key != 1:
             keys = config.num_kv_heads * config.head_dim
             qkv_NE[:, -2 * keys : -keys].mul_(scales.key)
+        if config.traits.qkv_clip:
+            qkv_NE.clamp_(-config.traits.qkv_clip, config.traits.qkv_clip)
+        turns = self.turns
+        if self.still is not None:
+            heads_NAD = qkv_NE.view(len(qkv_NE), -1, config.head_dim)
+            rotate(heads_NAD[:, : -config.num_kv_heads], *turns, plan.positions_N)
+            turns = self.still
         if layer.q_norm_H is not None and layer.k_norm_H is not None:
             self._norm_heads(kernels, layer.q_norm_H, layer.k_norm_H, qkv_NE)
-        kernels.rope_append(qkv_NE, *self.turns, plan, *kv)
+        kernels.rope_append(qkv_NE, *turns, plan, *kv)
         kernels.attention(qkv_NE, *kv, plan, layer.attention or config.scale, attended_NA)
         if layer.gate is not None:
             gate_NA = torch.empty_like(attended_NA)
@@ -159,7 +175,7 @@ class LayerOperators:
 
     def feed(self, kernels: Kernels, layer: LayerWeights, reads: Tensor, scratch: Scratch) -> None:
         """Add the FFN to `scratch.x_ND`. It reads `reads` if attention does so at the same time."""
-        if self.config.traits.norms is not Norms.PARALLEL:
+        if self.config.traits.norms not in (Norms.PARALLEL, Norms.TWO_PARALLEL):
             reads = self.normed(kernels, layer, layer.ffn_norm_D, scratch)
         if layer.mixture is not None:
             mixed_ND = mix(kernels, given(self.config.experts, "sizes"), layer.mixture, reads)
@@ -171,7 +187,7 @@ class LayerOperators:
         scales = self.config.traits.scales
         if scales.gate != 1:
             scratch.up_NU[:, : scratch.activated_NF.shape[1]].mul_(scales.gate)
-        gated(kernels, self.config.traits.gate, scratch.up_NU, scratch.activated_NF)
+        gated(kernels, self.config.traits.gate, scratch.up_NU, scratch.activated_NF, layer.curve)
         if scales.fed != 1:
             scratch.activated_NF.mul_(scales.fed)
         product = (scratch.activated_NF, given(layer.down, "dense FFN"), layer.down_bias_D)
@@ -246,7 +262,8 @@ class LlamaModel(PassDecoder):
             placement = replace(placement, activations=placement.dtype)
         self._spec, self._placement = placement.spec(config), placement
         self._score_scale = config.scale
-        reader = WeightReader(weights, kernels, placement, text=TextNames.of(weights))
+        names = family_names(weights, config.family)
+        reader = WeightReader(weights, kernels, placement, text=names)
         self._tables = read_tables(reader, config, share)
         self._layers = [
             read_layer(reader, config, index, share) for index in range(config.num_layers)
@@ -254,9 +271,7 @@ class LlamaModel(PassDecoder):
         seeing = VISION_PREFIXES if config.also_sees else ()
         weights.check_all_taken(unread=(*mtp_prefixes(weights, config), *seeing))
         self._depths = frozenset(range(config.num_layers))
-        self._operators = [
-            LayerOperators(part, t, comm) for t in _turns(config, capacity, placement.device)
-        ]
+        self._operators = _operators(config, part, capacity, placement.device, comm)
         self._hidden_layers = capacity.hidden_layers
         self._passes = Passes(
             placement.spec(part),
@@ -308,9 +323,8 @@ class LlamaModel(PassDecoder):
         if self._comm.size > 1 or self.kernels.twin is None:
             return None
         other, config, placement = copy(self), self.config, self._placement
-        turns = _turns(config, capacity, placement.device)
         other.kernels = other._made_by = self.kernels.twin()
-        other._operators = [LayerOperators(config, one) for one in turns]
+        other._operators = _operators(config, config, capacity, placement.device)
         other._hidden_layers = capacity.hidden_layers
         other._passes = Passes(
             self._spec,
@@ -352,6 +366,8 @@ class LlamaModel(PassDecoder):
         self._operators[-1].norm(self.kernels, x_MD, self._tables.norm_D, norm_MD)
         part_MV = self._logit_parts.own(logits_MV)
         self.kernels.linear(norm_MD, self._tables.head, part_MV)
+        if self._tables.head_bias_V is not None:
+            part_MV.add_(self._tables.head_bias_V)
         if traits.logit_scale != 1:
             part_MV.mul_(traits.logit_scale)
         if traits.logit_cap:
@@ -392,12 +408,15 @@ class LlamaModel(PassDecoder):
         if self.kernels.forward is None or (self._comm.size > 1 and memory is None):
             return None
         config, tables, depths = self.config, self._tables, sorted(self._depths)
+        if config.traits.by_operator:
+            return None
         frames = self._passes.kv.frames
         return self.kernels.forward(
             ForwardParts(
                 embedding_VD=tables.embedding,
                 final_norm_D=tables.norm_D,
                 head=tables.head,
+                head_bias_V=tables.head_bias_V,
                 turns=[self._operators[depth].turns for depth in depths],
                 layers=[self._layers[depth] for depth in depths],
                 kv=[self._passes.kv.layers[depth] for depth in depths],
@@ -442,6 +461,19 @@ def _turns(config: LlamaConfig, capacity: ModelCapacity, device: torch.device) -
             else turns_of(replace(config, rope=rope), num_positions, device)
         )
     return [tables[rope] for rope in ropes]
+
+
+def _operators(
+    config: LlamaConfig,
+    part: LlamaConfig,
+    capacity: ModelCapacity,
+    device: torch.device,
+    comm: Comm = ALONE,
+) -> list[LayerOperators]:
+    """The operators of every layer, in the sizes of a rank's `part`."""
+    turns = _turns(config, capacity, device)
+    still = still_turns(turns[0]) if config.traits.turns_first else None
+    return [LayerOperators(part, one, comm, still) for one in turns]
 
 
 # Tensors of GPT-2 on the hub have this prefix or none. Old files also store the causal mask, which

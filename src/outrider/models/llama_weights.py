@@ -26,12 +26,14 @@ from outrider.core.errors import ConfigError, MachineError
 from outrider.kernels.native.forward import LayerWeights
 from outrider.kernels.native.ranks import NativeRanks
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedTable
+from outrider.models.activations import read_curve
 from outrider.models.configs import LayeredConfig, LlamaConfig
+from outrider.models.family_table import FAMILY_TABLE, WRAPPERS
 from outrider.models.latent import read_latent
-from outrider.models.layer_kinds import Norms
+from outrider.models.layer_kinds import Gate, Norms
 from outrider.models.mixture import read_mixture
 from outrider.models.rope import turning_order
-from outrider.models.weights import WeightReader, Weights
+from outrider.models.weights import FamilyNames, TextNames, WeightReader, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,7 @@ class Tables:
     embedding: Tensor | PackedTable
     norm_D: Tensor
     head: PackedLinear
+    head_bias_V: Tensor | None = None
 
     @property
     def embeddings(self) -> Tensor:
@@ -208,11 +211,22 @@ def read_tables(reader: WeightReader, config: LayeredConfig, share: Share = WHOL
         head=reader.head(
             embedding, tied=config.tie_word_embeddings, rows=share.cut(config.vocab_size)
         ),
+        head_bias_V=reader.vector("lm_head.bias", config.vocab_size)
+        if config.traits.head_bias
+        else None,
     )
+
+
+def family_names(weights: Weights, family: str) -> TextNames:
+    """The names of the tensors of a model of the family `family`."""
+    plain, row = TextNames.of(weights), FAMILY_TABLE[WRAPPERS.get(family, family)]
+    return FamilyNames(plain.model, plain.head, row.names, weights) if row.names else plain
 
 
 def read_norm(reader: WeightReader, config: LayeredConfig, name: str, size: int) -> Tensor:
     """The factors that a norm multiplies by; with them, if norms have one, the bias, [2, D]."""
+    if config.traits.bare:
+        return reader.ones(size)
     weight_D = reader.vector(f"{name}.weight", size)
     if config.traits.from_one:
         weight_D.add_(1)
@@ -302,6 +316,9 @@ def read_layer(
         ),
         attended_norm_D=norms.get("attended"),
         fed_norm_D=norms.get("fed"),
+        curve=read_curve(reader, config.traits, prefix, index)
+        if config.traits.gate is Gate.XIELU
+        else (),
         mixture=read_mixture(reader, sparse, prefix, hidden) if sparse else None,
     )
 
@@ -333,6 +350,7 @@ _NORM_NAMES = {
         "fed": "post_feedforward_layernorm",
     },
     Norms.PARALLEL: {"attention": "input_layernorm"},
+    Norms.TWO_PARALLEL: {"attention": "input_layernorm", "ffn": "post_attention_layernorm"},
 }
 
 
@@ -343,11 +361,16 @@ _GLM_NORMS = {
     "ffn": "post_attention_layernorm",
     "fed": "post_mlp_layernorm",
 }
+# Falcon's names of two norms of one residual; GGUF files call the second one as others do.
+_FALCON_ATTENTION, _FALCON_FFN = "ln_attn", ("ln_mlp", "input_layernorm")
 # Names of an FFN's matrices; the second ones are StarCoder 2's.
 _UP_NAMES, _DOWN_NAMES = ("mlp.up_proj", "mlp.c_fc"), ("mlp.down_proj", "mlp.c_proj")
 
 
 def _norm_names(reader: WeightReader, prefix: str, config: LayeredConfig) -> Mapping[str, str]:
+    if f"{prefix}{_FALCON_ATTENTION}.weight" in reader:
+        fed = next(one for one in _FALCON_FFN if f"{prefix}{one}.weight" in reader)
+        return {"attention": _FALCON_ATTENTION, "ffn": fed}
     is_glm = f"{prefix}{_GLM_NORMS['attended']}.weight" in reader
     return _GLM_NORMS if is_glm else _NORM_NAMES[config.traits.norms]
 
@@ -404,13 +427,18 @@ def _pairs_of_heads(config: LayeredConfig) -> Tensor:
 def _qkv_order(config: LayeredConfig, share: Share) -> Tensor | None:
     """order_E: the checkpoint's row of each row of the fused q, k and v; None if no row moves."""
     order_H, gated = _turning_order(config), config.traits.gated
-    if order_H is None and share == WHOLE and not gated:
+    by_group = config.traits.by_group
+    if order_H is None and share == WHOLE and not gated and not by_group:
         return None
     heads = torch.arange(config.qkv_size).view(-1, config.head_dim)
     if gated:
         queries = _pairs_of_heads(config)
         keys = queries.numel() + torch.arange(2 * config.num_kv_heads * config.head_dim)
         heads = torch.cat([queries[:, 0], keys.view(-1, config.head_dim)])
+    if by_group:
+        groups = heads.view(config.num_kv_heads, -1, config.head_dim)
+        parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
+        heads = torch.cat([part.reshape(-1, config.head_dim) for part in parts])
     if order_H is not None:
         turned = heads[: -config.num_kv_heads]
         turned.copy_(turned[:, order_H])

@@ -21,18 +21,10 @@ from outrider.kernels.native.forward import DenseWeights, MixtureWeights
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.delta import by_row
+from outrider.models.activations import gated
 from outrider.models.expert_kinds import ExpertNames, Experts
 from outrider.models.layer_kinds import Gate
 from outrider.models.weights import WeightReader
-
-
-def gated(kernels: Kernels, gate: Gate, up_N2F: Tensor, out_NF: Tensor) -> None:
-    """Compute the input of a dense FFN's second product from the output of its first."""
-    if gate is Gate.SQUARED:
-        out_NF.copy_(torch.relu(up_N2F)).square_()
-        return
-    ops = {Gate.GELU: kernels.gelu_mul, Gate.NONE: kernels.gelu}
-    ops.get(gate, kernels.silu_mul)(up_N2F, out_NF)
 
 
 def feed(kernels: Kernels, sizes: Experts, net: DenseWeights, x_ND: Tensor) -> Tensor:

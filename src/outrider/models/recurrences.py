@@ -17,7 +17,7 @@ from outrider.core.errors import CheckpointError
 from outrider.core.spec import StateShape
 from outrider.models import expert_kinds
 from outrider.models import layer_kinds as kinds
-from outrider.models.expert_kinds import Experts, deepseek_experts
+from outrider.models.expert_kinds import Experts, deepseek_experts, renamed
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
 from outrider.models.layer_kinds import (
     Gate,
@@ -210,13 +210,6 @@ _LFM2_KEYS = {
     "num_dense_layers": "first_k_dense_replace",
     "use_expert_bias": "has_choice_bias",
 }
-
-
-def renamed(raw: JsonObject, keys: Mapping[str, str]) -> dict[str, object]:
-    """Values of `keys`, which are a family's own, under their usual names, if those are absent."""
-    return {
-        usual: raw.values[own] for own, usual in keys.items() if raw.has(own) and not raw.has(usual)
-    }
 
 
 def granite_scans(raw: JsonObject, num_layers: int) -> Mapping[str, Any]:

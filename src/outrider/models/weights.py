@@ -127,8 +127,10 @@ EMBEDDINGS = (
 VISION_PREFIXES = tuple(
     f"{outer}{part}"
     for outer in ("model.", "")
-    for part in ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.")
-)
+    for part in (
+        "visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "vit.", "mlp_AR.",
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +440,10 @@ class WeightReader:
     def vector(self, name: str, *shape: int) -> Tensor:
         """Norms, biases and positions, in float32."""
         return self._copy(self._weights.take(self._named(name), *shape), torch.float32)
+
+    def ones(self, *shape: int) -> Tensor:
+        """The weight of a norm that has none, as `vector` reads one."""
+        return torch.ones(shape, device=self._placement.device)
 
     def tokens(self, name: str, *shape: int, tied: bool) -> Tensor | PackedTable:
         """The embeddings of all tokens: as stored blocks if kernels run on those; from the output

@@ -174,7 +174,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["gptneox", "mamba", "llama4", "gemma3n"])
+@pytest.mark.parametrize("name", ["grok", "mamba", "llama4", "gemma3n"])
 def test_another_architecture_is_not_taken_for_a_slip(tmp_path: Path, name: str) -> None:
     path = small_llama({"general.architecture": name}).write(tmp_path / "a.gguf")
     with pytest.raises(CheckpointError, match=f"architecture '{name}'") as caught:

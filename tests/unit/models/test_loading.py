@@ -184,10 +184,10 @@ def test_the_family_decides_which_decoder_it_is(
 def test_without_transformers_another_family_is_refused_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "gpt_neox"}')
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_bigcode"}')
     monkeypatch.setitem(sys.modules, "transformers", None)
     for read in (load, read_config):
-        with pytest.raises(CheckpointError, match="'gpt_neox' has no decoder") as caught:
+        with pytest.raises(CheckpointError, match="'gpt_bigcode' has no decoder") as caught:
             read(tmp_path)
         assert caught.value.hint == "pip install 'outrider[hf]'"
 

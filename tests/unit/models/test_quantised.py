@@ -195,9 +195,9 @@ def test_every_family_of_ours_is_quantised(name: str, scheme: str, tmp_path: Pat
 
 
 def test_a_family_of_transformers_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "gpt_neox"}')
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_bigcode"}')
     options = LoadOptions(capacity=ModelCapacity(num_slots=64), device="cpu", quantise="int8")
-    with pytest.raises(ConfigError, match="gpt_neox run through transformers"):
+    with pytest.raises(ConfigError, match="gpt_bigcode run through transformers"):
         load_model(tmp_path, options)
 
 

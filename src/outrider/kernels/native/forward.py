@@ -73,7 +73,7 @@ class MixtureWeights:
 
 
 class MixtureSizes(Protocol):
-    """Sizes of a mixture; see `Experts` in models/layer_kinds.py."""
+    """Sizes of a mixture; see `Experts` in models/expert_kinds.py."""
 
     @property
     def num_experts(self) -> int: ...
@@ -191,7 +191,8 @@ class LayerWeights:
     keys have the size of one head, or of all heads as one vector. If `attention` is None, a token
     sees all keys. The sigmoid of `gate` scales the outputs of heads. With a `latent`, `qkv` gives
     queries, or the vector that they come from, the latent and its key. The FFN is a `mixture`, or
-    the dense net of `gate_up` and `down`. Layers of hybrids may lack attention or FFN."""
+    the dense net of `gate_up` and `down`, whose function has the numbers `curve`, if any. Layers of
+    hybrids may lack attention or FFN."""
 
     qkv: PackedLinear | None = None
     out: PackedLinear | None = None
@@ -212,6 +213,7 @@ class LayerWeights:
     gate: PackedLinear | None = None
     recurrence: Recurrence | None = None
     latent: LatentWeights | None = None
+    curve: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +306,7 @@ class ForwardParts:
     entrance: Entrance | None = None
     traits: DecoderTraits = PLAIN_DECODER
     ranks: int | None = None
+    head_bias_V: Tensor | None = None
     gated_NA: Tensor | None = None
 
 
@@ -388,7 +391,7 @@ class NativeForward:
             embedding,
             lookup,
             pointer(parts.final_norm_D),
-            LinearStruct.of(parts.head, None),
+            LinearStruct.of(parts.head, parts.head_bias_V),
             ctypes.addressof(layers),
             *(getattr(parts.buffers, item.name).data_ptr() for item in fields(parts.buffers)),
             parts.hidden_SKD.data_ptr(),

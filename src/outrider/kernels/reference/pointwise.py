@@ -106,6 +106,16 @@ def gelu_by_row(x_NF: Tensor, out_NF: Tensor) -> None:
         out_F.copy_(functional.gelu(x_F, approximate="tanh"))
 
 
+def rotate(heads_NAD: Tensor, cos_TH: Tensor, sin_TH: Tensor, positions_N: Tensor) -> None:
+    """Rotate heads in place."""
+    cos_N1H, sin_N1H = cos_TH[positions_N, None], sin_TH[positions_N, None]
+    low_NAH, high_NAH = torch.chunk(heads_NAD, 2, dim=-1)
+    new_low_NAH = low_NAH * cos_N1H - high_NAH * sin_N1H
+    new_high_NAH = high_NAH * cos_N1H + low_NAH * sin_N1H
+    low_NAH.copy_(new_low_NAH)
+    high_NAH.copy_(new_high_NAH)
+
+
 def rope_append(
     qkv_NE: Tensor, cos_TH: Tensor, sin_TH: Tensor, plan: PackedPlan, k_GSD: Tensor, v_GSD: Tensor
 ) -> None:
@@ -114,12 +124,7 @@ def rope_append(
     num_kv_heads, head_dim = k_GSD.shape[0], head_dim_of(k_GSD)
     heads_NAD = qkv_NE.view(plan.num_tokens, -1, head_dim)
     rotated_NAD = heads_NAD[:, :-num_kv_heads]
-    cos_N1H, sin_N1H = cos_TH[plan.positions_N, None], sin_TH[plan.positions_N, None]
-    low_NAH, high_NAH = torch.chunk(rotated_NAD, 2, dim=-1)
-    new_low_NAH = low_NAH * cos_N1H - high_NAH * sin_N1H
-    new_high_NAH = high_NAH * cos_N1H + low_NAH * sin_N1H
-    low_NAH.copy_(new_low_NAH)
-    high_NAH.copy_(new_high_NAH)
+    rotate(rotated_NAD, cos_TH, sin_TH, plan.positions_N)
     kinds = [(k_GSD, rotated_NAD), (v_GSD, heads_NAD)]
     for rows_GSD, new_NAD in kinds[: 1 if same_memory(k_GSD, v_GSD) else 2]:
         new_GND = new_NAD[:, -num_kv_heads:].transpose(0, 1)

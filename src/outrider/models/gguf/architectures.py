@@ -7,6 +7,7 @@ A new architecture is a row: the family that computes it, the parts that make it
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from outrider.core.errors import CheckpointError
@@ -86,6 +87,7 @@ _AFTER = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _NO_NORMS_BEFORE = ("attn_norm", "ffn_norm")
+_TEMPERATURE = Part(settings.temperature, ("attention.temperature_scale",))
 _SCALES = Part(settings.scales, tuple(key for key, _ in settings.SCALES))
 # Parts of a head that turn with time, height and width: all the same for text.
 _SECTIONS = Part(lambda _: {}, ("rope.dimension_sections", "n_deepstack_layers"))
@@ -194,6 +196,16 @@ _NEMOTRON_H = _row(
     # Its MTP block is not read.
     mtp=True,
 )
+_DEEPSEEK2 = _row(
+    "deepseek_v3",
+    Part(settings.latent_mixture, settings.ROUTED_KEYS),
+    Part(settings.latent, settings.LATENT_KEYS),
+    names={**_LATENT, **_NUMBERED_MTP},
+    positions=Positions(log_factor="rope.scaling.yarn_log_multiplier"),
+    absent=_SOME_LATENT,
+    numbered_mtp=True,
+    latent=True,
+)
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": _row(
         "llama",
@@ -265,6 +277,22 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma": _row("gemma", settings.activation("gelu_pytorch_tanh"), above_one=True),
     "granite": _GRANITE,
     "granitemoe": _GRANITE,
+    "granite_swa": _row(
+        "granite_swa",
+        _SCALES,
+        settings.mixed_windows(None),
+        Part(
+            settings.granite_swa,
+            (*_EXPERT_KEYS, "expert_shared_feed_forward_length", "attention.rope_pattern"),
+        ),
+        names={
+            **_ROUTED,
+            "ffn_up_shexp": "shared_mlp.input_linear",
+            "ffn_down_shexp": "shared_mlp.output_linear",
+            "attn_sinks": "self_attn.sinks",
+        },
+        paired=True,
+    ),
     "minicpm": _row("granite", _SCALES, paired=True),
     "internlm2": _row("llama", paired=True),
     "xverse": _row("llama", paired=True),
@@ -278,6 +306,42 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         turns_in_part=True,
         out_bias=False,
     ),
+    "apertus": _row(
+        "apertus",
+        Part(settings.xielu),
+        settings.activation("xielu"),
+        absent=("ffn_gate",),
+        positions=Positions(is_silent=True),
+    ),
+    "hunyuan-dense": _row("hunyuan_v1_dense"),
+    "hunyuan_vl": _row("hunyuan_v1_dense", _SECTIONS),
+    "hunyuan-moe": _row(
+        "hunyuan_v1_moe",
+        Part(settings.hunyuan, (*_EXPERT_KEYS, "expert_shared_feed_forward_length")),
+        names=_DEEPSEEK,
+        absent=("exp_probs_b",),
+    ),
+    "maincoder": _row("hunyuan_v1_dense"),
+    "exaone-moe": _row(
+        "exaone_moe",
+        settings.mixed_windows(128),
+        settings.routed(has_sigmoids=True),
+        Part(settings.groups, ("expert_group_count", "expert_group_used_count")),
+        Part(settings.mtp_blocks, ("nextn_predict_layers",)),
+        names={**_DEEPSEEK, **_NUMBERED_MTP},
+        absent=(*_FFN, *_DEEPSEEK, *_NUMBERED_MTP),
+        numbered_mtp=True,
+    ),
+    "hy_v3": _row(
+        "hy_v3",
+        settings.routed(has_sigmoids=True),
+        Part(settings.mtp_blocks, ("nextn_predict_layers",)),
+        names={**_DEEPSEEK, **_NUMBERED_MTP},
+        absent=(*_FFN, *_DEEPSEEK, *_NUMBERED_MTP),
+        numbered_mtp=True,
+    ),
+    "chatglm": _row("glm", absent=("ffn_gate",), turns_in_part=True, out_bias=False),
+    "paddleocr": _row("paddleocr_vl_text", _SECTIONS),
     "qwen": _row("qwen", Part(settings.halved_ffn), qkv_bias=True),
     "olmo2": _row(
         "olmo2",
@@ -307,7 +371,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         names={"post_attention_norm": "post_attention_layernorm"},
         absent=("ffn_norm",),
     ),
-    "mistral3": _row("ministral3", paired=True),
+    "mistral3": _row("ministral3", _TEMPERATURE, paired=True),
     "qwen2vl": _row("qwen2", _SWITCHED_WINDOW, _SECTIONS, qkv_bias=True),
     "qwen3vl": _row("qwen3", _SECTIONS),
     "qwen3vlmoe": _row(
@@ -321,16 +385,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         positions=Positions(by_kind=True),
     ),
     "deepseek": _row("deepseek", settings.routed(has_sigmoids=False), names=_DEEPSEEK, paired=True),
-    "deepseek2": _row(
-        "deepseek_v3",
-        Part(settings.latent_mixture, settings.ROUTED_KEYS),
-        Part(settings.latent, settings.LATENT_KEYS),
-        names={**_LATENT, **_NUMBERED_MTP},
-        positions=Positions(log_factor="rope.scaling.yarn_log_multiplier"),
-        absent=_SOME_LATENT,
-        numbered_mtp=True,
-        latent=True,
-    ),
+    "deepseek2": _DEEPSEEK2,
+    "mistral4": replace(_DEEPSEEK2, parts=(*_DEEPSEEK2.parts, _TEMPERATURE)),
     "dots1": _row("dots1", settings.routed(has_sigmoids=True), names=_DEEPSEEK),
     "bailingmoe": _row(
         "deepseek",
@@ -357,6 +413,45 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         settings.routed(has_sigmoids=True, normalises=True),
         names=_DEEPSEEK,
         turns_in_part=True,
+    ),
+    "phi2": _row(
+        "phi",
+        settings.activation("gelu_new"),
+        settings.centred("layer_norm_eps"),
+        absent=("ffn_gate", "ffn_norm"),
+        turns_in_part=True,
+    ),
+    "gptneox": _row(
+        "gpt_neox",
+        Part(settings.neox, ("use_parallel_residual",)),
+        settings.centred("layer_norm_eps"),
+        absent=("ffn_gate",),
+        turns_in_part=True,
+    ),
+    "falcon": _row(
+        "falcon",
+        Part(settings.falcon),
+        settings.centred("layer_norm_epsilon"),
+        names={"attn_norm_2": "ln_attn"},
+        absent=("ffn_gate", "ffn_norm", "attn_norm_2"),
+    ),
+    "olmo": _row(
+        "olmo",
+        Part(settings.clip, ("attention.clamp_kqv",)),
+        absent=("attn_norm", "ffn_norm"),
+        paired=True,
+    ),
+    "jais2": _row(
+        "jais2",
+        settings.activation("relu2"),
+        settings.centred("layer_norm_eps"),
+        absent=("ffn_gate",),
+    ),
+    "codeshell": _row(
+        "codeshell",
+        settings.activation("gelu_new"),
+        settings.centred("layer_norm_epsilon"),
+        absent=("ffn_gate",),
     ),
     "arcee": _row("arcee", settings.activation("relu2"), paired=True, absent=("ffn_gate",)),
     "nemotron": _row(

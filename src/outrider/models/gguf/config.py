@@ -92,8 +92,8 @@ class Positions:
     stretched unless `stretches_local`. With `has_factors`, a scaling is a list of factors, and the
     types of the common ones mean nothing. `log_factor` is the key of YaRN's scale of scores. If
     `is_yarn`, config.json means YaRN if it says nothing, and YaRN's bounds are not rounded. With
-    `in_windows` kinds differ only in files with a window. With `ignores_factors` frequencies are
-    never divided."""
+    `in_windows` kinds differ only in files with a window. If `is_silent`, config.json means
+    stretched positions if it says nothing. With `ignores_factors` frequencies are never divided."""
 
     by_kind: bool = False
     stretches_local: bool = True
@@ -102,6 +102,7 @@ class Positions:
     is_yarn: bool = False
     log_factor: str = ""
     in_windows: bool = False
+    is_silent: bool = False
     ignores_factors: bool = False
 
 
@@ -464,7 +465,7 @@ class _Scaling:
         if self.strength != 1.0 or (ways.has_factors and self.factor != 1.0):
             return self._everywhere([self.factor] * (self.sizes.turning // 2))
         if self.factor == 1.0:
-            return {"rope_type": "default"} if ways.is_yarn else {}
+            return {"rope_type": "default"} if ways.is_yarn or ways.is_silent else {}
         return {"rope_type": "linear", "factor": self.factor}
 
     def unstretched(self) -> dict[str, Any]:

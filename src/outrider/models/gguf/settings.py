@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from outrider.core.errors import CheckpointError
-from outrider.models.gguf.config import Part, Sizes
+from outrider.models.gguf.config import Part, Sizes, shortest
 from outrider.models.gguf.reader import Entry
-from outrider.models.json_object import CONTRADICTION
+from outrider.models.json_object import CONTRADICTION, JsonObject
 
 
 def gpt2(sizes: Sizes) -> dict[str, Any]:
@@ -126,6 +126,38 @@ def _layer_types(sizes: Sizes, key: str) -> list[str]:
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
 
 
+def granite_swa(sizes: Sizes) -> dict[str, Any]:
+    """Layers of Granite's sliding models: windows, and whether heads rotate."""
+    key = f"{sizes.arch}.attention.rope_pattern"
+    found = granite_mixture(sizes)
+    if found:
+        found["model_type"] = "granitemoe_swa"
+    listed = sizes.raw.values.get(key)
+    if isinstance(listed, np.ndarray):
+        theta = sizes.number("rope.freq_base", 10000.0)
+        found["layer_rope_theta"] = [theta if one else 0.0 for one in listed.tolist()]
+    return found
+
+
+def hunyuan(sizes: Sizes) -> dict[str, Any]:
+    """The mixture of Hunyuan, whose shared net has a size of its own."""
+    found = experts_alone(sizes)
+    shared = sizes.integer("expert_shared_feed_forward_length", found["intermediate_size"])
+    return found | {"shared_expert_intermediate_size": shared}
+
+
+def xielu(sizes: Sizes) -> dict[str, Any]:
+    """Numbers of xIELU, one for each layer or one for all."""
+    found: dict[str, Any] = {}
+    for name in ("alpha_p", "alpha_n", "beta", "eps"):
+        given = sizes.raw.values.get(f"xielu.{name}")
+        listed = given.tolist() if isinstance(given, np.ndarray) else [given]
+        raw = JsonObject(sizes.raw.where, {f"xielu.{name}": listed})
+        numbers = [shortest(one) for one in raw.numbers(f"xielu.{name}", signed=True)]
+        found[f"xielu_{name}"] = numbers * (sizes.num_layers if len(numbers) == 1 else 1)
+    return found
+
+
 def mixtral(sizes: Sizes) -> dict[str, Any]:
     """The mixture of a `llama`, which is then a Mixtral."""
     if not sizes.is_set("expert_count"):
@@ -175,6 +207,24 @@ def centred(name: str) -> Part:
     return Part(lambda sizes: {name: sizes.number("attention.layer_norm_epsilon")})
 
 
+def neox(sizes: Sizes) -> dict[str, Any]:
+    """Traits of a GPT-NeoX; queries, keys and values lie apart in its fused matrix."""
+    parallel = sizes.raw.flag(f"{sizes.arch}.use_parallel_residual", default=True)
+    own = {"use_parallel_residual": parallel, "hidden_act": "gelu"}
+    return {**own, "qkv_by_group": False}
+
+
+def falcon(sizes: Sizes) -> dict[str, Any]:
+    """Traits of a Falcon; files of its second generation have two norms of one residual."""
+    is_new = "blk.0.attn_norm_2.weight" in sizes.header.entries
+    return {"new_decoder_architecture": is_new, "qkv_by_group": False}
+
+
+def clip(sizes: Sizes) -> dict[str, Any]:
+    key = "attention.clamp_kqv"
+    return {"clip_qkv": sizes.number(key)} if sizes.is_set(key) else {}
+
+
 def cohere(sizes: Sizes) -> dict[str, Any]:
     return {"logit_scale": sizes.number("logit_scale") if sizes.is_set("logit_scale") else 1.0}
 
@@ -194,7 +244,7 @@ def stablelm(sizes: Sizes) -> dict[str, Any]:
 
 def glm4_moe(sizes: Sizes) -> dict[str, Any]:
     has_norms = "blk.0.attn_q_norm.weight" in sizes.header.entries
-    return {"use_qk_norm": has_norms, **_mtp_blocks(sizes)}
+    return {"use_qk_norm": has_norms, **mtp_blocks(sizes)}
 
 
 def activation(name: str) -> Part:
@@ -288,6 +338,12 @@ LATENT_KEYS = (
 _GLM_LAYERS, _GLM_VOCABULARY = (47, 48), 154880
 
 
+def groups(sizes: Sizes) -> dict[str, Any]:
+    """Groups of experts, of which a token chooses some."""
+    count = sizes.integer("expert_group_count", 1)
+    return {"n_group": count, "topk_group": sizes.integer("expert_group_used_count", count)}
+
+
 def latent(sizes: Sizes) -> dict[str, Any]:
     """Attention over latents, and the groups of experts. Older files have the sizes of keys and
     values of a head where newer ones have those of a row of the cache."""
@@ -296,7 +352,6 @@ def latent(sizes: Sizes) -> dict[str, Any]:
         for kind in ("key", "value")
     )
     has_vectors = "blk.0.attn_q_a.weight" in sizes.header.entries
-    groups = sizes.integer("expert_group_count", 1)
     found: dict[str, Any] = {
         "kv_lora_rank": sizes.integer("attention.kv_lora_rank"),
         "q_lora_rank": sizes.integer("attention.q_lora_rank") if has_vectors else None,
@@ -304,16 +359,22 @@ def latent(sizes: Sizes) -> dict[str, Any]:
         "qk_nope_head_dim": key - sizes.turning,
         "v_head_dim": value,
         "latent_norm_eps": sizes.number("attention.layer_norm_rms_epsilon"),
-        "n_group": groups,
-        "topk_group": sizes.integer("expert_group_used_count", groups),
+        **groups(sizes),
     }
-    return found | _mtp_blocks(sizes)
+    return found | mtp_blocks(sizes)
 
 
 def _first_glm(sizes: Sizes) -> dict[str, Any]:
     is_glm = sizes.num_layers in _GLM_LAYERS and sizes.vocab_size == _GLM_VOCABULARY
     silent = is_glm and not sizes.is_set("expert_gating_func")
     return {"scoring_func": "sigmoid"} if silent else {}
+
+
+def temperature(sizes: Sizes) -> dict[str, Any]:
+    """The number of tokens up to which queries are not scaled by their positions."""
+    if not sizes.is_set("attention.temperature_scale"):
+        return {}
+    return {"query_reach": sizes.integer("rope.scaling.original_context_length")}
 
 
 def latent_mixture(sizes: Sizes) -> dict[str, Any]:
@@ -326,7 +387,7 @@ def latent_mixture(sizes: Sizes) -> dict[str, Any]:
     return found
 
 
-def _mtp_blocks(sizes: Sizes) -> dict[str, Any]:
+def mtp_blocks(sizes: Sizes) -> dict[str, Any]:
     """Number of MTP blocks, if the file has their tensors."""
     first, end = sizes.num_layers, sizes.integer("block_count")
     there = f"blk.{first}.nextn.eh_proj.weight" in sizes.header.entries
