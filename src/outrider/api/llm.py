@@ -349,8 +349,8 @@ class LLM(OfOneProcess):
         """End its threads and processes; another use starts new ones, but not shared targets."""
         with self._turns.call(), self._turns.turn():
             self._engine.close()
-            if self._pair.end is not None:
-                self._pair.end()
+            for end in filter(None, (self._pair.flush, self._pair.end)):
+                end()
 
     @overload
     def chat(

@@ -39,6 +39,7 @@ from outrider.verify.batched import rule_for
 
 if TYPE_CHECKING:
     from outrider.plugins.lanes.process.options import ChildOptions
+    from outrider.plugins.prompt_store.files import StoreFolder
 
 # Most bytes of text per token; the rest of a file is not even read.
 _BYTES_PER_TOKEN = 16
@@ -91,7 +92,8 @@ def _read(file: Path, num_bytes: int) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPair(LoadedModels):
     """A loaded pair: the models in the engine's form, and the `plan` of their loading. If other
-    processes hold parts of the target, `end` ends them for good. `memory` is the planned memory."""
+    processes hold parts of the target, `end` ends them for good. `memory` is the planned memory,
+    `flush` waits for the writes of the prompt store, if there is one."""
 
     target: Decoder
     draft: Decoder | None
@@ -100,6 +102,7 @@ class LoadedPair(LoadedModels):
     notes: tuple[str, ...]
     end: Callable[[], object] | None = None
     memory: tuple[Part, ...] = ()
+    flush: Callable[[], object] | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -138,6 +141,7 @@ def load_pair(
     prepare_torch(deterministic=config.deterministic, threads=config.threads)
     rule_for(config.sampler, config.leniency)
     keep_of(config)
+    store = _store_of(config)
     plan = plan_pair(model, draft, config)
     there = None if weights_of is None else weights_of.sharer_for(plan)
     plan, parts = _fitted(
@@ -153,7 +157,7 @@ def load_pair(
         draft_model, child, without_draft = _load_draft(plan)
     give_back()
     stop_ids = (*target.spec.stop_ids, *plan.tokenizer.stop_ids)
-    return LoadedPair(
+    pair = LoadedPair(
         target=target,
         draft=draft_model,
         argmax=target.kernels.argmax,
@@ -176,6 +180,26 @@ def load_pair(
         end=end,
         memory=parts,
     )
+    return pair if store is None else _with_store(pair, store)
+
+
+def _store_of(config: EngineConfig) -> StoreFolder | None:
+    """The folder of the prompt store, if one is requested. Raises ConfigError."""
+    if not config.prompt_store:
+        return None
+    from outrider.plugins.prompt_store.files import StoreFolder
+
+    return StoreFolder.opened(config.prompt_store)
+
+
+def _with_store(pair: LoadedPair, folder: StoreFolder) -> LoadedPair:
+    """`pair`, whose target keeps its pages in the folder; or with a note why it does not."""
+    from outrider.plugins.prompt_store.identity import attach
+
+    store = attach(pair.target, pair.plan, pair.heads, folder)
+    if isinstance(store, str):
+        return replace(pair, notes=(*pair.notes, f"prompt_store has no effect: {store}"))
+    return replace(pair, flush=store.flush)
 
 
 def _fitted(

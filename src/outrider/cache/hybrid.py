@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -22,8 +23,15 @@ import torch
 from torch import Tensor
 
 from outrider.cache.paged_kv import PagedKV
-from outrider.cache.pages import Columns, states_that_fit
-from outrider.cache.recurrent import CellPool, Checkpoints, Policy, RecurrentSequence, Wants
+from outrider.cache.pages import Columns, Part, bytes_of, names_of, states_that_fit
+from outrider.cache.recurrent import (
+    Beginning,
+    CellPool,
+    Checkpoints,
+    Policy,
+    RecurrentSequence,
+    Wants,
+)
 from outrider.core.errors import CapacityError, given
 from outrider.core.protocols import StepRow
 from outrider.core.spec import RecurrentCapacity, StateShape
@@ -91,6 +99,10 @@ class Staging:
 _SCRATCH = -1
 
 
+def _parts(cell: StateCell) -> list[Part]:
+    return [bytes_of(cell.conv_LWC), bytes_of(cell.state_LHKV)]
+
+
 class HybridState:
     """HiddenStore over a PagedKV, which needs one extra page as scratch, and recurrent states."""
 
@@ -124,6 +136,7 @@ class HybridState:
     def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
         most = len(tokens)
         while True:
+            self._recall(tokens[:most], salt)
             length, cell = self._checkpoints.longest(tokens, most)
             reused = self.kv.open(seq_id, tokens[:length], salt)
             if reused == length:
@@ -136,6 +149,27 @@ class HybridState:
             list(tokens[:length]), announced=len(tokens), base=cell, base_length=length
         )
         return length
+
+    def _recall(self, tokens: Sequence[int], salt: str) -> None:
+        """Read the state after the longest beginning of `tokens` from the store, if it has a longer
+        one than memory has."""
+        store, size = self.kv.store, self.page_size
+        if store is None or not self._checkpoints.capacity:
+            return
+        known, cell = self._checkpoints.longest(tokens, len(tokens))
+        self._states.release([] if cell is None else [cell])
+        names = names_of(store, tokens, salt, size)[known // size :]
+        found = next((name for name in reversed(names) if store.has("state", name)), None)
+        if found is None:
+            return
+        try:
+            taken = self._take_states(1)
+        except CapacityError:
+            return
+        with self._giving_back(self._states, taken):
+            if store.read("state", found, _parts(self._states.cells[taken[0]])):
+                self._checkpoints.add(tuple(tokens[: (found.index + 1) * size]), taken[0])
+        self._states.release(taken)
 
     def fork(self, source: int, new: int, length: int | None = None) -> None:
         self.kv.fork(source, new, length)
@@ -168,7 +202,7 @@ class HybridState:
     def commit(self, paths: Mapping[int, Sequence[int]]) -> int:
         num_copied = self.kv.commit(paths)
         for seq_id, path in paths.items():
-            self._commit(self._sequences[seq_id], path)
+            self._commit(self._sequences[seq_id], path, seq_id)
         return num_copied
 
     def close(self, seq_id: int) -> None:
@@ -314,14 +348,14 @@ class HybridState:
             pool.release(taken)
             raise
 
-    def _commit(self, seq: RecurrentSequence, path: Sequence[int]) -> None:
+    def _commit(self, seq: RecurrentSequence, path: Sequence[int], seq_id: int) -> None:
         base, base_length, kept = seq.base, seq.base_length, list(seq.kept)
         length = len(seq.tokens)
         seq.tokens += [seq.staged[node] for node in path]
         for position, node in enumerate(path, length + 1):
             if node in seq.states:
                 base, base_length, kept = seq.states[node], position, []
-                self._remember(seq, position, base)
+                self._remember(seq, position, base, seq_id)
             elif node in seq.inputs and base_length + len(kept) == position - 1:
                 kept.append(seq.inputs[node])
         self._states.share([] if base is None else [base])
@@ -331,7 +365,7 @@ class HybridState:
         seq.base, seq.base_length, seq.kept = base, base_length, kept
         seq.staged, seq.parents, seq.states, seq.inputs = [], [], {}, {}
 
-    def _remember(self, seq: RecurrentSequence, position: int, cell: int) -> None:
+    def _remember(self, seq: RecurrentSequence, position: int, cell: int, seq_id: int) -> None:
         """Store the state at a page end; of the text that a sequence writes, only the last one."""
         if position % self.page_size:
             return
@@ -340,6 +374,18 @@ class HybridState:
             self._checkpoints.drop(seq.written)
             seq.written = beginning
         self._checkpoints.add(beginning, cell)
+        if self.kv.store is not None and self._checkpoints.capacity:
+            index = position // self.page_size - 1
+            name = self.kv.names(seq_id, index + 1)[index]
+            self.kv.store.offer("state", name, partial(self._copied, beginning))
+
+    def _copied(self, beginning: Beginning) -> list[Part] | None:
+        """A copy of the stored state after `beginning`; None if it was dropped."""
+
+        def copied(cell: int) -> list[Part]:
+            return [part.copy() for part in _parts(self._states.cells[cell])]
+
+        return self._checkpoints.read(beginning, copied)
 
     def _rebase(self, seq: RecurrentSequence, cell: int, length: int) -> None:
         """Make `cell`, the state after the first `length` tokens, the base of the sequence."""

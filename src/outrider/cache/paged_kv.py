@@ -15,14 +15,27 @@ Shapes:  L = layers of an arena, G = KV heads, S = slots, D = head size, N = pac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.cache.pages import GROWTH, ArenaSize, Columns, PagePool, PageTable, SequencePages
+from outrider.cache.pages import (
+    GROWTH,
+    ArenaSize,
+    Columns,
+    PageName,
+    PagePool,
+    PageStore,
+    PageTable,
+    Part,
+    SequencePages,
+    bytes_of,
+    names_of,
+)
 from outrider.cache.pool import Frames
-from outrider.core.errors import ContractError
+from outrider.core.errors import CapacityError, ContractError, given
 from outrider.core.interrupts import WholeLock
 from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec
@@ -45,11 +58,14 @@ class PagedKV:
     spec have an arena of their own, where pages have `frames` as long as later tokens see them.
 
     `on_copy` is called before slots are copied, so that the arenas of other ranks follow.
-    `before_close` waits for launched work that still writes pages of a sequence.
+    `before_close` waits for launched work that still writes pages of a sequence. A `store` has more
+    pages than the memory: a text continues with them when it is opened, and full pages are offered
+    to it.
     """
 
     on_copy: Callable[[Sequence[int], Sequence[int]], None] | None = None
     before_close: Callable[[int], None] | None = None
+    store: PageStore | None = None
 
     def __init__(
         self,
@@ -99,7 +115,9 @@ class PagedKV:
             seq.num_freed = self._num_unseen(reused)
             self._share(seq)
             self._sequences[seq_id] = seq
-        return reused
+        if self.store is not None:
+            self._restore(seq_id, tokens)
+        return len(seq.tokens)
 
     def fork(self, source: int, new: int, length: int | None = None) -> None:
         if new in self._sequences:
@@ -133,6 +151,15 @@ class PagedKV:
         return self._sequences[seq_id].num_staged
 
     @property
+    def is_idle(self) -> bool:
+        """True if no request has a sequence; other ids are negative."""
+        return all(seq_id < 0 for seq_id in self._sequences.copy())
+
+    def names(self, seq_id: int, count: int) -> Sequence[PageName]:
+        """The names of the first `count` pages of a sequence, in the store that it has."""
+        return self._named(given(self.store, "store of pages"), self._sequences[seq_id], count)
+
+    @property
     def num_free_tokens(self) -> int:
         return self._pool.num_free * self._page_size
 
@@ -147,6 +174,8 @@ class PagedKV:
             if self.frames is not None:
                 self.frames.let_go(seq.in_window)
             self._pool.release(self._held(seq))
+        if self.store is not None:
+            self.store.used(seq.names)
 
     def read(self, seq_id: int) -> Tensor:
         """A copy of the committed keys and values, of shape [L, 2, G, rows, R]."""
@@ -325,10 +354,71 @@ class PagedKV:
                 for index in full:
                     # A page is found through the pages before it.
                     if self.frames is not None or not 0 < index <= seq.num_freed:
-                        known = (seq.pages, seq.tokens, index, seq.salt)
-                        self._pool.remember(*known, self._is_whole)
+                        self._remember(seq, index)
                 self._free_unseen(seq)
         return len(moved)
+
+    def _remember(self, seq: SequencePages, index: int) -> None:
+        """Make a full page findable, and offer it to the store."""
+        page = seq.pages[index]
+        self._pool.remember(seq.pages, seq.tokens, index, seq.salt, self._is_whole)
+        key, store = self._pool.key_of(page), self.store
+        if store is None or key is None:
+            return
+        copied = partial(self._copied, page, key)
+        if self.frames is not None:
+            # Its frame may be taken long before the page is.
+            copied = partial(list[Part], given(copied(), "page that was just filled"))
+        name = self._named(store, seq, index + 1)[index]
+        store.offer("page", name, copied, is_copied=self.frames is not None)
+
+    def _copied(self, page: int, key: object) -> list[Part] | None:
+        """A copy of the parts of a page; None if its content is not that of `key` any more."""
+        with self._lock:
+            if self._pool.key_of(page) != key:
+                return None
+            return [part.copy() for part in self.parts(page)]
+
+    def parts(self, page: int) -> list[Part]:
+        """The bytes of all that belongs to a page: rows, those of local layers, hidden states."""
+
+        def rows(arena: Tensor, number: int) -> Tensor:
+            return arena[:, :, :, number * self._page_size : (number + 1) * self._page_size]
+
+        found = [rows(self.arena, page)]
+        if self.frames is not None:
+            found.append(rows(self.frames.arena, int(self.frames.of_P[page])))
+        if self.hidden_SKD.shape[1]:
+            found.append(self.hidden_SKD[page * self._page_size : (page + 1) * self._page_size])
+        return [bytes_of(part) for part in found]
+
+    def _named(self, store: PageStore, seq: SequencePages, count: int) -> list[PageName]:
+        """The names of the first pages of a sequence, at least `count` of them."""
+        more = names_of(
+            store, seq.tokens[: count * self._page_size], seq.salt, self._page_size, seq.names
+        )
+        seq.names += more
+        return seq.names
+
+    def _restore(self, seq_id: int, tokens: Sequence[int]) -> None:
+        """Continue a new sequence with the pages of the store, as a pass would fill them."""
+        seq, store = self._sequences[seq_id], given(self.store, "store of pages")
+        names = names_of(store, tokens, seq.salt, self._page_size)
+        seq.names = names[: len(seq.pages)]
+        for name in names[len(seq.pages) :]:
+            if not store.has("page", name):
+                return
+            try:
+                self.reserve({seq_id: self._page_size})
+            except CapacityError:
+                return
+            if not store.read("page", name, self.parts(seq.pages[name.index])):
+                return  # the page stays reserved for what will be read
+            with self._lock:
+                seq.tokens += name.tokens
+                seq.names.append(name)
+                self._pool.remember(seq.pages, seq.tokens, name.index, seq.salt, self._is_whole)
+                self._free_unseen(seq)
 
     def _is_whole(self, page: int) -> bool:
         """True if every layer has the rows that were written to the page."""

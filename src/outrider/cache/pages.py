@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -164,9 +164,81 @@ class PagePool(Pool[_Key]):
             parent = self._name_of[page]
         return found
 
+    def key_of(self, page: int) -> _Key | None:
+        """The key by which the content of `page` is found, unlike that of any other content; None
+        if it is not findable."""
+        return self._key_of.get(page)
+
     def _forget(self, page: int) -> None:
         super()._forget(page)
         self._name_of[page] = next(self._fillings)
+
+
+@dataclass(frozen=True, slots=True)
+class PageName:
+    """Name of a page of a text: `digest` stands for all tokens of the text up to the page's end,
+    `before` for those up to its beginning, and `tokens` are its own. It has the number `index`."""
+
+    digest: str
+    before: str
+    index: int
+    tokens: tuple[int, ...]
+
+
+# The bytes of a part of a page, or of a recurrent state.
+Part = NDArray[np.uint8]
+
+
+def bytes_of(part: Tensor) -> Part:
+    """The bytes of a tensor in the memory of a CPU, which may be written."""
+    return part.view(torch.uint8).numpy()
+
+
+class PageStore(Protocol):
+    """Storage behind the memory for pages, and for recurrent states at page ends. It may lack or
+    lose anything, and raises no errors: then the text is read again."""
+
+    def name(self, before: PageName | None, tokens: Sequence[int], salt: str) -> PageName:
+        """The name of the page with these tokens after the page `before`."""
+        ...
+
+    def has(self, kind: str, name: PageName) -> bool: ...
+    def read(self, kind: str, name: PageName, parts: Sequence[Part]) -> bool:
+        """Fill `parts` with what was stored, and return True; False, with `parts` in any state, if
+        it is missing or damaged."""
+        ...
+
+    def offer(
+        self,
+        kind: str,
+        name: PageName,
+        copied: Callable[[], Sequence[Part] | None],
+        *,
+        is_copied: bool = False,
+    ) -> None:
+        """Store later what `copied` returns then, in another thread; None if its memory was used
+        again meanwhile. With `is_copied` it holds a copy already."""
+        ...
+
+    def used(self, names: Sequence[PageName]) -> None:
+        """Take note that a text with these pages has ended."""
+        ...
+
+
+def names_of(
+    store: PageStore,
+    tokens: Sequence[int],
+    salt: str,
+    page_size: int,
+    known: Sequence[PageName] = (),
+) -> list[PageName]:
+    """The names of the whole pages of `tokens` after those that are `known`."""
+    found: list[PageName] = []
+    before = known[-1] if known else None
+    for start in range(len(known) * page_size, len(tokens) - page_size + 1, page_size):
+        before = store.name(before, tokens[start : start + page_size], salt)
+        found.append(before)
+    return found
 
 
 # Consecutive pages that a sequence takes beyond its prompt: 512 tokens.
@@ -212,6 +284,7 @@ class SequencePages:
     num_expected: int = GROWTH
     num_freed: int = 0
     salt: str = ""
+    names: list[PageName] = field(default_factory=list[PageName])
     listed: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     num_listed: int = 0
 

@@ -21,6 +21,7 @@ from outrider.core.tree import ROOT
 from outrider.kernels.reference.delta import StateCell
 
 Cell = TypeVar("Cell")
+Copy = TypeVar("Copy")
 
 
 class CellPool(Generic[Cell]):
@@ -140,6 +141,13 @@ class Checkpoints:
             self._cells.move_to_end(beginning)
             if len(self._cells) > self.capacity:
                 self._drop_oldest()
+
+    def read(self, beginning: Beginning, copied: Callable[[int], Copy]) -> Copy | None:
+        """The result of `copied` for the cell of a stored state, which is not written meanwhile;
+        None if there is no such state."""
+        with self._lock:
+            cell = self._cells.get(beginning)
+            return None if cell is None else copied(cell)
 
     def drop(self, beginning: Beginning) -> None:
         with self._lock:

@@ -400,6 +400,33 @@ class ListOptions(JsonOption):
     """
 
 
+STORE = Argument("FOLDER", "The folder of --prompt-store.")
+
+
+@verb("cache list", "cache:list_store", STORE)
+class CacheListOptions(JsonOption):
+    """List the models whose prompts a store has, and the bytes that they take.
+
+    outrider cache list ~/prompts
+    """
+
+
+@verb("cache clear", "cache:clear_store", STORE)
+class CacheClearOptions(JsonOption):
+    """Delete all prompts of a store.
+
+    outrider cache clear ~/prompts
+    """
+
+
+@verb("cache verify", "cache:verify_store", STORE)
+class CacheVerifyOptions(JsonOption):
+    """Check every byte of a store, and delete damaged files; the exit status is 1 if any was.
+
+    outrider cache verify ~/prompts
+    """
+
+
 @verb(
     "models pairs, pairs",
     "pull:pairs",

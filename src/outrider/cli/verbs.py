@@ -38,7 +38,7 @@ _ORDER = (
     *("generate", "chat", "batch", "serve", "cluster"),
     *("pull", "list", "models", "draft", "train"),
     *("plan", "bench", "report", "trace", "verify"),
-    *("doctor", "ps", "stop", "top", "config", "completion"),
+    *("doctor", "ps", "stop", "top", "config", "completion", "cache"),
     *("pairs", "simulate", "prompts"),
 )
 _OTHERS = (name for name in KNOWN if " " not in name and name not in _ORDER)

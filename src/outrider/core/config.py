@@ -394,6 +394,18 @@ class HybridSettings:
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class StoreSettings:
+    """The setting of the prompt store."""
+
+    prompt_store: str = setting(
+        "",
+        "Folder that keeps keys and values of prompts for the next start, as FOLDER or FOLDER:20GB "
+        "(10 GB if unset); processes may share it, and texts stay the same.",
+        harmless=("",),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class RopeSettings:
     """Settings of rotary positions, for texts longer than the target's window."""
 
@@ -435,6 +447,7 @@ class DebugSettings:
 class EngineConfig(
     DebugSettings,
     RopeSettings,
+    StoreSettings,
     HybridSettings,
     LaneSettings,
     DrafterSettings,

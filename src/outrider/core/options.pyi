@@ -217,6 +217,10 @@ class EngineOptions(TypedDict, total=False):
     state_checkpoints: int
     """Recurrent states stored at page ends, for texts with a common beginning; 0 shares none."""
 
+    prompt_store: str
+    """Folder that keeps keys and values of prompts for the next start, as FOLDER or FOLDER:20GB (10
+    GB if unset); processes may share it, and texts stay the same."""
+
     rope_scaling: str
     """Stretch the target's rotary positions by --rope-scale, for a longer window; auto is the
     checkpoint's own way."""

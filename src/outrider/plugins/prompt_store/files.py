@@ -1,0 +1,284 @@
+"""The folder of a prompt store, and the format of its files.
+
+    FOLDER/prompt-store.json                    {"format": 1}
+    FOLDER/MODEL/model.json                     what MODEL, a digest, stands for (identity.py)
+    FOLDER/MODEL/ab/abcd...-INDEX.page          keys and values (or .state: recurrent states)
+
+A file of pages or states has, in this order: 8 bytes `OUTRPAGE`, the length of the header (4 bytes,
+little-endian), the header (JSON in ASCII, with blanks up to a multiple of 64), the parts that it
+lists, and the SHA-256 of all bytes before. A file is written under another name, flushed and then
+renamed, and never changes after that; so a reader sees all of it or nothing, however a
+writer ends. It is read into memory of the reader's own, since a mapped file that another
+program cuts short would end the process. Only bytes that were checked are used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from outrider.cache.pages import PageName, Part
+from outrider.core.errors import ConfigError
+from outrider.core.fields import size
+from outrider.core.files import (
+    FileKind,
+    Lock,
+    NotPrivateError,
+    open_regular,
+    private_folder,
+    read_json,
+    write_private,
+)
+
+FORMAT = 1
+KINDS = ("page", "state")
+MARKER, ABOUT = "prompt-store.json", "model.json"
+DEFAULT_BYTES = 10_000_000_000
+LEAST_BYTES = 1_000_000
+_MAGIC, _ALIGNED, _DIGEST = b"OUTRPAGE", 64, 32
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)B?", re.IGNORECASE)
+_FILE = re.compile(r"([0-9a-f]{64})-(\d+)\.(page|state)")
+_MODEL = re.compile(r"[0-9a-f]{32}")
+# Shares of the bound: from where on files are deleted, and down to where. Every process looks
+# whenever it has written the last share.
+_FULL, _EMPTIED, _LOOK = 7 / 8, 3 / 4, 1 / 64
+# Seconds after which a file that was never finished belongs to a process that has ended.
+_ABANDONED = 600
+
+
+class DamagedError(Exception):
+    """A file that is not what its name says; the message is a phrase with the reason."""
+
+
+def parsed(text: str) -> tuple[Path, int]:
+    """The folder and the most bytes of `FOLDER[:SIZE]`. Raises ConfigError."""
+    folder, colon, words = text.rpartition(":")
+    found = _SIZE.fullmatch(words.strip()) if colon else None
+    if found is None:
+        return Path(text).expanduser(), DEFAULT_BYTES
+    most = int(float(found[1]) * _UNITS[found[2].upper()])
+    if not folder or most < LEAST_BYTES:
+        raise ConfigError(
+            f"prompt_store: {text!r} names {'no folder' if not folder else 'too small a size'}.",
+            hint=f"--prompt-store ~/prompts:20GB; at least {size(LEAST_BYTES)}",
+        )
+    return Path(folder).expanduser(), most
+
+
+def header_of(kind: str, model: str, name: PageName, parts: Sequence[Part]) -> bytes:
+    """The beginning of a file, up to its parts."""
+    fields = {"format": FORMAT, "kind": kind, "model": model, **asdict(name)}
+    fields["parts"] = [list(part.shape) for part in parts]
+    text = json.dumps(fields, separators=(",", ":")).encode("ascii")
+    length = -(-(len(_MAGIC) + 4 + len(text)) // _ALIGNED) * _ALIGNED - len(_MAGIC) - 4
+    return _MAGIC + length.to_bytes(4, "little") + text.ljust(length)
+
+
+def digest_after(before: str, tokens: Sequence[int]) -> str:
+    """The digest of a page with these tokens after the digest of what comes before."""
+    return hashlib.sha256(bytes.fromhex(before) + array("q", tokens).tobytes()).hexdigest()
+
+
+def check_file(path: Path) -> None:
+    """Check a file by itself. Raises DamagedError, and OSError if it cannot be read."""
+    named = _FILE.fullmatch(path.name)
+    with open_regular(path) as file:
+        data = file.read()
+    start = len(_MAGIC) + 4
+    end = start + int.from_bytes(data[len(_MAGIC) : start], "little")
+    if len(data) < end + _DIGEST or hashlib.sha256(data[:-_DIGEST]).digest() != data[-_DIGEST:]:
+        raise DamagedError("its checksum is wrong")
+    try:
+        header = json.loads(data[start:end])
+        digest = digest_after(header["before"], header["tokens"])
+        named_in = (header["digest"], str(header["index"]), header["kind"], header["model"])
+    except (ValueError, KeyError, TypeError, OverflowError):
+        raise DamagedError("its header is not that of a page") from None
+    if named is None or named_in != (*named.groups(), path.parent.parent.name):
+        raise DamagedError("it has the name of another page")
+    if digest != header["digest"]:
+        raise DamagedError("its tokens are those of another page")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A page or a state on disk; `used` is the time of its last use in nanoseconds."""
+
+    path: Path
+    kind: str
+    model: str
+    index: int
+    num_bytes: int
+    used: int
+
+
+class StoreFolder:
+    """The files of all models in one folder, bounded by `most_bytes`. Methods raise OSError."""
+
+    def __init__(self, folder: Path, most_bytes: int = DEFAULT_BYTES) -> None:
+        self.folder = folder
+        self.most_bytes = most_bytes
+        self._unseen = most_bytes
+
+    @classmethod
+    def opened(cls, text: str, *, create: bool = True) -> StoreFolder:
+        """The store of the setting `text`, made if need be. Raises ConfigError for a folder that
+        is none, that others may write to, or that cannot be made."""
+        folder, most_bytes = parsed(text)
+        hint = "name a new or empty folder: --prompt-store ~/prompts"
+        if not create and not folder.is_dir():
+            raise ConfigError(f"there is no prompt store {folder}.", hint=hint)
+        try:
+            folder = private_folder(folder)
+            marker = folder / MARKER
+            if not marker.exists():
+                if any(one.name != MARKER for one in folder.iterdir()):
+                    raise ConfigError(f"{folder} holds other files than a prompt store.", hint=hint)
+                write_private(marker, json.dumps({"format": FORMAT}).encode())
+            if read_json(marker, FileKind.SETTINGS) != {"format": FORMAT}:
+                why = f"{folder} has a format of prompts that this version does not read."
+                raise ConfigError(why, hint=hint)
+        except (OSError, NotPrivateError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"prompt_store: {folder}: {reason}.", hint=hint) from error
+        return cls(folder, most_bytes)
+
+    def path(self, kind: str, model: str, name: PageName) -> Path:
+        file = f"{name.digest}-{name.index}.{kind}"
+        return self.folder / model / name.digest[:2] / file
+
+    def describe(self, model: str, about: object) -> None:
+        """Say in the folder of a model what it is."""
+        file = self.folder / model / ABOUT
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        if not file.exists():
+            write_private(file, json.dumps(about, indent=1).encode())
+
+    def read(self, kind: str, model: str, name: PageName, parts: Sequence[Part]) -> None:
+        """Fill `parts` from their file. Raises DamagedError if any byte of it is wrong."""
+        header = header_of(kind, model, name, parts)
+        num_bytes = len(header) + sum(part.size for part in parts) + _DIGEST
+        with open_regular(self.path(kind, model, name)) as file:
+            data = file.read(num_bytes + 1)
+        if len(data) != num_bytes:
+            raise DamagedError("it has another length")
+        if hashlib.sha256(memoryview(data)[:-_DIGEST]).digest() != data[-_DIGEST:]:
+            raise DamagedError("its checksum is wrong")
+        if not data.startswith(header):
+            raise DamagedError("it is another page's")
+        start = len(header)
+        for part in parts:
+            stored = np.frombuffer(data, np.uint8, part.size, start)
+            np.copyto(part, stored.reshape(part.shape))
+            start += part.size
+
+    def write(
+        self, kind: str, model: str, name: PageName, parts: Sequence[Part], used: int
+    ) -> None:
+        """Write a file, and delete the longest unused ones if the store is full."""
+        header = header_of(kind, model, name, parts)
+        pieces = [header, *(part.tobytes() for part in parts)]
+        digest = hashlib.sha256()
+        for piece in pieces:
+            digest.update(piece)
+        path = self.path(kind, model, name)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(path, b"".join([*pieces, digest.digest()]))
+        self.touch(path, used)
+        self._unseen += sum(map(len, pieces))
+        if self._unseen > self.most_bytes * _LOOK:
+            self._unseen = 0
+            self.make_space()
+
+    def touch(self, path: Path, used: int) -> None:
+        """Note the time of a use, in nanoseconds."""
+        with suppress(FileNotFoundError):
+            os.utime(path, ns=(used, used))
+
+    def files(self) -> Iterator[StoredFile]:
+        """Yield all pages and states. Other processes may write and delete some meanwhile."""
+        for model, path in self._paths():
+            named = _FILE.fullmatch(path.name)
+            if named is not None:
+                with suppress(FileNotFoundError):
+                    found = path.stat()
+                    taken = 512 * found.st_blocks or found.st_size
+                    yield StoredFile(path, named[3], model, int(named[2]), taken, found.st_mtime_ns)
+
+    def models(self) -> list[str]:
+        return sorted(one.name for one in self.folder.iterdir() if _MODEL.fullmatch(one.name))
+
+    def _paths(self) -> Iterator[tuple[str, Path]]:
+        for model in self.models():
+            for folder in (self.folder / model).iterdir():
+                if folder.is_dir():
+                    with suppress(FileNotFoundError):
+                        yield from ((model, path) for path in folder.iterdir())
+
+    def make_space(self) -> int:
+        """Delete the longest unused files if the store is nearly full, those at the ends of texts
+        first; return how many. One process at a time does that."""
+        try:
+            lock = Lock(self.folder / ".lock", mode=0o600)
+        except TimeoutError:
+            return 0
+        try:
+            self._clean()
+            found = sorted(self.files(), key=lambda one: (one.used, -one.index))
+            left = sum(one.num_bytes for one in found)
+            if left <= self.most_bytes * _FULL:
+                return 0
+            for number, one in enumerate(found):
+                if left <= self.most_bytes * _EMPTIED:
+                    return number
+                one.path.unlink(missing_ok=True)
+                left -= one.num_bytes
+            return len(found)
+        finally:
+            lock.close()
+
+    def _clean(self) -> None:
+        """Delete files that were never finished."""
+        for _, path in self._paths():
+            if path.suffix == ".part":
+                with suppress(FileNotFoundError):
+                    if time.time() - path.stat().st_mtime > _ABANDONED:
+                        path.unlink()
+
+    def clear(self) -> tuple[int, int]:
+        """Delete all pages and states; return their number and bytes."""
+        found = list(self.files())
+        for one in found:
+            one.path.unlink(missing_ok=True)
+        for model in self.models():
+            for folder in [*(self.folder / model).iterdir()]:
+                with suppress(OSError):
+                    folder.rmdir() if folder.is_dir() else folder.unlink()
+            with suppress(OSError):
+                (self.folder / model).rmdir()
+        return len(found), sum(one.num_bytes for one in found)
+
+    def verify(self) -> Iterator[tuple[StoredFile, str]]:
+        """Check every file; yield it with the reason if it is damaged, else with "". Damaged ones
+        are deleted."""
+        for one in self.files():
+            try:
+                check_file(one.path)
+            except FileNotFoundError:
+                continue
+            except (DamagedError, OSError) as error:
+                one.path.unlink(missing_ok=True)
+                yield one, str(getattr(error, "strerror", None) or error)
+            else:
+                yield one, ""
