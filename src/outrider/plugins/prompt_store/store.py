@@ -45,7 +45,7 @@ def _flush_all() -> None:
 
 @dataclass(slots=True)
 class Counts:
-    """What happened to files so far."""
+    """Counts of files so far."""
 
     read: int = 0
     written: int = 0
