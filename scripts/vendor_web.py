@@ -17,6 +17,8 @@ import tempfile
 from pathlib import Path
 
 VENDOR = Path(__file__).parents[1] / "src" / "outrider" / "server" / "web" / "vendor"
+HIGHLIGHT = "@highlightjs/cdn-assets@11.12.0"
+LANGUAGES = ["bash", "cpp", "go", "javascript", "json", "python", "rust", "xml"]
 # Ours: the package with its version, and its file.
 FILES = {
     "preact.js": ("preact@11.2.0", "dist/preact.mjs"),
@@ -26,7 +28,11 @@ FILES = {
     "signals.js": ("@preact/signals@2.11.4", "dist/signals.mjs"),
     "uplot.js": ("uplot@1.6.32", "dist/uPlot.iife.min.js"),
     "uplot.css": ("uplot@1.6.32", "dist/uPlot.min.css"),
+    "marked.js": ("marked@18.2.1", "lib/marked.esm.js"),
+    "highlight.js": (HIGHLIGHT, "es/core.min.js"),
+    **{f"highlight-{name}.js": (HIGHLIGHT, f"es/languages/{name}.min.js") for name in LANGUAGES},
 }
+OF_PREACT = ("preact.js", "hooks.js", "htm.js", "signals-core.js", "signals.js")
 IMPORTS = {
     "preact": "./preact.js",
     "preact/hooks": "./hooks.js",
@@ -74,7 +80,8 @@ def member(archive: Path, path: str) -> str:
 
 def changed_for_browsers(name: str, text: str) -> str:
     text = re.sub(r"\n?//# sourceMappingURL=.*", "", text)
-    text = re.sub(r'from"([^"]+)"', lambda found: f'from"{IMPORTS[found[1]]}"', text)
+    if name in OF_PREACT:
+        text = re.sub(r'from"([^"]+)"', lambda found: f'from"{IMPORTS[found[1]]}"', text)
     return text.rstrip() + EXPORTS.get(name, "\n")
 
 

@@ -139,7 +139,12 @@ def opened(browser: Any, server: str) -> Iterator[OpenPage]:
             errors.append(message.text)
 
     def open_page(
-        path: str = "/", *, width: int = 1280, dark: bool = False, at: str = "", script: str = ""
+        path: str = "/#laboratory",
+        *,
+        width: int = 1280,
+        dark: bool = False,
+        at: str = "",
+        script: str = "",
     ) -> Any:
         size = {"width": width, "height": 900}
         scheme = "dark" if dark else "light"

@@ -78,3 +78,35 @@ def payloads() -> Iterator[str]:
 
 
 PAYLOADS = tuple(payloads())
+
+# Markdown that would lead to script or to a foreign machine, or is too deep for a parser.
+MARKDOWN = (
+    "[x](javascript:alert(1))",
+    "[x](JaVaScRiPt:alert(1))",
+    "[x](java\tscript:alert(1))",
+    "[x](&#106;avascript:alert(1))",
+    "[x](javascript&colon;alert(1))",
+    "[x](data:text/html,<script>alert(1)</script>)",
+    "[x](vbscript:alert(1))",
+    "[x](blob:alert(1))",
+    "[x](//evil.example/)",
+    "<javascript:alert(1)>",
+    "[x]: javascript:alert(1)\n\n[x]",
+    "![x](https://evil.example/p.png)",
+    '![x](x "onerror=alert(1)")',
+    '[x](https://a.example "\\" onmouseover=alert(1) x=\\"")',
+    '[x](https://a.example/"onmouseover=alert(1))',
+    "```<img/src=x/onerror=alert(1)>\nx\n```",
+    "```html\n<script>alert(1)</script>\n```",
+    "```constructor\nx\n```",
+    "```__proto__\nx\n```",
+    "| <img src=x onerror=alert(1)> |\n|---|\n| <svg onload=alert(1)> |",
+    "# <img src=x onerror=alert(1)>",
+    "- [x] <input autofocus onfocus=alert(1)>",
+    "> <iframe src=javascript:alert(1)>",
+    "<details open ontoggle=alert(1)>\n\n**x**\n\n</details>",
+    ">" * 5000,
+    "[" * 5000,
+    "![" * 3000 + "](x)",
+    "*_" * 2000 + "x" + "_*" * 2000,
+)

@@ -24,6 +24,14 @@ def ask(page: Any, prompt: str, *, tokens: int) -> None:
     wait_for_end(page)
 
 
+def say(page: Any, words: str) -> None:
+    """Sends a message of a conversation, and waits for the end of its answer."""
+    page.get_by_label("Your message").last.fill(words)
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Stop").wait_for()
+    page.get_by_role("button", name="Send", exact=True).wait_for()
+
+
 def wait_for_end(page: Any) -> None:
     page.locator(".main[aria-busy=false], main:not(:has(.main))").wait_for()
     page.locator(".figures dt", has_text="ended by").wait_for()

@@ -84,7 +84,8 @@ def test_an_estimate_is_not_judged_by_a_race_of_one_text(opened: OpenPage) -> No
 
 def test_a_field_that_holds_no_number_is_an_error_and_nothing_is_asked(opened: OpenPage) -> None:
     page = opened()
-    fields = {"max tokens": "abc", "temperature": "hot", "seed": "-1", "K: tokens a draft": "2.5"}
+    fields = {"max tokens": "abc", "temperature": "hot", "top p": "2", "seed": "-1"}
+    fields["K: tokens a draft"] = "2.5"
     page.get_by_label("Raw prompt").check()
     page.get_by_label("Prompt", exact=True).fill(PROMPT)
     for label, wrong in fields.items():

@@ -22,8 +22,9 @@ from outrider.server.port import EngineStatus
 WEB = Path(about.__file__).parent / "web"
 ASSETS = WEB.parents[1] / "api" / "assets"
 VENDOR = WEB / "vendor"
-MOST_BYTES = 60_000
-_IMPORTED = re.compile(r"(?:from|import) ?\"([^\"]+)\"")
+MOST_BYTES = 100_000
+# Not a keyword in quotes, which grammars of languages have.
+_IMPORTED = re.compile(r"(?<![\"'])(?:from|import) ?\"([^\"]+)\"")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def loaded(client: TestClient, path: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("path", ["/", "/dashboard"])
-def test_a_page_and_all_that_it_loads_is_below_60_kilobytes(client: TestClient, path: str) -> None:
+def test_a_page_and_all_that_it_loads_is_below_100_kilobytes(client: TestClient, path: str) -> None:
     sizes = {name: len(gzip.compress(data, 9)) for name, data in loaded(client, path).items()}
     assert len(sizes) > 8
     assert sum(sizes.values()) < MOST_BYTES, sizes
@@ -86,8 +87,9 @@ def test_no_page_names_a_foreign_address() -> None:
     for path in [*ours, *VENDOR.glob("*.js"), *VENDOR.glob("*.css")]:
         text = re.sub(r"/\*.*?\*/", "", path.read_text("utf-8"), flags=re.DOTALL)
         found |= set(re.findall(r"(?:https?:)?//[\w.-]+\.[a-z]{2,}[^\s\"'`)]*", text))
-    # The names of XML's languages, which nobody fetches.
-    assert {address for address in found if "www.w3.org/" not in address} == set()
+    # Names of XML's languages, and addresses within messages: no script fetches them.
+    named = ("//www.w3.org/", "//github.com/markedjs/marked.", "//github.com/highlightjs/")
+    assert [address for address in found if not any(name in address for name in named)] == []
 
 
 def test_our_scripts_make_no_markup_of_text() -> None:

@@ -27,6 +27,7 @@ export function roundView(root, run, { follows = false, told = (number) => {} } 
   let result;
   let isStale = false;
   let isFollowing = follows;
+  let hasChosen = false;
   let scrolling;
   let block;
   const shown = { round: -1, token: -1 };
@@ -98,6 +99,7 @@ export function roundView(root, run, { follows = false, told = (number) => {} } 
   /** The reader's own choice of a round. */
   function choose(number) {
     isFollowing = false;
+    hasChosen = true;
     showRound(number);
   }
 
@@ -131,6 +133,7 @@ export function roundView(root, run, { follows = false, told = (number) => {} } 
     const token = tokens[index];
     if (!token) return;
     isFollowing = false;
+    hasChosen = true;
     tokens[shown.token]?.element.setAttribute("aria-selected", "false");
     shown.token = index;
     tell(index);
@@ -271,14 +274,15 @@ export function roundView(root, run, { follows = false, told = (number) => {} } 
     },
     /** Shows a round, as the reader's own choice. */
     choose,
-    /** No more rounds come. */
-    end(given) {
+    /** No more rounds come. Shows round `best`, unless the reader chose one. */
+    end(given, best = shown.round) {
       result = given;
       const words = (given.notes ?? []).map((text) => el("p", { class: "warnings" }, text));
       const ratio = given.speed_ratio;
       if (ratio) words.unshift(el("p", {}, `Measured against plain decoding: ${ratio}`));
       notes.replaceChildren(...words);
-      if (shown.round >= 0) showRound(isFollowing ? rounds.length - 1 : shown.round);
+      isFollowing = false;
+      if (shown.round >= 0) showRound(hasChosen ? shown.round : best);
       refresh();
     },
   };

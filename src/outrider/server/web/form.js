@@ -2,70 +2,18 @@
 /* What is asked for: the prompt and the parameters, and what went wrong. */
 import { html } from "./html.js";
 import { readRun } from "./run.js";
-import {
-  card, form, generate, isBusy, isReplay, problem, replay, restart, stop, turns, usualTemperature,
-} from "./state.js";
 import { race } from "./race.js";
+import { Settings } from "./settings.js";
+import { card, form, generate, isBusy, isReplay, problem, replay, stop } from "./state.js";
 
 const EXAMPLES = [
   ["def quicksort(items):", "text"],
   ["Once upon a time", "text"],
   ["Write a haiku about rivers, and then say it again word for word.", "chat"],
 ];
-const SCHEMA = `{"type": "object", "properties": {
-  "mathematician": {"const": "Ada Lovelace"}, "year_of_birth": {"type": "integer"}},
- "required": ["mathematician", "year_of_birth"], "additionalProperties": false}`;
-
 export function Problem() {
   return html`<div aria-live="assertive">${problem.value
     ? html`<p class="alert card" role="alert">${problem.value}</p>` : null}</div>`;
-}
-
-function Field({ label, name, hint = "", ...more }) {
-  const id = `f-${name}`;
-  const value = form[name];
-  return html`
-    <div class="field">
-      <label for=${id}>${label}</label>
-      <input id=${id} value=${value.value} placeholder=${hint} autocomplete="off"
-        onInput=${(event) => { value.value = event.currentTarget.value; }} ...${more} />
-    </div>`;
-}
-
-function Speculation() {
-  const about = card.value ?? {};
-  return html`
-    <fieldset class="group"><legend>Speculation</legend>
-      <label class="check"><input type="checkbox" checked=${form.speculative.value}
-        onChange=${(event) => { form.speculative.value = event.currentTarget.checked; }} />
-        draft ahead</label>
-      <div class="grid">
-        <div class="field"><label for="f-drafter">drafter</label>
-          <select id="f-drafter" disabled=${!form.speculative.value} value=${form.drafter.value}
-            onChange=${(event) => { form.drafter.value = event.currentTarget.value; }}>
-            <option value="">${about.drafter ?? "the server's"}</option>
-            ${(about.drafters ?? []).filter((name) => name !== about.drafter)
-              .map((name) => html`<option value=${name}>${name}</option>`)}
-          </select></div>
-        <${Field} label="K: tokens a draft" name="k" inputmode="numeric"
-          hint=${about.k === undefined ? "as the server" : String(about.k)} />
-      </div>
-    </fieldset>`;
-}
-
-function Sampling() {
-  const own = Object.entries(card.value?.sampling ?? {}).map((pair) => pair.join(" ")).join(", ");
-  return html`
-    <fieldset class="group"><legend>Sampling</legend>
-      ${own ? html`<p class="place">Unless you say otherwise: ${own}.</p>` : null}
-      <div class="grid three">
-        <${Field} label="max tokens" name="maxTokens" inputmode="numeric"
-          hint=${form.mode.value === "text" ? "128" : "to the end"} />
-        <${Field} label="temperature" name="temperature" inputmode="decimal"
-          hint=${String(usualTemperature())} />
-        <${Field} label="seed" name="seed" inputmode="numeric" hint="drawn" />
-      </div>
-    </fieldset>`;
 }
 
 export function AskForm() {
@@ -102,21 +50,8 @@ export function AskForm() {
           ? html`<button type="button" onClick=${stop}>Stop</button>`
           : html`<button type="submit" class="strong">Write</button>`}
         <button type="button" disabled=${isBusy.value} onClick=${race}>Race on against off</button>
-        ${turns.value.length ? html`<button type="button" disabled=${isBusy.value}
-          onClick=${restart}>New conversation</button>` : null}
       </div>
-      <${Speculation} /><${Sampling} />
-      <details><summary>System prompt and structure</summary>
-        ${isChat ? html`<label for="system">System prompt</label>
-          <textarea id="system" rows="2" value=${form.system.value}
-            onInput=${(event) => { form.system.value = event.currentTarget.value; }}></textarea>`
-          : null}
-        <label for="schema">JSON schema that the text must fit</label>
-        <textarea id="schema" rows="4" value=${form.schema.value} spellcheck="false"
-          onInput=${(event) => { form.schema.value = event.currentTarget.value; }}></textarea>
-        <button type="button" class="quiet" onClick=${() => { form.schema.value = SCHEMA; }}>
-          An example</button>
-      </details>
+      <${Settings} />
     </form>`;
 }
 

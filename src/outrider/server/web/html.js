@@ -58,6 +58,9 @@ function remembered() {
   try { return localStorage.getItem("outrider.theme") ?? "auto"; } catch { return "auto"; }
 }
 
+const PAGES = [["conversation", "./#", "Conversation"], ["laboratory", "./#laboratory", "Laboratory"],
+  ["dashboard", "./dashboard", "Dashboard"]];
+
 /** The head that both pages share. */
 export function Header({ here, model, children }) {
   const choose = (name) => {
@@ -70,8 +73,8 @@ export function Header({ here, model, children }) {
     <header class="top">
       <p class="brand"><span aria-hidden="true" class="mark">↠</span> Outrider</p>
       <nav aria-label="Pages">
-        <a href="./" aria-current=${here === "playground" ? "page" : null}>Playground</a>
-        <a href="./dashboard" aria-current=${here === "dashboard" ? "page" : null}>Dashboard</a>
+        ${PAGES.map(([name, href, words]) => html`
+          <a href=${href} aria-current=${here === name ? "page" : null}>${words}</a>`)}
       </nav>
       <p class="model">${model}</p>
       ${children}

@@ -1,5 +1,7 @@
 // @ts-check
-/* The playground: a prompt on one side, and on the other what speculation did to it. */
+/* The playground: a conversation with the model, and the laboratory, which has a prompt on one side and
+   on the other what speculation did to it. */
+import { Conversation, escape } from "./conversation.js";
 import { Header, Tabs, html, render, useEffect, useRef, useState } from "./html.js";
 import { AskForm, Problem, ReplayForm, open } from "./form.js";
 import { KeyForm } from "./key.js";
@@ -8,7 +10,11 @@ import { PromisePanel } from "./promise.js";
 import { RacePanel } from "./race.js";
 import { roundView } from "./rounds/rounds.js";
 import { SharePanel } from "./share.js";
-import { card, isBusy, isReplay, meet, run, shownRound, tab, turns } from "./state.js";
+import { FORMAT, tellingRound } from "./run.js";
+import {
+  card, isBusy, isLab, isReplay, look, meet, remember, run, shownRound, tab,
+} from "./state.js";
+import { attach, load } from "./talk.js";
 
 // Of a frame: what is left is the browser's, to lay out and to paint.
 const FRAME_MS = 5;
@@ -34,7 +40,7 @@ function TokensPanel({ run: made }) {
       if (seen < made.rounds.length) waiting = requestAnimationFrame(show);
       else if (made.result && !hasEnded) {
         hasEnded = true;
-        view.end(made.result);
+        view.end(made.result, tellingRound(made.rounds));
       }
     };
     made.listeners.add(show);
@@ -46,7 +52,7 @@ function TokensPanel({ run: made }) {
   }, [made]);
   const untold = !hasRounds && made.result && made.text;
   return html`
-    ${untold ? html`<p class="place">The server told no rounds of this text.</p>
+    ${untold ? html`<p class="place">The server sent no rounds of this text.</p>
       <pre class="text" tabindex="0">${made.text}</pre>` : null}
     <div class="rounds" ref=${place} hidden=${untold}></div>`;
 }
@@ -71,27 +77,16 @@ function Live({ run: made, panel }) {
   return html`<${panel} run=${made} />`;
 }
 
-function Conversation() {
-  if (!turns.value.length) return null;
-  return html`
-    <ol class="turns" aria-label="Conversation">
-      ${turns.value.map((turn) => html`
-        <li class=${turn.role}><strong>${turn.role === "user" ? "You" : "Model"}</strong>
-          <div class="said">${turn.content}</div>
-          ${turn.run ? html`<button type="button" class="quiet" aria-pressed=${turn.run === run.value}
-            onClick=${() => { run.value = turn.run; }}>Show its rounds</button>` : null}</li>`)}
-    </ol>`;
-}
-
 const Empty = () => html`
   <div class="empty welcome">
     <p>A large model, the <em>target</em>, writes one token a pass. With speculation a
       quick <em>drafter</em> guesses the next few; the target checks all of them in one pass, keeps
       those that it agrees with, and adds one of its own. So a pass brings several tokens, and the
       text is the target's own.</p>
-    <p>Write something: every token is then coloured by where it came from, and each round shows what
-      was guessed, with which probabilities, and what was refused. <em>Race on against off</em> times
-      the same request with and without drafts, and compares the texts.</p>
+    <p>Write something, or choose the line below an answer of the conversation: every token is then
+      coloured by where it came from, and each round shows what was guessed, with which probabilities,
+      and what was refused. <em>Race on against off</em> times the same request with and without
+      drafts, and compares the texts.</p>
     <p>Ctrl-Enter begins. Arrow keys move through tokens, rounds and tabs.</p>
   </div>`;
 
@@ -113,39 +108,52 @@ function tabs() {
   ];
 }
 
+/** A saved run is shown again; any other text goes with the next message. */
+async function dropped(event) {
+  event.preventDefault();
+  const found = [...event.dataTransfer?.files ?? []];
+  if (!found.length) return;
+  const isRun = isLab.value || (await found[0].slice(0, 200).text()).includes(`"format":"${FORMAT}"`);
+  if (isRun) open(found[0]);
+  else attach(found);
+}
+
+function Laboratory() {
+  return html`
+    <div class="side">
+      <${Problem} />
+      ${isReplay.value ? null : html`<${AskForm} />`}
+      <${ReplayForm} />
+    </div>
+    <div class="main" aria-busy=${isBusy.value}>
+      <${Tabs} label="What to look at" tabs=${tabs()} chosen=${tab} />
+    </div>`;
+}
+
 function App() {
-  const about = card.value;
   useEffect(() => {
+    const forgetting = remember();
     const over = (event) => event.preventDefault();
-    const dropped = (event) => {
-      event.preventDefault();
-      if (event.dataTransfer?.files[0]) open(event.dataTransfer.files[0]);
-    };
-    const moved = () => { isReplay.value = location.hash === "#replay"; };
-    addEventListener("dragover", over);
-    addEventListener("drop", dropped);
-    addEventListener("hashchange", moved);
-    if (!isReplay.value) meet();
+    const pressed = (event) => { if (event.key === "Escape" && !isLab.value) escape(); };
+    const heard = { dragover: over, drop: dropped, hashchange: look, keydown: pressed };
+    for (const [name, act] of Object.entries(heard)) addEventListener(name, act);
+    if (!isReplay.value) {
+      meet();
+      load();
+    }
     return () => {
-      removeEventListener("dragover", over);
-      removeEventListener("drop", dropped);
-      removeEventListener("hashchange", moved);
+      forgetting();
+      for (const [name, act] of Object.entries(heard)) removeEventListener(name, act);
     };
   }, []);
-  const model = isReplay.value ? "a saved run" : about?.id ?? "";
+  const here = isLab.value ? "laboratory" : "conversation";
+  const kind = isReplay.value ? "replay" : isLab.value ? "" : "talk";
   return html`
-    <${Header} here="playground" model=${model} />
-    <main id="main" class=${isReplay.value ? "replay" : ""}>
-      <h1 class="hidden">Playground</h1>
-      <div class="side">
-        <${KeyForm} used=${meet} /><${Problem} />
-        ${isReplay.value ? null : html`<${AskForm} />`}
-        <${ReplayForm} />
-      </div>
-      <div class="main" aria-busy=${isBusy.value}>
-        <${Conversation} />
-        <${Tabs} label="What to look at" tabs=${tabs()} chosen=${tab} />
-      </div>
+    <${Header} here=${here} model=${isReplay.value ? "a saved run" : card.value?.id ?? ""} />
+    <main id="main" class=${kind}>
+      <h1 class="hidden">${isLab.value ? "Laboratory" : "Conversation"}</h1>
+      <${KeyForm} used=${meet} />
+      ${isLab.value ? html`<${Laboratory} />` : html`<${Conversation} />`}
     </main>`;
 }
 

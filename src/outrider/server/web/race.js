@@ -2,7 +2,7 @@
 /* The same request with speculation and without: the texts compared, and the speeds. Each pair is
    run one after the other, so that neither slows the other, and pairs take turns in who begins. */
 import { Table, html, signal } from "./html.js";
-import { asked, begin, follow, form, isBusy, problem, tab } from "./state.js";
+import { asked, busily, follow, form, isBusy, tab } from "./state.js";
 import { Run } from "./run.js";
 
 const pairs = signal("3");
@@ -28,45 +28,40 @@ function speed({ times }) {
   return times?.all > 0 ? times.count / times.all : 0;
 }
 
-export async function race() {
-  if (isBusy.value || !form.prompt.value) return;
-  problem.value = "";
-  tab.value = "race";
-  const stopped = begin();
-  const wasOn = form.speculative.value;
-  try {
-    form.speculative.value = true;
-    const { path, body } = asked({ trace: false });
-    form.speculative.value = wasOn;
-    if (body.temperature > 0 && body.seed === undefined) {
-      body.seed = crypto.getRandomValues(new Uint32Array(1))[0];
+/** Pairs of runs of a request, with speculation and without; `lanes` shows them as they come. Gives
+    what it found, which ends with the first pair whose texts differ. */
+export async function runPairs({ path, body }, count, prompt, stopped) {
+  const bodies = { on: body, off: { ...body, speculative: false } };
+  const state = { ratios: [], body, count, on: null, off: null, done: false };
+  for (let i = 0; i < count; i += 1) {
+    const both = {};
+    for (const side of i % 2 ? ["off", "on"] : ["on", "off"]) {
+      both[side] = new Run({ title: side, prompt });
+      lanes.value = { ...state, ...both };
+      const tell = () => { lanes.value = { ...lanes.value }; };
+      both[side].listeners.add(tell);
+      await follow(both[side], { path, body: bodies[side] }, stopped);
     }
-    const bodies = { on: body, off: { ...body, speculative: false } };
-    const state = { ratios: [], body, count: Number(pairs.value), on: null, off: null, done: false };
-    for (let i = 0; i < state.count; i += 1) {
-      const both = {};
-      for (const side of i % 2 ? ["off", "on"] : ["on", "off"]) {
-        both[side] = new Run({ title: side, prompt: form.prompt.value });
-        lanes.value = { ...state, ...both };
-        const tell = () => { lanes.value = { ...lanes.value }; };
-        both[side].listeners.add(tell);
-        await follow(both[side], { path, body: bodies[side] }, stopped);
-      }
-      const [on, off] = [speed(both.on), speed(both.off)];
-      if (on && off) state.ratios.push(on / off);
-      Object.assign(state, both);
-      state.differs = firstDifference(both.on.text, both.off.text);
-      state.size = `${both.on.text.length} characters, ${both.on.times.count} tokens`;
-      lanes.value = { ...state };
-      if (state.differs >= 0) break;
-    }
-    lanes.value = { ...state, done: true };
-  } catch (error) {
-    form.speculative.value = wasOn;
-    if (error.name !== "AbortError") problem.value = error.message;
+    const [on, off] = [speed(both.on), speed(both.off)];
+    if (on && off) state.ratios.push(on / off);
+    Object.assign(state, both);
+    state.differs = firstDifference(both.on.text, both.off.text);
+    state.size = `${both.on.text.length} characters, ${both.on.times.count} tokens`;
+    lanes.value = { ...state };
+    if (state.differs >= 0) break;
   }
-  isBusy.value = false;
+  lanes.value = { ...state, done: true };
+  return state;
 }
+
+export const race = () => form.prompt.value && busily(async (stopped) => {
+  tab.value = "race";
+  const { path, body } = asked({ trace: false, drafts: true });
+  if (body.temperature > 0 && body.seed === undefined) {
+    body.seed = crypto.getRandomValues(new Uint32Array(1))[0];
+  }
+  await runPairs({ path, body }, Number(pairs.value), form.prompt.value, stopped);
+});
 
 function verdict({ differs, size, on, off, body }) {
   if (differs === undefined) return null;

@@ -48,9 +48,9 @@ export class Run {
   }
 
   record() {
-    const { title, prompt, facts, request, path, rounds, text, usage, metrics, result, race } = this;
+    const { title, prompt, facts, request, path, rounds, text, thought, usage, metrics, result, race } = this;
     return {
-      format: FORMAT, title, prompt, facts, request, path, rounds, text, usage, metrics, result, race,
+      format: FORMAT, title, prompt, facts, request, path, rounds, text, thought, usage, metrics, result, race,
     };
   }
 }
@@ -120,6 +120,7 @@ export function readRun(written) {
     throw new Error(`The file is no saved run: ${error.message}.`);
   }
   made.text = text(given.text);
+  made.thought = text(given.thought);
   made.usage = isObject(given.usage) ? given.usage : null;
   made.metrics = isObject(given.metrics) ? given.metrics : null;
   const result = isObject(given.result) ? given.result : {};
@@ -130,6 +131,12 @@ export function readRun(written) {
     ...(typeof result.speed_ratio === "string" && { speed_ratio: result.speed_ratio }),
   };
   return made;
+}
+
+/** The number of the round that shows most: many drafts kept, and a refused one as well. */
+export function tellingRound(rounds) {
+  const worth = (one) => 2 * one.num_accepted + Number(one.num_drafted > one.num_accepted);
+  return rounds.reduce((best, one, i) => (worth(one) > worth(rounds[best]) ? i : best), 0);
 }
 
 /** How often the i-th token of a draft was drafted and kept, and how many rounds kept j tokens. */

@@ -59,7 +59,7 @@ async function copy(name, text) {
   }
 }
 
-function save(name, kind, text) {
+export function save(name, kind, text) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([text], { type: kind }));
   link.download = name;

@@ -1,0 +1,207 @@
+"""The conversation in a browser: messages, Markdown, what is kept, and the laboratory behind it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser.hostile import MARKDOWN, PAYLOADS
+from browser.pages import axe_violations, say, strip, wait_for_end
+
+OpenPage = Callable[..., Any]
+NOT_COMPARED = "the rule gives the text of plain decoding, not compared here"
+SCREENS = [(390, False), (390, True), (1280, True), (1600, False)]
+ANSWER = """# A heading
+
+Words with **weight**, `code`, and a [link](https://example.org).
+
+```python
+def add(a: int, b: int) -> int:
+    # A comment.
+    return a + b  # and a line that is much longer than any telephone, so that it must be scrolled
+```
+
+| name | count |
+|---|--:|
+| one | 1 |
+
+> A quotation.
+
+1. first
+2. second
+"""
+
+
+def settle(page: Any, **values: str) -> None:
+    """Fills settings, whose names have a blank where a keyword has none."""
+    button = page.get_by_role("button", name="Settings")
+    if button.get_attribute("aria-expanded") != "true":
+        button.click()
+    for name, value in values.items():
+        page.get_by_label(name.replace("_", " ")).fill(value)
+
+
+def lines(page: Any) -> list[str]:
+    return page.locator(".facts .line").all_inner_texts()
+
+
+def answering(page: Any, text: str) -> None:
+    """Lets the server answer each chat with `text`."""
+    chunks = [{"choices": [{"delta": {"content": text}}]}, {"choices": [{"finish_reason": "stop"}]}]
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(body=body, content_type="text/event-stream"),
+    )
+
+
+def test_the_line_below_an_answer_says_what_was_compared_and_opens_the_laboratory(
+    opened: OpenPage,
+) -> None:
+    page = opened("/")
+    settle(page, max_tokens="32", temperature="0")
+    say(page, "Write a function that sorts a list.")
+    (line,) = lines(page)
+    found = re.fullmatch(rf"(\d+) of (\d+) drafted tokens accepted, {NOT_COMPARED}", line)
+    assert found is not None, line
+    page.get_by_role("button", name="Compare", exact=True).click()
+    page.locator(".facts .line", has_text="identical to plain").wait_for()
+    accepted, drafted = found.groups()
+    wanted = rf"\d+\.\d×, {accepted} of {drafted} drafted tokens accepted, identical to plain"
+    assert re.fullmatch(wanted, lines(page)[0])
+    # Another visit finds the conversation, its line and its rounds.
+    page.reload()
+    page.locator("nav.history li button").click()
+    assert re.fullmatch(wanted, lines(page)[0])
+    page.locator(".facts .line").click()
+    wait_for_end(page)
+    assert len(strip(page)) == 32
+    most = page.locator(".histogram tbody th").last.inner_text()
+    assert f", {most} accepted." in page.locator(".round p").first.inner_text()
+
+
+def test_messages_are_edited_answered_again_saved_deleted_and_brought_back(
+    opened: OpenPage, tmp_path: Path
+) -> None:
+    page = opened("/")
+    settle(page, max_tokens="8", temperature="0")
+    note = tmp_path / "note.txt"
+    note.write_text("```\nA file.\n```\n", encoding="utf-8")
+    blob = tmp_path / "blob.bin"
+    blob.write_bytes(b"\xff\xfe\x00")
+    page.get_by_label("Attach text").set_input_files([note, blob])
+    assert page.get_by_role("alert").inner_text() == (
+        "blob.bin cannot be attached: it is no text in UTF-8."
+    )
+    asked: list[dict[str, Any]] = []
+    page.on("request", lambda one: asked.append(json.loads(one.post_data or "{}")))
+    say(page, "Hello there")
+    say(page, "And again")
+    content = asked[0]["messages"][0]["content"]
+    assert content == "note.txt\n````\n```\nA file.\n```\n````\n\nHello there"
+    assert len(asked[1]["messages"]) == 3
+    page.get_by_role("button", name="Regenerate").click()
+    page.get_by_role("button", name="Send", exact=True).wait_for()
+    assert asked[2]["messages"] == asked[1]["messages"]
+    page.get_by_role("button", name="Edit").first.click()
+    page.get_by_label("Edit your message").fill("Goodbye")
+    page.get_by_role("button", name="Send again").click()
+    page.get_by_role("button", name="Regenerate").wait_for()
+    assert page.locator(".messages > li").count() == 2
+    with page.expect_download() as found:
+        page.get_by_role("button", name="Save as JSON").click()
+    saved = json.loads(found.value.path().read_text("utf-8"))
+    assert [one["role"] for one in saved["messages"]] == ["user", "assistant"]
+    assert saved["messages"][0]["text"] == "Goodbye"
+    page.get_by_role("button", name="Delete").click()
+    assert page.locator(".messages, nav.history li").count() == 0
+    page.get_by_role("button", name="Undo").click()
+    assert page.locator(".messages > li").count() == 2
+
+
+def test_an_answer_stops_at_the_escape_key_and_keeps_what_was_written(opened: OpenPage) -> None:
+    page = opened("/")
+    settle(page, max_tokens="1500", temperature="1.5", seed="3")
+    page.get_by_label("Your message").last.fill("Write a long text.")
+    page.keyboard.press("Shift+Enter")
+    assert page.get_by_label("Your message").last.input_value().endswith("\n")
+    page.keyboard.press("Enter")
+    page.locator(".answer .md > *").first.wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_text("The answer was stopped.").wait_for()
+    assert page.locator(".answer .md").inner_text().strip()
+    # What is half a text cannot be compared.
+    assert page.get_by_role("button", name="Compare", exact=True).count() == 0
+
+
+def test_a_wrong_number_is_refused_by_name_and_the_message_stays(opened: OpenPage) -> None:
+    page = opened("/")
+    settle(page, max_tokens="abc")
+    assert page.locator("#f-maxTokens").get_attribute("aria-invalid") == "true"
+    page.get_by_label("Your message").last.fill("Hello")
+    page.keyboard.press("Enter")
+    said = page.get_by_role("alert").inner_text()
+    assert said == "max tokens must be a whole number from 0 up, got “abc”."
+    assert page.get_by_label("Your message").last.input_value() == "Hello"
+    assert page.locator(".messages").count() == 0
+
+
+@pytest.mark.parametrize(("width", "dark"), SCREENS)
+def test_a_conversation_has_no_barriers_on_any_screen(
+    opened: OpenPage, width: int, dark: bool
+) -> None:
+    page = opened("/", width=width, dark=dark)
+    page.locator("nav.history").wait_for(state="attached")
+    assert axe_violations(page) == []
+    answering(page, ANSWER)
+    page.get_by_label("Your message").last.fill("Show me all of it")
+    page.keyboard.press("Enter")
+    page.locator(".facts").wait_for()
+    assert page.locator(".md [role=heading]").inner_text() == "A heading"
+    assert page.locator(".codeblock .hl-keyword").first.inner_text() == "def"
+    assert page.locator(".md td.at-right").inner_text() == "1"
+    for panel in ("Settings", "Conversations"):
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert axe_violations(page) == []
+        if page.get_by_role("button", name=panel, exact=True).is_visible():
+            page.get_by_role("button", name=panel, exact=True).click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert axe_violations(page) == []
+
+
+# Draws each text as an answer, and gives those that became more than text, marks and safe links.
+ATTACK = """async (texts) => {
+  const [{ Markdown }, { html, render }] = await Promise.all(
+    [import("/web/markdown.js"), import("/web/html.js")]);
+  const known = new Set(("div p ul ol li strong em del code pre a br hr blockquote table thead "
+    + "tbody tr th td span button").split(" "));
+  const found = [];
+  for (const text of texts) {
+    const root = document.createElement("div");
+    document.body.append(root);
+    render(html`<${Markdown} text=${text} />`, root);
+    const all = [...root.querySelectorAll("*")];
+    const isSafe = all.every((one) => known.has(one.localName)
+      && [...one.attributes].every(({ name }) => !/^on|^src|^style|^id$|^srcdoc/i.test(name))
+      && (one.localName !== "a" || ["http:", "https:", "mailto:"].includes(one.protocol)));
+    if (!isSafe || !all.length) found.push(text);
+    root.remove();
+  }
+  return found;
+}"""
+
+
+def test_no_markdown_becomes_script_or_asks_for_anything(opened: OpenPage) -> None:
+    page = opened("/")
+    page.locator("nav.history").wait_for(state="attached")
+    asked: list[str] = []
+    page.on("request", lambda one: asked.append(one.url))
+    texts = [*PAYLOADS, *(f"- x\n\n  {text}" for text in PAYLOADS), *MARKDOWN]
+    assert len(PAYLOADS) == 60
+    assert page.evaluate(ATTACK, texts) == []
+    assert [url for url in asked if "/web/" not in url] == []
