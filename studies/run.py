@@ -57,6 +57,7 @@ STUDIES = {
     "gguf_requests": "gguf_requests",
     "gguf_texts": "gguf_texts",
     "audits": "audits",
+    "prompt_store": "prompt_store",
 }
 
 

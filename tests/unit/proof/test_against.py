@@ -21,6 +21,7 @@ from outrider.plugins.proof.against import (
     Report,
     departure,
     page_of,
+    stopped,
 )
 from outrider.plugins.proof.check import PROMPTS, Check
 from outrider.plugins.proof.served import Answer, Token, answers_of, sides_of
@@ -245,6 +246,29 @@ def test_a_departure_has_the_gap_of_its_tokens(
     assert found.gap == pytest.approx(gap)
     assert found.near(3.0) is (None if at_least else True)
     assert found.near(gap - 0.01) is False
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "position", "gap", "at_least"),
+    [
+        # "car" was near, and the stop string begins within " ca" or after it.
+        ("The ca", "r sat", 1, 0.05, False),
+        ("The", " car ", 1, 0.05, False),
+        # The stop string begins in " cat", after which another token was near.
+        ("The ca", "t ran", 2, 1.8, False),
+        # No listed token fits either with the stop string or without.
+        ("The o", "wl is", 1, 2.3, True),
+        # The text ended by itself, before any stop string.
+        ("The cat", "no", 2, 1.8, False),
+    ],
+)
+def test_a_text_may_stop_within_a_token(
+    text: str, stop: str, position: int, gap: float, at_least: bool
+) -> None:
+    found = stopped(PLAIN, text, stop)
+    assert found is not None
+    assert (found.position, found.at_least) == (position, at_least)
+    assert found.gap == pytest.approx(gap)
 
 
 def test_a_departure_without_tokens_has_no_gap() -> None:

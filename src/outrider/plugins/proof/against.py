@@ -133,12 +133,25 @@ def departure(plain: Answer, text: str) -> Departure | None:
     return Departure(at, plain.text[at : at + 12], text[at : at + 12], gap=None)
 
 
+def stopped(plain: Answer, text: str, stop: str) -> Departure | None:
+    """Return the difference of a text that ended, perhaps within a token that begins the stop
+    string: of the text with that string and the text without it, what agrees longer counts."""
+    found = [departure(plain, text + end) for end in (stop, "")]
+    return max(filter(None, found), key=_agreement, default=None)
+
+
+def _agreement(found: Departure) -> tuple[int, float, bool]:
+    return found.position, -math.inf if found.gap is None else -found.gap, not found.at_least
+
+
 def _left(position: int, token: Token, rest: bytes) -> Departure:
-    """Return the difference at `token`. Of the listed tokens with which `rest` may begin, the
-    likeliest one counts; any, if the text ended there."""
+    """Return the difference at `token`. Of the listed tokens with which `rest` may begin, or in
+    which it may end, the likeliest one counts; any, if the text ended there."""
     words = token.piece.decode(errors="replace"), rest[:12].decode(errors="replace")
     others = {piece: value for piece, value in token.top.items() if piece != token.piece}
-    fitting = [value for piece, value in others.items() if not rest or rest.startswith(piece)]
+    fitting = [
+        value for piece, value in others.items() if rest.startswith(piece) or piece.startswith(rest)
+    ]
     if token.logprob is None or not others:
         return Departure(position, *words, gap=None)
     if not fitting:
@@ -342,7 +355,8 @@ class Audit:
             if held and stop in other.text:
                 broken.append(f"prompt {number + 1}: the text contains the stop string {stop!r}")
             cut = [whole.text, *(one.text.partition(stop)[0] for one in (plain, drafted))]
-            found.append((number, None if other.text in cut else departure(plain, other.text)))
+            left = None if other.text in cut else stopped(plain, other.text, stop)
+            found.append((number, left))
         if not num_held:
             return _left_out("stop", "no text was stopped without speculation")
         check = self._departures("stop", found, " with a stop string")

@@ -1,0 +1,127 @@
+"""What a prompt store saves, and what it costs: `run.py prompt_store`."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+from common import Report, note, real_folder, study
+from options import Options
+
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.api.tokenizer import Tokenizer
+from outrider.models.loading import resolve
+from outrider_lab.bench.workload import load_prompts
+
+FIRST = SamplingParams(max_tokens=1, ignore_eos=True)
+WRITE = SamplingParams(max_tokens=32, ignore_eos=True)
+HYBRID = "outrider/embedded-hybrid"
+LENGTHS = {"SmolLM2-135M-Instruct": (2_000, 8_000), HYBRID: (2_000,)}
+
+
+@study(repeats=3, requests=6, rounds=6)
+def prompt_store(options: Options, report: Report) -> bool:
+    """How long does the first token take if the prompt is unknown, known in memory, or known on
+    disk after a restart? And what do requests cost that find nothing, with a store and without?
+
+    Models take turns with themselves in one process: an engine without a store, one that fills an
+    empty one, and one that is opened anew over the full one. Texts of all must be equal. Requests
+    that find nothing come one after another; what is left to write is written between turns.
+    """
+    real = real_folder("")
+    models = {real.name: str(real), HYBRID: HYBRID}
+    if options.quick:
+        models, options.repeats, options.requests, options.rounds = {HYBRID: HYBRID}, 1, 1, 1
+    holds = True
+    for name, model in models.items():
+        for length in LENGTHS[name]:
+            cell = _first_token(model, length, options.repeats)
+            note(report, model=name, tokens=length, **cell)
+            holds &= cell["same"]
+        cell = _unknown(model, options.requests, options.rounds)
+        note(report, model=name, **cell)
+    return holds
+
+
+def _opened(model: str, store: str = "") -> LLM:
+    config = EngineConfig(
+        device="cpu", drafter="none", batch_size=1, arena_tokens=8_192, prompt_store=store
+    )
+    return LLM(model, config=config)
+
+
+def _first_token(model: str, length: int, repeats: int) -> dict[str, Any]:
+    """Return seconds to the first token: cold, warm, and after a restart over a store."""
+    seconds: dict[str, list[float]] = {"cold": [], "stored": [], "warm": [], "restart": []}
+    known: list[int] = []
+    same = True
+    for prompt in _prompts(model, length, repeats):
+        with TemporaryDirectory() as folder:
+            texts: list[Sequence[int]] = []
+            for ways, store in (
+                (("cold", "warm"), ""),
+                (("stored",), folder),
+                (("restart",), folder),
+            ):
+                with closing(_opened(model, store)) as llm:
+                    # The first pass of a process touches its memory.
+                    llm.generate([prompt[-64:]], FIRST)
+                    for way in ways:
+                        began = perf_counter()
+                        result = llm.generate([prompt], FIRST)[0]
+                        seconds[way].append(perf_counter() - began)
+                        texts.append(llm.generate([prompt], WRITE)[0].token_ids)
+                        known += [result.num_cached_tokens] if way == "restart" else []
+                del llm
+                gc.collect()
+            same &= len(set(texts)) == 1
+    times = {way: median(each) for way, each in seconds.items()}
+    ratios = [a / b for a, b in zip(seconds["cold"], seconds["restart"], strict=True)]
+    return {
+        **{f"{way}_seconds": value for way, value in times.items()},
+        "times_as_fast": median(ratios),
+        "known": known,
+        "same": same,
+        "seconds": seconds,
+    }
+
+
+def _unknown(model: str, requests: int, rounds: int) -> dict[str, Any]:
+    """Return how much longer requests take that find nothing, with a store than without."""
+    ratios: list[float] = []
+    prompts = iter(_prompts(model, 700, 2 * requests * (rounds + 1)))
+    with (
+        TemporaryDirectory() as folder,
+        closing(_opened(model, folder)) as stored,
+        closing(_opened(model)) as plain,
+    ):
+        for number in range(rounds + 1):
+            spent: dict[bool, float] = {}
+            for with_store in (number % 2 == 0, number % 2 == 1):
+                llm = stored if with_store else plain
+                batch = [next(prompts) for _ in range(requests)]
+                began = perf_counter()
+                for prompt in batch:
+                    llm.generate([prompt], WRITE)
+                spent[with_store] = perf_counter() - began
+                stored.close()  # waits for what is left to write, and opens again
+            if number:  # the first round warms up
+                ratios.append(spent[True] / spent[False])
+    return {"cost_of_unknown_prompts": median(ratios) - 1, "ratios": ratios}
+
+
+def _prompts(model: str, length: int, number: int) -> Iterator[list[int]]:
+    """Yield prompts of so many tokens, each with a beginning of its own."""
+    tokenizer = Tokenizer.load(resolve(model))
+    ids: list[int] = []
+    for text in (*load_prompts("gsm8k"), *load_prompts("humaneval")) * 20:
+        ids += tokenizer.encode(text, add_special=False)
+        if len(ids) >= length + 7 * number:
+            break
+    for index in range(number):
+        yield ids[7 * index : 7 * index + length]
