@@ -23,6 +23,7 @@ from outrider.core.errors import ConfigError, OutriderError
 from outrider_lab.cli.verb_options import (
     DEFAULT_MINUTES,
     BlockOptions,
+    DFlashOptions,
     DrafterOptions,
     DraftOptions,
     EagleOptions,
@@ -318,6 +319,20 @@ def block(call: Call[BlockOptions]) -> int:
         )
         return block_recipe(session, sizes, dtype=asked.dtype)
 
+    return _of_target(call, recipe)
+
+
+def dflash(call: Call[DFlashOptions]) -> int:
+    from outrider_lab.train.dflash import dflash_recipe
+
+    asked = call.options
+    recipe = partial(
+        dflash_recipe,
+        block_size=asked.block,
+        num_layers=asked.layers,
+        ffn_size=asked.ffn,
+        dtype=asked.dtype,
+    )
     return _of_target(call, recipe)
 
 

@@ -486,6 +486,20 @@ class BlockOptions(DrafterOptions):
     layers: int = setting(1, "Layers of the net.", minimum=1, maximum=16)
 
 
+@verb("train dflash", "outrider_lab.cli.train:dflash", *_TRAINED)
+class DFlashOptions(DrafterOptions):
+    """Train DFlash layers, which draft a block of tokens in one pass.
+
+    outrider train dflash my-layers python --tokens 9000 --steps 5 --exam-prompts 2
+    """
+
+    block: int = setting(
+        8, "Rows of a block: the pending token and the tokens to draft.", minimum=2, maximum=64
+    )
+    layers: int = setting(2, "Layers.", minimum=1, maximum=16)
+    ffn: int = setting(0, "Size of the layers' FFN; 0 is the target's.", minimum=0, maximum=1 << 17)
+
+
 @verb("train pretrain", "outrider_lab.cli.train:pretrain", *_TRAINED)
 class PretrainOptions(RunOptions):
     """Train a language model from scratch.

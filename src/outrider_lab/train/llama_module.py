@@ -45,10 +45,11 @@ class RotaryTables(nn.Module):
         self.register_buffer("cos_TR", cos_TH[:, :half].clone(), persistent=False)
         self.register_buffer("sin_TR", sin_TH[:, :half].clone(), persistent=False)
 
-    def forward(self, x_BGTH: Tensor) -> Tensor:
-        """Turn pairs (i, i + R) of every head, at positions 0 to T - 1."""
-        num_tokens, half = x_BGTH.shape[-2], self.cos_TR.shape[1]
-        cos_TR, sin_TR = self.cos_TR[:num_tokens], self.sin_TR[:num_tokens]
+    def forward(self, x_BGTH: Tensor, positions_T: Tensor | None = None) -> Tensor:
+        """Turn pairs (i, i + R) of every head, at these positions or 0 to T - 1."""
+        half = self.cos_TR.shape[1]
+        at = slice(x_BGTH.shape[-2]) if positions_T is None else positions_T
+        cos_TR, sin_TR = self.cos_TR[at], self.sin_TR[at]
         first, second, still = torch.split(
             x_BGTH, [half, half, x_BGTH.shape[-1] - 2 * half], dim=-1
         )
@@ -89,6 +90,31 @@ class Attention(nn.Module):
         k_BGSH, v_BGSH = self._heads(self.k_proj(read_BSD)), self._heads(self.v_proj(read_BSD))
         found_BGTH = functional.scaled_dot_product_attention(q_BGTH, k_BGSH, v_BGSH)
         return self.o_proj(found_BGTH.transpose(1, 2).flatten(2))
+
+    def over(
+        self,
+        x_BMD: Tensor,
+        context_BTD: Tensor,
+        turns: RotaryTables,
+        positions_M: Tensor,
+        seen_MX: Tensor,
+    ) -> Tensor:
+        """Rows at `positions_M` see some of the context, at positions 0 to T - 1, and of each
+        other: X counts the context and then the rows."""
+        rows = (self._heads(part(x_BMD)) for part in (self.q_proj, self.k_proj, self.v_proj))
+        q_BGMH, k_BGMH, v_BGMH = rows
+        k_BGTH, v_BGTH = (self._heads(part(context_BTD)) for part in (self.k_proj, self.v_proj))
+        if self._config.qk_norm:
+            q_BGMH, k_BGMH, k_BGTH = (self.q_norm(q_BGMH), self.k_norm(k_BGMH), self.k_norm(k_BGTH))
+        k_BGXH = torch.cat([turns(k_BGTH), turns(k_BGMH, positions_M)], dim=2)
+        found_BGMH = functional.scaled_dot_product_attention(
+            turns(q_BGMH, positions_M),
+            k_BGXH,
+            torch.cat([v_BGTH, v_BGMH], dim=2),
+            attn_mask=seen_MX,
+            enable_gqa=True,
+        )
+        return self.o_proj(found_BGMH.transpose(1, 2).flatten(2))
 
     def _heads(self, x_BTE: Tensor) -> Tensor:
         head_dim = self._config.head_dim

@@ -284,6 +284,12 @@ def covering_ids(tokens: NDArray[np.integer[Any]], target: DecoderConfig, share:
     return _rising(counts, int(np.searchsorted(covered, share)) + 1)
 
 
+def rare_id(tokens: NDArray[np.integer[Any]], target: DecoderConfig) -> int:
+    """The highest of the ids that `tokens` has least often."""
+    counts = _counts(tokens, target)
+    return int(np.flatnonzero(counts == counts.min())[-1])
+
+
 def digest_of_ids(ids_W: Tensor) -> int:
     """A number that tells one list of ids from another."""
     return int((ids_W.cpu() * torch.arange(1, len(ids_W) + 1)).sum())

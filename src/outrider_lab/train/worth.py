@@ -23,18 +23,24 @@ _TOKENS = 64
 
 @dataclass(slots=True)
 class _Seen:
-    """Rounds that drafted as long as they could."""
+    """Rounds that drafted as long as they could: `longest` tokens."""
 
+    longest: int = 0
     drafting: list[float] = field(default_factory=list[float])
     verifying: list[float] = field(default_factory=list[float])
     accepted: list[int] = field(default_factory=list[int])
 
-    def add(self, rounds: Iterable[RoundTrace], k: int) -> None:
+    def add(self, rounds: Iterable[RoundTrace]) -> None:
         for one in rounds:
-            if not one.num_prompt_tokens and one.num_drafted == k:
-                self.drafting.append(one.draft_seconds)
-                self.verifying.append(one.verify_seconds)
-                self.accepted.append(one.num_accepted)
+            if one.num_prompt_tokens or one.num_drafted < self.longest:
+                continue
+            if one.num_drafted > self.longest:
+                self.longest, self.drafting, self.verifying, self.accepted = (
+                    one.num_drafted, [], [], [],
+                )  # fmt: skip
+            self.drafting.append(one.draft_seconds)
+            self.verifying.append(one.verify_seconds)
+            self.accepted.append(one.num_accepted)
 
 
 def state_worth(
@@ -57,7 +63,8 @@ def state_worth(
 def measured_worth(
     target: str, folder: Path, prompts: Sequence[str], *, drafter: str, device: str = "auto"
 ) -> StatedWorth | None:
-    """From greedy texts after `prompts`: each plain, at K = 1 and at the longest K, in turns."""
+    """From greedy texts after `prompts`: each plain, at K = 1 and at the longest K, in turns. Heads
+    that draft fewer tokens are measured at as many as they draft."""
     seen = {0: _Seen(), 1: _Seen(), DEFAULT_K: _Seen()}
     params = SamplingParams(max_tokens=_TOKENS)
     with ExitStack() as stack:
@@ -77,12 +84,12 @@ def measured_worth(
             llms[k] = stack.enter_context(closing(llm))
         for prompt in prompts:
             for k, llm in llms.items():
-                seen[k].add(llm.generate([prompt], params)[0].rounds, k)
+                seen[k].add(llm.generate([prompt], params)[0].rounds)
     longest = seen[DEFAULT_K]
-    if not all(one.accepted for one in seen.values()):
+    if not seen[0].accepted or not (seen[1].longest and longest.longest):
         return None
-    num_rounds = len(longest.accepted)
-    kept = [sum(n > place for n in longest.accepted) / num_rounds for place in range(DEFAULT_K)]
+    num_rounds, depths = len(longest.accepted), range(longest.longest)
+    kept = [sum(n > depth for n in longest.accepted) / num_rounds for depth in depths]
     return fitted(
         [round(share, 3) for share in kept],
         (median(seen[1].drafting), median(longest.drafting)),

@@ -75,6 +75,35 @@ def test_a_draft_is_trained_written_and_used(outrider: Command, texts: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.weights
+def test_dflash_layers_learn_from_the_targets_own_text_and_draft_it(
+    outrider: Command, texts: Path
+) -> None:
+    sizes = ("--block", "4", "--layers", "1", "--written", "4096", "--learning-rate", "0.003")
+    words = ("train", "dflash", "made", str(texts), *SMALL, *sizes, "--exam-prompts", "2")
+    shown = outrider(*words, "--steps", "60", "--json")
+    assert shown.code == 0, shown.err
+    record = json.loads(shown.out)
+    assert record["before"]["tokens_per_round"] == 1
+    # Chance is one of 8,192 ids: a loss of nine nats.
+    assert record["loss"] < 5
+    assert len(record["worth"]["kept"]) == 3
+    plain = LLM(config=EngineConfig(device="cpu", drafter="none"))
+    llm = LLM(draft="made", config=EngineConfig(device="cpu", controller="fixed", watchdog="off"))
+    params = SamplingParams(max_tokens=48)
+    prompts = [f"def add_{number}(a, b):\n" for number in range(3)]
+    wanted, found = (one.generate(prompts, params) for one in (plain, llm))
+    assert llm.drafter == "dflash"
+    assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
+    num_accepted, num_rounds = (
+        sum(getattr(one.stats, name) for one in found) for name in ("num_accepted", "num_rounds")
+    )
+    assert num_accepted > 0.04 * num_rounds, "by chance 3 in 8,192"
+    llm.close()
+    plain.close()
+
+
+@pytest.mark.slow
+@pytest.mark.weights
 @pytest.mark.usefixtures("outrider")
 def test_simulated_rounds_are_the_engines(tmp_path: Path) -> None:
     """The exam of a finished draft says what the engine then does after the same prompts."""

@@ -1,9 +1,9 @@
-"""Medusa heads and block nets in training do what the engine's drafters do with their export."""
+"""Heads in training do what the engine's drafters do with their export: Medusa, block, DFlash."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -16,10 +16,15 @@ from doubles.kinds import close_to, stored
 from doubles.rig import SAMPLER, Request, Rig
 from outrider.control.heuristics import FixedController
 from outrider.core.clock import host_ints
+from outrider.core.config import EngineConfig
 from outrider.core.draft import Budget
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
+from outrider.core.plugins import KINDS
 from outrider.core.protocols import Drafter, DraftNeeds, StepRow
+from outrider.drafters.common.context import BuildContext, LoadedModels
+from outrider.drafters.nets.block_heads import read_block_config as read_block_layers
+from outrider.drafters.nets.blocks import Sight
 from outrider.drafters.nets.medusa import (
     MedusaConfig,
     MedusaDrafter,
@@ -28,14 +33,17 @@ from outrider.drafters.nets.medusa import (
     read_medusa_config,
 )
 from outrider.models.decoder import LoadOptions, ModelCapacity
+from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model
 from outrider_lab.models.block_net import BlockContext, BlockDrafter, load_block, read_block_config
 from outrider_lab.train.block import BlockRecipe, block_sizes, check_window
+from outrider_lab.train.dflash import DFlashRecipe
 from outrider_lab.train.folder import fill
 from outrider_lab.train.loop import Batch
 from outrider_lab.train.medusa import HeadInit, MedusaRecipe, RankTally
 from outrider_lab.train.recipe import DrafterRecipe
+from outrider_lab.train.shapes import plain_layers
 from outrider_lab.train.target import Exam, FrozenTarget, HeldOut, rounds
 
 pytestmark = pytest.mark.wide
@@ -60,6 +68,18 @@ def block(texts: tuple[HeldOut, ...] = ()) -> BlockRecipe:
     return BlockRecipe(**fields, config=sizes)
 
 
+def dflash(texts: tuple[HeldOut, ...] = ()) -> DFlashRecipe:
+    fields = shared(texts)
+    layers = plain_layers(fields["target"].config, 2)
+    return DFlashRecipe(
+        **fields,
+        config=replace(layers, qk_norm=True),
+        hidden_layers=(0, 1, 2),
+        block_size=4,
+        mask_token=95,
+    )
+
+
 def built(own: DrafterRecipe[Any], rng: float) -> nn.Module:
     """Away from where training begins, so that each weight matters."""
     generator = torch.Generator().manual_seed(4)
@@ -70,11 +90,15 @@ def built(own: DrafterRecipe[Any], rng: float) -> nn.Module:
     return net.eval()
 
 
-def engine_target(*layers: int) -> LlamaModel:
-    capacity = ModelCapacity(
+def engine_capacity(*layers: int) -> ModelCapacity:
+    return ModelCapacity(
         num_slots=512, page_size=4, max_rows=128, max_logits=64, hidden_layers=layers
     )
-    target = load_model(stored("llama2", 0), LoadOptions(capacity=capacity, device="cpu"))
+
+
+def engine_target(*layers: int) -> LlamaModel:
+    options = LoadOptions(capacity=engine_capacity(*layers), device="cpu")
+    target = load_model(stored("llama2", 0), options)
     assert isinstance(target, LlamaModel)
     return target
 
@@ -129,6 +153,23 @@ def block_drafter(folder: Path, target: LlamaModel) -> Drafter:
     return BlockDrafter(loaded, ParallelHeadSampler(SAMPLER))
 
 
+def dflash_drafter(folder: Path, target: LlamaModel) -> Drafter:
+    config = EngineConfig(drafter="dflash", k=3, batch_size=1, page_size=4, prefill_chunk=16)
+    heads = HeadsToLoad(folder, "dflash", replace(engine_capacity(0, 1, 2), max_rows=32))
+    models = LoadedModels(target, None, target.kernels.argmax, heads=heads)
+    return BuildContext(models.resolve(config), models, KINDS["dflash"]).build()
+
+
+def test_a_dflash_folder_reads_the_layers_that_were_trained(tmp_path: Path) -> None:
+    own = dflash()
+    fill(tmp_path, own.export(built(own, 0.1)), "", {})
+    assert kind_of(tmp_path) == "dflash"
+    assert hidden_layers_of(tmp_path, "dflash", 2) == (0, 1, 2)
+    config = read_block_layers(tmp_path, engine_target().spec, from_anchor=False)
+    assert (config.block_size, config.most, config.mask_token) == (4, 3, 95)
+    assert all(sight == Sight() for sight in config.sights)
+
+
 @dataclass(frozen=True)
 class Kind:
     make: Callable[[tuple[HeldOut, ...]], DrafterRecipe[Any]]
@@ -158,8 +199,9 @@ def learned(own: DrafterRecipe[Any], ids_BT: torch.Tensor, steps: int) -> nn.Mod
     [
         Kind(partial(medusa, "tie"), (2,), medusa_drafter),
         Kind(block, (1, 2), block_drafter),
+        Kind(dflash, (0, 1, 2), dflash_drafter),
     ],
-    ids=["medusa", "block"],
+    ids=["medusa", "block", "dflash"],
 )
 def test_what_was_learned_is_what_the_engine_drafts(tmp_path: Path, kind: Kind) -> None:
     """Round by round the figure is the engine's, after the first one, in which the target has not
