@@ -164,4 +164,8 @@ def _cell(domain: str, times: Times, fixed: Sequence[str]) -> dict[str, object]:
         "fixed_over_plain": {
             name: interval(times.ratios(name, PLAIN, every))["mean"] for name in fixed
         },
+        "milliseconds_per_token": {
+            name: [round(1000 * seconds, 4) for seconds in found]
+            for name, found in times.by_name.items()
+        },
     }
