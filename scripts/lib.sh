@@ -1,5 +1,8 @@
 # Functions shared by the scripts beside this file; sourced, never run.
 
+# Where it is set, each process of Ray, of a client or of a server would compile all that it imports.
+unset PYTHONDONTWRITEBYTECODE
+
 say() { printf 'outrider: %s\n' "$*" >&2; }
 
 fail() {
