@@ -66,9 +66,12 @@ _PER_LAYER = {
     "head_dim": 12,
     "num_hidden_layers": 6,
     "sliding_window": 8,
+    "global_head_dim": 20,
+    "num_kv_shared_layers": 0,
     "hidden_size_per_layer_input": 16,
     "vocab_size_per_layer_input": 131,
 }
+_CHOSEN = {"num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 20}
 
 
 def _mixer(name: str) -> Mapping[str, Any]:
@@ -103,7 +106,14 @@ ARCHITECTURES: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = (
     ("DeepSeek V2", "deepseek_v2", {**_ROUTED, **_LATENT, "norm_topk_prob": False}),
     ("GLM-4.7-Flash", "glm4_moe_lite", {**_ROUTED, **_LATENT}),
     ("Youtu-LLM", "youtu", _LATENT),
-    ("Gemma 4", "gemma4_text", _PER_LAYER),
+    ("Gemma 4 (E2B, E4B)", "gemma4_text", _PER_LAYER),
+    ("Gemma 4 (12B)", "gemma4_unified_text", {"head_dim": 12, "global_head_dim": 20}),
+    (
+        "Gemma 4 mixtures (26B-A4B)",
+        "gemma4_text",
+        {**_PER_LAYER, "hidden_size_per_layer_input": 0, "enable_moe_block": True, **_CHOSEN},
+    ),
+    ("Gemma 4 with pictures", "gemma4", None),
     (
         "Llama 4",
         "llama4_text",

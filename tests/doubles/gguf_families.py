@@ -17,6 +17,7 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), "gemma4"),
     "smollm3": "smollm3",
     "gpt_oss": "gpt-oss",
     "gemma": "gemma",
@@ -66,6 +67,9 @@ _KEYS = {
     "num_experts": "expert_count",
     "num_local_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
+    "top_k_experts": "expert_used_count",
+    "num_kv_shared_layers": "attention.shared_kv_layers",
+    "hidden_size_per_layer_input": "embedding_length_per_layer_input",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -192,6 +196,19 @@ _OWN: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(HYBRIDS, _RECURRENT),
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
+    "gemma4": {
+        **_GEMMA,
+        "embed_tokens_per_layer": "per_layer_token_embd",
+        "per_layer_model_projection": "per_layer_model_proj",
+        "per_layer_projection_norm": "per_layer_proj_norm",
+        "per_layer_input_gate": "inp_gate",
+        "per_layer_projection": "proj",
+        "post_per_layer_input_norm": "post_norm",
+        "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+        "post_feedforward_layernorm_1": "post_ffw_norm_1",
+        "post_feedforward_layernorm_2": "post_ffw_norm_2",
+        "router.proj": "ffn_gate_inp",
+    },
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
 }
 _MODULES = {
@@ -240,6 +257,8 @@ def write_gguf(
     _take_curves(file, tensors)
     if arch == "deepseek2":
         tensors = _latent(file, tensors, config, apart=apart)
+    if arch == "gemma4":
+        tensors = {_gemma4_name(name): values for name, values in tensors.items()}
     for name, stored_values in _unstacked(tensors, arch).items():
         if name.startswith("blk."):
             _add(file, name, stored_values, in_blocks=in_blocks)
@@ -255,6 +274,19 @@ def write_gguf(
         _add(file, f"{layer}{stored}.{ending}", values, in_blocks=in_blocks)
     file.tensors = {name: one for name, one in file.tensors.items() if name.startswith(only)}
     return file.write(path)
+
+
+def _gemma4_name(name: str) -> str:
+    """The name in the file of a tensor that is no module's weight; others as they are."""
+    own = {
+        "layer_scalar": "layer_output_scale.weight",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+        "experts.down_proj": "ffn_down_exps.weight",
+    }
+    before, _, rest = name.removeprefix("model.layers.").partition(".")
+    return f"blk.{before}.{own[rest]}" if rest in own else name
 
 
 def _add(file: Gguf, name: str, values: Numbers, *, in_blocks: bool) -> None:
@@ -323,6 +355,7 @@ def _laid_out(
     values: Numbers, arch: str, stored: str, ending: str, config: Mapping[str, Any]
 ) -> Numbers:
     above = arch.startswith(("gemma", "nemotron")) or arch in HYBRIDS
+    above = above and arch != "gemma4"
     if above and stored.endswith("norm") and ending == "weight" and stored != "ssm_norm":
         return values + np.float32(1)
     if stored == "ffn_gate_inp_shexp":
@@ -383,7 +416,7 @@ def _of_rows(arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
 def _more_keys(file: Gguf, arch: str, config: Mapping[str, Any]) -> None:
     """Keys that are made of several, or of none."""
     own: dict[str, Any] = {}
-    if "moe_intermediate_size" in config:
+    if config.get("moe_intermediate_size"):
         own["expert_feed_forward_length"] = config["moe_intermediate_size"]
     if arch in ("dots1", "glm4moe", "minimax-m2", "exaone-moe", "hy_v3"):
         own["expert_gating_func"] = 2
@@ -401,6 +434,8 @@ def _more_keys(file: Gguf, arch: str, config: Mapping[str, Any]) -> None:
         own["block_count"] = config["num_hidden_layers"] + depth
         own |= {"nextn_predict_layers": depth} if depth else {}
     own |= _of_rows(arch, config)
+    if arch == "gemma4":
+        own |= _gemma4_keys(file, config)
     if config.get("layer_types") and arch in ("cohere2", "olmo2", "exaone-moe", "granite_swa"):
         sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
         own["attention.sliding_window_pattern"] = sliding
@@ -413,6 +448,32 @@ def _more_keys(file: Gguf, arch: str, config: Mapping[str, Any]) -> None:
         own["nextn_predict_layers"] = depth
         own["block_count"] = config["num_hidden_layers"] + depth
     file.metadata |= {f"{arch}.{key}": value for key, value in own.items()}
+
+
+def _gemma4_keys(file: Gguf, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes by layer; the part of a head that turns goes to the file's factors of frequencies."""
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    listed = config["per_layer_config"]
+    whole = listed[str(slides.index(False))]
+    local, heads, ffn = config["head_dim"], config["num_key_value_heads"], "intermediate_size"
+    own: dict[str, Any] = {"attention.sliding_window_pattern": slides}
+    for key, size in {"key_length": whole["head_dim"], "key_length_swa": local}.items():
+        own |= {f"attention.{key}": size, f"attention.{key.replace('key', 'value')}": size}
+    own |= {"rope.dimension_count": whole["head_dim"], "rope.dimension_count_swa": local}
+    if "num_key_value_heads" in whole:
+        own["attention.head_count_kv"] = [
+            heads if slide else whole["num_key_value_heads"] for slide in slides
+        ]
+    if config["use_double_wide_mlp"]:
+        first = len(slides) - config["num_kv_shared_layers"]
+        own["feed_forward_length"] = [
+            config[ffn] * (1 + (index >= first)) for index in range(len(slides))
+        ]
+    rope = config["rope_parameters"]["full_attention"]
+    turning = int(whole["head_dim"] * rope["partial_rotary_factor"] / 2)
+    still = whole["head_dim"] // 2 - turning
+    file.add("rope_freqs.weight", np.array([1.0] * turning + [1e30] * still))
+    return own
 
 
 def tiled(values: Numbers, config: Mapping[str, Any], dim: int) -> Numbers:
@@ -474,16 +535,17 @@ def _recurrent(
 
 def _rope(file: Gguf, arch: str, config: Mapping[str, Any]) -> None:
     rope: dict[str, Any] = config["rope_parameters"]
-    rope = rope.get("full_attention", rope) if arch != "gemma3" else rope
+    by_kind = arch in ("gemma3", "gemma4")
+    rope = rope if by_kind else rope.get("full_attention", rope)
     if "alpha" in rope:
         size = config["head_dim"]
         base = rope["rope_theta"] * rope["alpha"] ** (size / (size - 2))
         rope = {"rope_type": "default", "rope_theta": base}
-    if arch == "gemma3":
+    if by_kind:
         file.metadata[f"{arch}.rope.freq_base_swa"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
     file.metadata[f"{arch}.rope.freq_base"] = rope["rope_theta"]
-    if rope["rope_type"] != "default":
+    if rope["rope_type"] not in ("default", "proportional"):
         more = {"type": rope["rope_type"], "factor": rope["factor"]}
         if rope["rope_type"] == "yarn":
             more["original_context_length"] = rope["original_max_position_embeddings"]

@@ -143,8 +143,10 @@ def _randomise(model: Any, seed: int) -> None:
         is_given = bool((weight.data == weight.data.flatten()[0]).all())
         given = weight.data if is_given else torch.zeros_like(weight.data)
         weight.data = 0.15 * noise if weight.dim() > 1 else given + 0.1 * noise
-    # What experts are chosen by is no parameter.
+    # What experts are chosen by is no parameter, and neither is a factor of Gemma 4's layers.
     for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.data = 1 + 0.1 * torch.randn(buffer.shape, generator=rng)
         if name.endswith("e_score_correction_bias"):
             noise = torch.randn(buffer.shape, generator=rng)
             buffer.data = 0.1 * noise

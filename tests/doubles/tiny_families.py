@@ -52,6 +52,15 @@ _YARN = {
 }
 _PLAIN_ROPE = {"rope_type": "default", "rope_theta": 5000.0}
 _GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 20, "sliding_window": 7, **_FOUR}
+_GEMMA4 = {
+    "head_dim": 12,
+    "global_head_dim": 20,
+    "num_hidden_layers": 6,
+    "sliding_window": 7,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": [_SLIDING, _SLIDING, _FULL] * 2,
+}
+_INPUTS = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 96}
 # By a name of the case, the family and what its config says beside the common settings.
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 7}),
@@ -149,6 +158,55 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
                 _SLIDING: {"rope_type": "default", "rope_theta": 300.0},
             },
             "layer_types": [_SLIDING, _SLIDING, _FULL, _SLIDING],
+        },
+    ),
+    "gemma4": ("gemma4_text", {**_GEMMA4, "final_logit_softcapping": 3.0}),
+    "gemma4_equal": (
+        "gemma4_unified_text",
+        {
+            **{key: value for key, value in _GEMMA4.items() if "per_layer" not in key},
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "layer_types": [_SLIDING, _SLIDING, _FULL, _SLIDING],
+            "num_hidden_layers": 4,
+            "rope_parameters": {
+                _FULL: {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.5,
+                    "factor": 4.0,
+                    "rope_theta": 9000.0,
+                },
+                _SLIDING: {
+                    "rope_type": "default",
+                    "partial_rotary_factor": 0.5,
+                    "rope_theta": 300.0,
+                },
+            },
+        },
+    ),
+    "gemma4_shared": (
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            **_INPUTS,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "num_key_value_heads": 1,
+        },
+    ),
+    "gemma4_moe": (
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 20,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "use_bidirectional_attention": "vision",
         },
     ),
     "smollm3": ("smollm3", _FOUR),
@@ -411,6 +469,10 @@ _QWEN_EYES = {
 # Models that also see: settings of the text model, then those of the part for pictures.
 WRAPPERS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "gemma3": ({**_TEXT, "sliding_window": 7}, {**_EYES, **_DEPTH}),
+    "gemma4": (
+        {**_TEXT, **_GEMMA4, **_INPUTS, "num_kv_shared_layers": 2},
+        {**_EYES, "num_hidden_layers": 1, "num_key_value_heads": 4, "head_dim": 8},
+    ),
     "mistral3": ({**_TEXT, "model_type": "mistral"}, {**_EYES, **_DEPTH, "head_dim": 8}),
     "mistral4": (
         {

@@ -101,8 +101,9 @@ LANES: Sequence[dict[str, Any]] = (
     {"drafter": "recycling", "k": 3, "tree_nodes": 8, "fused_round": False},
     {"drafter": "layer-skip", "k": 3, "skip_layers": "0", "tree_nodes": 6},
 )
-# Windows before, behind and between layers that see all; caps, sinks and a mixture.
-MIXED = ("gemma3_text", "gemma2_unusual", "gpt_oss")
+# Windows before, behind and between layers that see all; caps, sinks and a mixture; heads of two
+# sizes, and layers that read the keys and values of others.
+MIXED = ("gemma3_text", "gemma2_unusual", "gpt_oss", "gemma4_equal", "gemma4_shared")
 
 
 def one_table(capacity: ModelCapacity, spec: ModelSpec) -> int:
@@ -117,7 +118,7 @@ def wanted(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> li
         return texts(folder, drafter="none", batch_size=1, **settings)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", MIXED)
 def test_local_layers_hold_windows_and_the_text_is_the_same(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

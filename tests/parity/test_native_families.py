@@ -183,7 +183,8 @@ IN_GGUF = (
     "exaone4_whole", "cohere", "cohere2", "seed_oss", "stablelm", "arcee", "nemotron",
     "starcoder2", "glm4", "ernie4_5", "ernie4_5_moe", "dots1", "glm4_moe", "minimax_m2",
     "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "hunyuan_alpha", "hunyuan_moe",
-    "apertus", "exaone_moe", "hy_v3", "granite_swa_plain", "granitemoe_swa", "glm",
+    "apertus", "exaone_moe", "hy_v3", "granite_swa_plain", "granitemoe_swa", "glm", "gemma4",
+    "gemma4_shared", "gemma4_moe",
 )  # fmt: skip
 
 

@@ -31,9 +31,11 @@ CASES = (
     "cohere2",
     "exaone4",
     "granite",
+    "gemma4_moe",
     "deepseek_v2_unusual",
     "deepseek_v3",
     "glm4_moe_lite",
+    "gemma4_shared",
 )
 # Drafters, some by a draft model with the target's own weights.
 WAYS: Sequence[dict[str, Any]] = (

@@ -328,7 +328,9 @@ def _loading_bytes(model: _Model) -> int:
 def tables_bytes(spec: ModelSpec, capacity: ModelCapacity) -> int:
     """Bytes of cosines and sines in float32, and of the lists of pages."""
     positions = capacity.num_positions(spec.max_tokens, reach=spec.reach)
-    return positions * spec.head_dim * 4 + capacity.num_slots * _PAGE_BYTES // capacity.page_size
+    return (
+        positions * sum(spec.head_dims) * 4 + capacity.num_slots * _PAGE_BYTES // capacity.page_size
+    )
 
 
 def _scratch_bytes(spec: ModelSpec, capacity: ModelCapacity) -> int:

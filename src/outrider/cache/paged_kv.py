@@ -15,6 +15,7 @@ Shapes:  L = layers of an arena, G = KV heads, S = slots, D = head size, N = pac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -48,7 +49,8 @@ class PagedKV:
     """HiddenStore over one arena tensor of shape [L, 2, G, S, R], allocated and written once. A row
     has the D elements of a head, or the bytes of kernels/plan.py if the spec says int8. It holds
     `num_hidden` hidden states of each token, in `dtype`. If values are keys (`values_in_keys`), the
-    second axis has the size 1, and keys and values of a layer are the same tensor.
+    second axis has the size 1, and keys and values of a layer are the same tensor. Layers whose
+    keys have another shape lie in another of the `arenas`; layers may share keys and values.
 
     Rows of a prompt may be dropped (`replace`). Then a sequence has fewer rows than tokens: later
     tokens follow the remaining rows, at their positions in the text.
@@ -78,21 +80,32 @@ class PagedKV:
     ) -> None:
         num_pages, page_size = size.num_pages, size.page_size
         kept = torch.int8 if spec.kv_dtype == "int8" else dtype
-        width, num_kinds = row_size(spec.head_dim, kept), spec.rows_per_token
-
-        def arena(num_layers: int, pages: int) -> Tensor:
-            shape = (num_layers, num_kinds, spec.num_kv_heads, pages * page_size, width)
-            return zeros(shape, dtype=kept, device=device)
-
         self._local_layers = local = spec.local_layers if size.num_frames else ()
-        self.arena = arena(spec.num_layers - len(local), num_pages)
+        keys = replace(spec, num_kv_layers=None).layer_keys
+        layers = dict[int, Tensor]()
+
+        def arenas(depths: Sequence[int], pages: int) -> tuple[Tensor, ...]:
+            """Memory for the layers at `depths` that store keys, an arena for each shape."""
+            shapes = dict[tuple[int, int], list[int]]()
+            for depth in depths:
+                if keys[depth].source == depth:
+                    shape = keys[depth].num_heads, keys[depth].head_dim
+                    shapes.setdefault(shape, []).append(depth)
+            made: list[Tensor] = []
+            for (num_heads, head_dim), own in shapes.items():
+                width = row_size(head_dim, kept)
+                shape = (len(own), spec.rows_per_token, num_heads, pages * page_size, width)
+                made.append(zeros(shape, dtype=kept, device=device))
+                layers.update(zip(own, made[-1], strict=True))
+            return tuple(made)
+
+        self.arenas = arenas([d for d in range(len(keys)) if d not in local], num_pages)
+        self.arena = self.arenas[0]
         self.frames: Frames | None = None
-        layers = list(self.arena)
         if local:
-            self.frames = Frames(arena(len(local), size.num_frames), num_pages, page_size)
-            for depth, layer in zip(local, self.frames.arena, strict=True):
-                layers.insert(depth, layer)
-        kinds = [layer.unbind() for layer in layers]
+            (in_frames,) = arenas(local, size.num_frames)
+            self.frames = Frames(in_frames, num_pages, page_size)
+        kinds = [layers[one.source].unbind() for one in keys]
         self.layers = tuple((rows[0], rows[-1]) for rows in kinds)
         hidden = (num_pages * page_size, num_hidden, spec.hidden_size)
         self.hidden_SKD = zeros(hidden, dtype=dtype, device=device)
@@ -179,6 +192,7 @@ class PagedKV:
 
     def read(self, seq_id: int) -> Tensor:
         """A copy of the committed keys and values, of shape [L, 2, G, rows, R]."""
+        self._check_alike()
         return self.arena[:, :, :, self.slots(seq_id)]
 
     def tokens(self, seq_id: int) -> Sequence[int]:
@@ -210,6 +224,7 @@ class PagedKV:
             raise ContractError("nodes are staged")
         if self._window:
             raise ContractError("windows need texts with all of their rows")
+        self._check_alike()
         if num_rows > seq.num_rows:
             raise ContractError("more rows than the sequence has")
         self._finish_reading()
@@ -298,6 +313,10 @@ class PagedKV:
             for depth in self._local_layers:
                 plans[depth] = local
         return plans
+
+    def _check_alike(self) -> None:
+        if len(self.arenas) > 1:
+            raise ContractError("layers with keys of several shapes have no one tensor of rows")
 
     def _missing(self, seq_id: int, count: int) -> int:
         seq = self._sequences[seq_id]
@@ -483,7 +502,8 @@ class PagedKV:
         self.copy_rows(*(torch.tensor(slots, device=self._device) for slots in (source, target)))
 
     def copy_rows(self, origin: Tensor, into: Tensor) -> None:  # of slots on the device, int64
-        self.arena.index_copy_(3, into, self.arena[:, :, :, origin])
+        for arena in self.arenas:
+            arena.index_copy_(3, into, arena[:, :, :, origin])
         if self.frames is not None:
             self.frames.copy(into, origin)
         if self.hidden_SKD.shape[1]:

@@ -26,6 +26,16 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerKeys:
+    """Keys and values that a layer reads: `num_heads` heads of `head_dim` numbers each, which layer
+    `source` stores: the layer itself or an earlier one."""
+
+    num_heads: int
+    head_dim: int
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Sizes of a decoder. `max_tokens` is its window; `stop_ids` end a text it writes.
 
@@ -37,10 +47,11 @@ class ModelSpec:
     that is not 0, and no layer sees more than the last `reach`, if that is not 0. `local_layers`
     are the layers that see `window` tokens while others see all.
     With `values_in_keys`, a token's value is its key, so a layer stores one row for both.
-    In a hybrid `num_kv_layers` attend; the states of the other layers take `state_bytes` a
-    sequence, and the change by one token `input_bytes`. In a mixture each token uses
-    `num_active_experts` of `num_experts` in every layer that has them; all experts together are
-    `expert_parameters`.
+    If layers differ in keys and values, `kv_layers` has those of each one, and `num_kv_heads` and
+    `head_dim` are the largest. In a hybrid `num_kv_layers` attend; the states of the other layers
+    take `state_bytes` a sequence, and the change by one token `input_bytes`. In a mixture each
+    token uses `num_active_experts` of `num_experts` in every layer that has them; all experts
+    together are `expert_parameters`.
     """
 
     name: str
@@ -63,6 +74,7 @@ class ModelSpec:
     reach: int = 0
     local_layers: tuple[int, ...] = ()
     values_in_keys: bool = False
+    kv_layers: tuple[LayerKeys, ...] = ()
     num_kv_layers: int | None = None
     state_bytes: int = 0
     input_bytes: int = 0
@@ -74,11 +86,33 @@ class ModelSpec:
 
     @property
     def kv_bytes_per_token(self) -> int:
+        return sum(self._layer_bytes)
+
+    @property
+    def layer_keys(self) -> tuple[LayerKeys, ...]:
+        """The keys and values of each layer that attends."""
         num_layers = self.num_layers if self.num_kv_layers is None else self.num_kv_layers
-        row = self.head_dim * self.bytes_per_kv
-        if self.kv_dtype == "int8":
-            row = self.head_dim + 2 * self.head_dim // KV_GROUP
-        return self.rows_per_token * num_layers * self.num_kv_heads * row
+        alike = (LayerKeys(self.num_kv_heads, self.head_dim, depth) for depth in range(num_layers))
+        return self.kv_layers or tuple(alike)
+
+    @property
+    def head_dims(self) -> frozenset[int]:
+        """The sizes of heads, of all kinds of layers."""
+        return frozenset(one.head_dim for one in self.kv_layers) or frozenset({self.head_dim})
+
+    @property
+    def _layer_bytes(self) -> list[int]:
+        """Bytes of a token's keys and values in each layer; 0 if an earlier layer stores them."""
+
+        def row(head_dim: int) -> int:
+            if self.kv_dtype == "int8":
+                return head_dim + 2 * head_dim // KV_GROUP
+            return head_dim * self.bytes_per_kv
+
+        return [
+            self.rows_per_token * one.num_heads * row(one.head_dim) * (one.source == depth)
+            for depth, one in enumerate(self.layer_keys)
+        ]
 
     @property
     def rows_per_token(self) -> int:
@@ -88,7 +122,8 @@ class ModelSpec:
     @property
     def local_bytes_per_token(self) -> int:
         """Part of `kv_bytes_per_token` that local layers take."""
-        return self.kv_bytes_per_token // self.num_layers * len(self.local_layers)
+        each = self._layer_bytes if self.local_layers else ()
+        return sum(each[depth] for depth in self.local_layers)
 
     def arena_bytes(self, num_slots: int, num_local_slots: int) -> int:
         """Bytes of keys and values, with separate slot counts for local and other layers."""
@@ -133,6 +168,11 @@ class DecoderConfig:
     @property
     def qkv_size(self) -> int:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def head_dims(self) -> frozenset[int]:
+        """The sizes of heads, of all kinds of layers."""
+        return frozenset({self.head_dim})
 
     @property
     def num_parameters(self) -> int:

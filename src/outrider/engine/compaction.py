@@ -123,6 +123,11 @@ def compaction_of(config: EngineConfig, target: CausalLM, drafter: Drafter) -> C
             f"{target.spec.window} tokens, and the remaining keys have lost their positions.",
             hint="leave --kv-budget at 0",
         )
+    if target.spec.kv_layers:
+        raise ConfigError(
+            f"kv_budget={config.kv_budget}: layers of this target have keys of different sizes.",
+            hint="leave --kv-budget at 0",
+        )
     if drafter.needs.hidden_layers:
         raise ConfigError(
             f"kv_budget={config.kv_budget}: drafter {drafter.name!r} reads hidden states, which "

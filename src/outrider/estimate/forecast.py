@@ -237,8 +237,7 @@ class PassWork:
     def read_flops(self) -> float:
         """Operations of a row and a token of its context: a product with key and with value."""
         spec = self.spec
-        layers = spec.num_layers if spec.num_kv_layers is None else spec.num_kv_layers
-        return 4.0 * layers * spec.num_heads * spec.head_dim
+        return 4.0 * spec.num_heads * sum(one.head_dim for one in spec.layer_keys)
 
 
 def compute_dtype(spec: ModelSpec) -> str:

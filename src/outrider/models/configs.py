@@ -57,6 +57,11 @@ class LayeredConfig(DecoderConfig):
     def layer_kind(self, index: int) -> LayerKind:
         return self.layers[index] if self.layers else LayerKind(rope=self.rope)
 
+    def at(self, index: int) -> Self:
+        """The config with the sizes of layer `index`."""
+        del index
+        return self
+
     def feeds(self, index: int) -> bool:
         """True if layer `index` has an FFN."""
         del index

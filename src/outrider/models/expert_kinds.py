@@ -16,13 +16,14 @@ from outrider.models.layer_kinds import Gate
 
 
 class ExpertNames(Enum):
-    """The names and layout of a mixture in files: Qwen's, Mixtral's, DeepSeek's, Granite's, or
-    gpt-oss's, whose experts are stacked as inputs by outputs, with the outputs of gate and up
-    interleaved."""
+    """The names and layout of a mixture in files: Qwen's, Mixtral's, DeepSeek's, Granite's,
+    Gemma's, or gpt-oss's, whose experts are stacked as inputs by outputs, with the outputs of gate
+    and up interleaved."""
 
     QWEN = "qwen"
     MIXTRAL = "mixtral"
     GPT_OSS = "gpt_oss"
+    GEMMA = "gemma"
     GRANITE = "granite"
     DEEPSEEK = "deepseek"
 
@@ -259,4 +260,17 @@ def gpt_oss_experts(raw: JsonObject) -> Experts:
         alpha=raw.number("swiglu_alpha", 1.702),
         limit=raw.number("swiglu_limit", 7.0),
         names=ExpertNames.GPT_OSS,
+    )
+
+
+def gemma4_experts(raw: JsonObject) -> Experts | None:
+    if not raw.flag("enable_moe_block", default=False):
+        return None
+    return Experts(
+        num_experts=raw.integer("num_experts"),
+        num_chosen=raw.integer("top_k_experts"),
+        ffn_size=raw.integer("moe_intermediate_size"),
+        gates_shared=False,
+        gate=Gate.GELU,
+        names=ExpertNames.GEMMA,
     )

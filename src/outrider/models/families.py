@@ -24,6 +24,7 @@ from outrider.models.configs import (
 )
 from outrider.models.expert_kinds import check_experts, sparse_layers
 from outrider.models.family_table import FAMILY_TABLE, WRAPPERS
+from outrider.models.gemma_kinds import GemmaConfig, gemma4_sizes
 from outrider.models.json_object import (
     CONTRADICTION,
     MAX_LAYERS,
@@ -104,6 +105,7 @@ def _is_hybrid(name: str) -> bool:
 _NAMES = (*FAMILY_TABLE, *WRAPPERS)
 DECODER_FAMILIES = tuple(name for name in _NAMES if not _is_hybrid(name))
 HYBRID_FAMILIES = tuple(sorted(name for name in _NAMES if _is_hybrid(name)))
+GEMMA4_FAMILIES = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
 # Hybrids whose files may have MTP blocks, and which share their tables with heads.
 DELTA_FAMILIES = tuple(
     name
@@ -118,6 +120,17 @@ def parse_llama(raw: JsonObject, generation: JsonObject | None = None) -> LlamaC
     shared = _layered(raw, text, family, generation)
     config = LlamaConfig(**shared, also_sees=raw.has("text_config"))
     _check_layered(text.where, config)
+    return config
+
+
+def parse_gemma4(raw: JsonObject, generation: JsonObject | None = None) -> GemmaConfig:
+    """Parse a config. Raises CheckpointError, naming file and key, for a bad or unknown value."""
+    text, family = _text_model(raw)
+    shared = _layered(raw, text, family, generation) | gemma4_sizes(text, family, generation)
+    config = GemmaConfig(**shared, also_sees=raw.has("text_config"))
+    for index in range(config.num_layers):
+        layer = replace(config.at(index), rope=config.layer_kind(index).rope or Rope(), layers=())
+        _check_layered(text.where, layer)
     return config
 
 
@@ -200,12 +213,12 @@ def _layer_kinds(raw: JsonObject, family: Family, num_layers: int) -> tuple[Laye
 
 def _text_model(raw: JsonObject) -> tuple[JsonObject, Family]:
     """The settings of the text model, with defaults, and its family."""
-    name = raw.text("model_type")
+    outer = name = raw.text("model_type")
     if name in WRAPPERS:
         raw = raw.child("text_config") or JsonObject(raw.where, {**raw.values, "model_type": None})
         name = raw.text("model_type", WRAPPERS[name])
         name = WRAPPERS.get(name, name)
-        if name not in FAMILY_TABLE:
+        if name not in FAMILY_TABLE or _PARSERS[name] is not _PARSERS[outer]:
             raise CheckpointError(
                 f"{raw.where}: a text model of model_type {name!r} is not supported.",
                 hint=OTHER_CHECKPOINT,
@@ -228,9 +241,9 @@ def _tied(outer: JsonObject, raw: JsonObject) -> bool:
 
 
 def _seeing(raw: JsonObject) -> tuple[str, ...]:
-    if not raw.has("vision_config"):
-        return ()
-    return ("the model also takes pictures; Outrider runs its text part",)
+    parts = {"vision_config": "pictures", "audio_config": "sound"}
+    found = " and ".join(name for key, name in parts.items() if raw.has(key))
+    return (f"the model also takes {found}; Outrider runs its text part",) if found else ()
 
 
 def _check_layered(where: str, config: LayeredConfig) -> None:
@@ -268,6 +281,7 @@ _PARSERS: Mapping[str, Callable[[JsonObject, JsonObject | None], NativeConfig]] 
     **dict.fromkeys(DECODER_FAMILIES, parse_llama),
     "gpt2": parse_gpt2,
     **dict.fromkeys(HYBRID_FAMILIES, parse_hybrid),
+    **dict.fromkeys(GEMMA4_FAMILIES, parse_gemma4),
 }
 FAMILIES = tuple(sorted(_PARSERS))
 _ENCODERS = frozenset((

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from outrider.models import expert_kinds, latent_kinds
+from outrider.models import expert_kinds, gemma_kinds, latent_kinds
 from outrider.models import layer_kinds as kinds
 from outrider.models.centred_table import CENTRED_TABLE
 from outrider.models.recurrences import HYBRID_TABLE, Family
@@ -132,6 +132,31 @@ _GLM4 = Family(
     traits=kinds.always(kinds.LayerTraits(norms=kinds.Norms.AROUND, interleaved=True)),
     fused_tensors=True,
 )
+_GEMMA4 = Family(
+    {
+        **_TIED,
+        "vocab_size": 262144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "sliding_window": 512,
+        "eos_token_id": 1,
+        "vocab_size_per_layer_input": 262144,
+        "hidden_size_per_layer_input": 256,
+    },
+    _NO_MLP_BIAS,
+    gemma_kinds.gemma4_windows,
+    ropes=gemma_kinds.gemma4_ropes,
+    traits=gemma_kinds.gemma4_traits,
+    experts=expert_kinds.gemma4_experts,
+    activation_key="hidden_activation",
+    activations=_GELU,
+    qk_norm=True,
+)
 FAMILY_TABLE: Mapping[str, Family] = {
     "llama": Family(),
     "mistral": Family(
@@ -230,6 +255,12 @@ FAMILY_TABLE: Mapping[str, Family] = {
         windows=kinds.all_but_every(6),
         ropes=kinds.by_kind("rope_local_base_freq", 10000.0),
         qk_norm=True,
+    ),
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": replace(
+        _GEMMA4,
+        defaults={**_GEMMA4.defaults, "max_position_embeddings": 262144, "sliding_window": 1024},
+        fixed={**_NO_MLP_BIAS, "hidden_size_per_layer_input": 0, "enable_moe_block": False},
     ),
     "smollm3": Family(
         {**_TIED, "num_key_value_heads": 4, "rope_theta": 2e6, "eos_token_id": 128001},
@@ -514,6 +545,8 @@ FAMILY_TABLE: Mapping[str, Family] = {
 # Models that also see, by the family of the text model within; their keys are in `text_config`.
 WRAPPERS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "hunyuan_vl": "hunyuan_vl_text",
     "mistral3": "mistral",
     "paddleocr_vl": "paddleocr_vl_text",

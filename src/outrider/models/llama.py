@@ -45,6 +45,7 @@ from outrider.models.latent import fill_heads, values_of_heads
 from outrider.models.layer_kinds import Gate, Norms
 from outrider.models.llama_weights import (
     EMBEDDING,
+    WHOLE,
     Alone,
     Comm,
     LogitParts,
@@ -242,6 +243,8 @@ class LlamaModel(PassDecoder):
     steps to run; the other ranks `follow`.
     """
 
+    operators = LayerOperators
+
     def __init__(
         self,
         config: LlamaConfig,
@@ -265,13 +268,14 @@ class LlamaModel(PassDecoder):
         names = family_names(weights, config.family)
         reader = WeightReader(weights, kernels, placement, text=names)
         self._tables = read_tables(reader, config, share)
-        self._layers = [
-            read_layer(reader, config, index, share) for index in range(config.num_layers)
-        ]
-        seeing = VISION_PREFIXES if config.also_sees else ()
-        weights.check_all_taken(unread=(*mtp_prefixes(weights, config), *seeing))
+        layers = range(config.num_layers)
+        self._layers = [self.read_layer(reader, index, share) for index in layers]
+        text = TextNames.of(weights)
+        unread = [text.stored(prefix) for prefix in self.read_others(reader)]
+        unread += VISION_PREFIXES if config.also_sees else ()
+        weights.check_all_taken(unread=(*mtp_prefixes(weights, config), *unread))
         self._depths = frozenset(range(config.num_layers))
-        self._operators = _operators(config, part, capacity, placement.device, comm)
+        self._operators = self._operators_of(config, part, capacity, placement.device, comm)
         self._hidden_layers = capacity.hidden_layers
         self._passes = Passes(
             placement.spec(part),
@@ -281,6 +285,28 @@ class LlamaModel(PassDecoder):
         )
         self._logit_parts = LogitParts(comm, config.vocab_size, self._passes.logits_MV)
         self._made_by, self._forward = kernels, self._make_forward()
+
+    def read_layer(self, reader: WeightReader, index: int, share: Share = WHOLE) -> LayerWeights:
+        """Read layer `index`, with the kernels of the reader."""
+        return read_layer(reader, self.config, index, share)
+
+    def read_others(self, reader: WeightReader) -> tuple[str, ...]:
+        """Read tensors that belong to no layer. Returns prefixes of names that are never read."""
+        del reader
+        return ()
+
+    def _operators_of(
+        self,
+        config: LlamaConfig,
+        part: LlamaConfig,
+        capacity: ModelCapacity,
+        device: torch.device,
+        comm: Comm = ALONE,
+    ) -> list[LayerOperators]:
+        """The operators of every layer, in the sizes of a rank's `part`."""
+        turns = _turns(config, capacity, device)
+        still = still_turns(turns[0]) if config.traits.turns_first else None
+        return [self.operators(part.at(n), one, comm, still) for n, one in enumerate(turns)]
 
     @property
     def logits(self) -> Tensor:
@@ -324,7 +350,7 @@ class LlamaModel(PassDecoder):
             return None
         other, config, placement = copy(self), self.config, self._placement
         other.kernels = other._made_by = self.kernels.twin()
-        other._operators = _operators(config, config, capacity, placement.device)
+        other._operators = self._operators_of(config, config, capacity, placement.device)
         other._hidden_layers = capacity.hidden_layers
         other._passes = Passes(
             self._spec,
@@ -451,29 +477,16 @@ def _decoder_traits(config: LlamaConfig) -> DecoderTraits:
 def _turns(config: LlamaConfig, capacity: ModelCapacity, device: torch.device) -> list[Turns]:
     """Rotary tables of every layer. Layers with the same positions share them."""
     num_positions = capacity.num_positions(config.max_tokens, reach=config.reach)
-    plain = turns_of(config, num_positions, device)
-    ropes = [config.layer_kind(index).rope for index in range(config.num_layers)]
-    tables: dict[Rope | None, Turns] = {config.rope: plain}
-    for rope in set(ropes) - {config.rope}:
-        tables[rope] = (
-            still_turns(plain)
-            if rope is None
-            else turns_of(replace(config, rope=rope), num_positions, device)
-        )
-    return [tables[rope] for rope in ropes]
-
-
-def _operators(
-    config: LlamaConfig,
-    part: LlamaConfig,
-    capacity: ModelCapacity,
-    device: torch.device,
-    comm: Comm = ALONE,
-) -> list[LayerOperators]:
-    """The operators of every layer, in the sizes of a rank's `part`."""
-    turns = _turns(config, capacity, device)
-    still = still_turns(turns[0]) if config.traits.turns_first else None
-    return [LayerOperators(part, one, comm, still) for one in turns]
+    kinds = [
+        (config.layer_kind(index).rope, config.at(index)) for index in range(config.num_layers)
+    ]
+    tables: dict[tuple[Rope | None, int], Turns] = {}
+    for rope, sizes in kinds:
+        if (rope, sizes.head_dim) in tables:
+            continue
+        turns = turns_of(replace(sizes, rope=rope or config.rope), num_positions, device)
+        tables[rope, sizes.head_dim] = still_turns(turns) if rope is None else turns
+    return [tables[rope, sizes.head_dim] for rope, sizes in kinds]
 
 
 # Tensors of GPT-2 on the hub have this prefix or none. Old files also store the causal mask, which

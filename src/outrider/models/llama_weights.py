@@ -28,6 +28,7 @@ from outrider.kernels.native.ranks import NativeRanks
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedTable
 from outrider.models.activations import read_curve
 from outrider.models.configs import LayeredConfig, LlamaConfig
+from outrider.models.expert_kinds import ExpertNames
 from outrider.models.family_table import FAMILY_TABLE, WRAPPERS
 from outrider.models.latent import read_latent
 from outrider.models.layer_kinds import Gate, Norms
@@ -301,7 +302,8 @@ def read_layer(
         for role, name in _norm_names(reader, prefix, config).items()
     }
     sparse = config.experts if index in config.sparse_layers else None
-    is_dense = config.feeds(index) and not sparse
+    # Layers of Gemma's mixtures have a dense net, too.
+    is_dense = config.feeds(index) and (not sparse or sparse.names is ExpertNames.GEMMA)
     has_bias = config.mlp_bias and is_dense
     mixed = mixer(prefix) if mixer else read_attention(reader, config, prefix, index, share)
     return LayerWeights(

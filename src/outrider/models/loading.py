@@ -41,6 +41,8 @@ from outrider.models.checkpoint import open_checkpoint
 from outrider.models.configs import GPT2Config, HybridConfig, LlamaConfig
 from outrider.models.decoder import Decoder, LoadOptions
 from outrider.models.families import FAMILIES, LLAMA_FAMILIES, model_type_of, native_config_of
+from outrider.models.gemma4 import GemmaModel
+from outrider.models.gemma_kinds import GemmaConfig
 from outrider.models.gguf.reader import gguf_in, header_of, is_gguf, parts_of
 from outrider.models.hub_names import HUB_FILES, HUB_NOISE, HubName
 from outrider.models.hybrid import HybridModel
@@ -161,12 +163,16 @@ def load_model(
                 model = HybridModel(config, weights, **made)
                 delta = config.delta if config.mechanism is Mechanism.DELTA else None
             case _:
-                model = LlamaModel(config, weights, comm=comm, **made)
+                model = _llama_kind(config)(config, weights, comm=comm, **made)
         if comm is ALONE:
             step = partial(model.step, needs=DraftNeeds())
             compile_ahead(kernels, config.vocab_size, model.state, lambda row: step([row]))
         model.kernels = tried(model.kernels, config, delta)
         return model
+
+
+def _llama_kind(config: LlamaConfig) -> type[LlamaModel]:
+    return GemmaModel if isinstance(config, GemmaConfig) else LlamaModel
 
 
 def refuse_split(folder: Path, options: LoadOptions, size: int) -> None:
@@ -216,10 +222,10 @@ def check_kv_dtype(name: str, config: DecoderConfig, device: torch.device) -> No
             "kv_dtype int8: the kernels for CUDA read only floats.",
             hint="leave --kv-dtype at auto, or use --device cpu",
         )
-    if config.head_dim % KV_GROUP:
+    if any(head_dim % KV_GROUP for head_dim in config.head_dims):
         raise ConfigError(
             f"kv_dtype int8: it scales {KV_GROUP} numbers of a head together, and heads of this "
-            f"model have {config.head_dim}.",
+            f"model have {max(config.head_dims)}.",
             hint="leave --kv-dtype at auto",
         )
 

@@ -77,14 +77,23 @@ def _softmax(row_X: Tensor) -> Tensor:
     return torch.softmax(row_X, 0)
 
 
-def mix(kernels: Kernels, sizes: Experts, weights: MixtureWeights, x_ND: Tensor) -> Tensor:
-    """The output of the mixture for the normed residual `x_ND`. A host sync: reads the choices."""
+def mix(
+    kernels: Kernels,
+    sizes: Experts,
+    weights: MixtureWeights,
+    x_ND: Tensor,
+    *,
+    routed_ND: Tensor | None = None,
+) -> Tensor:
+    """The output of the mixture for the normed residual `x_ND`. The router reads the same rows, or
+    `routed_ND`. A host sync: reads the choices."""
     if weights.native is not None:
         out_ND = torch.empty_like(x_ND)
         kernels.mix(weights.native, x_ND, out_ND)
         return out_ND
     scores_NO = x_ND.new_empty(x_ND.shape[0], weights.router.num_out)
-    _multiply(kernels, weights.router, weights.router_bias_X, x_ND, scores_NO)
+    reads_ND = x_ND if routed_ND is None else routed_ND
+    _multiply(kernels, weights.router, weights.router_bias_X, reads_ND, scores_NO)
     share = torch.sigmoid if sizes.has_sigmoids else _softmax
     probs_NX = by_row(share, scores_NO[:, : sizes.num_experts])
     parts_NQ, chosen_NQ = probs_NX.topk(sizes.num_chosen)
@@ -96,6 +105,8 @@ def mix(kernels: Kernels, sizes: Experts, weights: MixtureWeights, x_ND: Tensor)
         parts_NQ = by_row(lambda row_Q: row_Q / row_Q.sum(), parts_NQ)
     if sizes.scale != 1:
         parts_NQ = parts_NQ * sizes.scale
+    if weights.expert_scale_X is not None:
+        parts_NQ = parts_NQ * weights.expert_scale_X[chosen_NQ]
     experts, order = by_expert(host_rows(chosen_NQ))
     choices_P = torch.tensor(order, device=x_ND.device)
     rows_P = choices_P // sizes.num_chosen
@@ -156,6 +167,7 @@ _NAMES = {
     ExpertNames.GPT_OSS: ("mlp.", "router", ("gate_proj", "up_proj", "down_proj")),
     ExpertNames.GRANITE: ("block_sparse_moe.", "router.layer", ("", "", "")),
     ExpertNames.DEEPSEEK: ("mlp.", "gate", ("gate_proj", "up_proj", "down_proj")),
+    ExpertNames.GEMMA: ("", "router.proj", ("gate_proj", "up_proj", "down_proj")),
 }
 _CHOICE_BIAS = "e_score_correction_bias"
 _SHARED = {ExpertNames.DEEPSEEK: "shared_experts"}
@@ -184,6 +196,11 @@ def read_mixture(
         ),
         shared=shared,
     )
+    if sizes.names is ExpertNames.GEMMA:
+        name = f"{prefix}router.per_expert_scale"
+        # Files of blocks in NVFP4 may have it in the scales of matrices.
+        scale_X = reader.vector(name, sizes.num_experts) if name in reader else None
+        return replace(weights, expert_scale_X=scale_X)
     if sizes.latent_size:
         into, back = (f"{prefix}fc{number}_latent_proj" for number in (1, 2))
         weights = replace(

@@ -3,7 +3,8 @@
 Plain frequencies are theta ** (-2i / D). Stretched windows change them once, at load: `linear`
 divides all by the factor; `llama3` divides the slow ones, leaves the fast ones and blends between;
 `yarn` blends by how often a pair turns within the original window; `longrope` divides each by a
-factor of its own. Every expression follows transformers operation by operation in float32, because
+factor of its own. With `proportional` a part of the pairs of a head turns, with the frequencies
+of a whole one. Every expression follows transformers operation by operation in float32, because
 a last-bit difference in a frequency grows with the position.
 
 Shapes:  T = positions, P = some of them, R = half of a head's rotated dimensions, H = half of a
@@ -72,7 +73,7 @@ def turning_order(rope: Rope, head_dim: int, *, interleaved: bool = False) -> Te
     if interleaved:
         return torch.arange(head_dim).view(-1, 2).T.flatten()
     turns = rope.rotary_dim(head_dim)
-    if turns == head_dim:
+    if turns == head_dim or rope.kind == "proportional":
         return None
     dims_D = torch.arange(head_dim)
     turning, still = dims_D[:turns], dims_D[turns:]
@@ -83,6 +84,9 @@ def turning_order(rope: Rope, head_dim: int, *, interleaved: bool = False) -> Te
 def frequencies(rope: Rope, head_dim: int) -> Tensor:
     """freqs_R in radians a position."""
     dim = rope.rotary_dim(head_dim)
+    if rope.kind == "proportional":
+        steps_R = torch.arange(0, dim, 2, dtype=torch.float32)
+        return 1.0 / rope.theta ** (steps_R / head_dim) / rope.factor
     turns_R = rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     if rope.kind == "yarn":
         return _yarn_frequencies(rope, dim, turns_R)

@@ -48,6 +48,8 @@ class Rope:
 
     def rotary_dim(self, head_dim: int) -> int:
         """Number of dimensions of a head that rotate."""
+        if self.kind == "proportional":
+            return 2 * int(self.partial_rotary_factor * head_dim // 2)
         return int(head_dim * self.partial_rotary_factor)
 
 
@@ -63,6 +65,7 @@ class RopeRules:
 
 COMMON_ROPE = RopeRules({kind: kind for kind in ROPE_KINDS})
 PARTIAL_ROPE = RopeRules(COMMON_ROPE.kinds, partial=True)
+PROPORTIONAL_ROPE = RopeRules({"proportional": "proportional"}, partial=True)
 LATENT_ROPE = RopeRules(COMMON_ROPE.kinds, scales_scores=True)
 # Pictures have positions in three directions, which are one and the same for text.
 MROPE = RopeRules({**COMMON_ROPE.kinds, "mrope": "default"})
@@ -162,8 +165,9 @@ def _partial(raw: JsonObject, part: JsonObject, rules: RopeRules) -> float:
 def _scaled(raw: JsonObject, part: JsonObject, plain: Rope) -> Rope:
     if plain.kind == "default":
         return plain
-    if plain.kind == "linear":
-        return replace(plain, factor=part.number("factor"))
+    if plain.kind in ("linear", "proportional"):
+        usual = 1.0 if plain.kind == "proportional" else None
+        return replace(plain, factor=part.number("factor", usual))
     max_tokens = raw.integer("max_position_embeddings")
     pretrained = part.integer("original_max_position_embeddings", max_tokens)
     original = raw.integer("original_max_position_embeddings", pretrained)

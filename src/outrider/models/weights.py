@@ -123,12 +123,13 @@ EMBEDDINGS = (
     "transformer.wte.weight",
     "wte.weight",
 )
-# Prefixes of the other tensors of a model for text and pictures.
+# Prefixes of the other tensors of a model for text and pictures or sound.
 VISION_PREFIXES = tuple(
     f"{outer}{part}"
     for outer in ("model.", "")
     for part in (
         "visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "vit.", "mlp_AR.",
+        "embed_vision.", "audio_tower.", "embed_audio.",
     )
 )  # fmt: skip
 

@@ -39,7 +39,6 @@ from outrider.models.checkpoint import open_checkpoint
 from outrider.models.configs import LlamaConfig
 from outrider.models.families import LLAMA_FAMILIES
 from outrider.models.llama import CheaperParts, LlamaModel
-from outrider.models.llama_weights import read_layer
 from outrider.models.published.scheme import scheme_in
 from outrider.models.weights import Placement, TextNames, WeightReader, Weights
 
@@ -301,7 +300,7 @@ class SelfDraftSpec:
                 kernels=kernels,
                 head=reader.head(target.tables.embedding, tied=config.tie_word_embeddings),
                 layers=[
-                    read_layer(reader, config, depth) if depth in depths else own[depth]
+                    target.read_layer(reader, depth) if depth in depths else own[depth]
                     for depth in range(config.num_layers)
                 ],
                 depths=depths,
@@ -348,7 +347,8 @@ def _dense(layer: LayerWeights) -> tuple[PackedLinear, ...] | None:
     """Return the four matrices of a layer; None for a mixture and for latent attention."""
     matrices = (layer.qkv, layer.out, layer.gate_up, layer.down)
     found = tuple(one for one in matrices if one is not None)
-    return found if len(found) == len(matrices) and layer.latent is None else None
+    has_others = layer.latent or layer.inputs or layer.norms
+    return found if len(found) == len(matrices) and not has_others else None
 
 
 def _fewer_layers(target: LlamaModel, depths: Sequence[int]) -> CheaperParts:

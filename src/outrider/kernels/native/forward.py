@@ -54,6 +54,7 @@ class DenseWeights:
 class MixtureWeights:
     """Weights of a mixture. `router` scores all experts, and the shared one, if it is gated, in its
     last output. `choice_bias_X` is added to shares where experts are chosen, and to nothing else.
+    The shares of chosen experts are multiplied by `expert_scale_X`.
     `native`, if any, runs the mixture in one call."""
 
     router: PackedLinear
@@ -61,6 +62,7 @@ class MixtureWeights:
     shared: DenseWeights | None = None
     router_bias_X: Tensor | None = None
     choice_bias_X: Tensor | None = None
+    expert_scale_X: Tensor | None = None
     latent_in: PackedLinear | None = None
     latent_out: PackedLinear | None = None
     native: NativeMixture | None = None
@@ -184,6 +186,27 @@ class Recurrence:
     out_bias_D: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class InputNet:
+    """The matrices by which a layer of Gemma 4 reads its own input and adds to the residual, and
+    the norm of their output."""
+
+    into: PackedLinear
+    back: PackedLinear
+    norm_D: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedNorms:
+    """Norms of a layer with a mixture and a dense net: of the inputs of router and experts, and of
+    the outputs of dense net and experts."""
+
+    router_D: Tensor
+    experts_D: Tensor
+    dense_D: Tensor
+    mixed_D: Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
     """Weights of a layer. Norms and biases are float32; None if the family lacks them.
@@ -191,8 +214,10 @@ class LayerWeights:
     keys have the size of one head, or of all heads as one vector. If `attention` is None, a token
     sees all keys. The sigmoid of `gate` scales the outputs of heads. With a `latent`, `qkv` gives
     queries, or the vector that they come from, the latent and its key. The FFN is a `mixture`, or
-    the dense net of `gate_up` and `down`, whose function has the numbers `curve`, if any. Layers of
-    hybrids may lack attention or FFN."""
+    the dense net of `gate_up` and `down`, whose function has the numbers `curve`, if any; with
+    `norms` it is both. Layers of hybrids may lack attention or FFN. A layer may add what `inputs`
+    make of an input of its own; its output is then multiplied by `scale`. Without `k_norm_H` such a
+    layer reads the keys of an earlier one."""
 
     qkv: PackedLinear | None = None
     out: PackedLinear | None = None
@@ -214,6 +239,9 @@ class LayerWeights:
     recurrence: Recurrence | None = None
     latent: LatentWeights | None = None
     curve: tuple[float, ...] = ()
+    inputs: InputNet | None = None
+    norms: RoutedNorms | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

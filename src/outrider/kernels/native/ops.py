@@ -249,7 +249,7 @@ class NativeOps(NativeLinear):
         self._soft_cap = function(library, "soft_cap")
         self._argmax = function(library, "argmax")
         self._plan: PackedPlan | None = None
-        self._strides: tuple[int, ...] = ()
+        self._shape: tuple[int, ...] = ()
         self._pass = PassStruct()
         self._pass_address = ctypes.addressof(self._pass)
 
@@ -353,10 +353,10 @@ class NativeOps(NativeLinear):
         self.describe(plan, qkv_NE.shape[1], k_GSD)
 
     def describe(self, plan: PackedPlan, row_size: int, k_GSD: Tensor) -> int:
-        """The address of a PassStruct of `plan`, valid until the next call; all layers of a model
-        have one shape. `row_size` is the size of fused queries, keys and values."""
-        strides = k_GSD.stride()
-        if plan is self._plan and strides == self._strides:
+        """The address of a PassStruct of `plan`, valid until the next call. `row_size` is the size
+        of fused queries, keys and values."""
+        shape = (row_size, *k_GSD.shape, *k_GSD.stride())
+        if plan is self._plan and shape == self._shape:
             return self._pass_address
         self._pass = self.blank(row_size, k_GSD, plan.page_size)
         self._pass.num_tokens = plan.num_tokens
@@ -369,7 +369,7 @@ class NativeOps(NativeLinear):
         self._pass.extra_offsets = pointer(plan.extra_offsets_N1)
         self._pass.extra_slots = pointer(plan.extra_slots_E)
         self._pass_address = ctypes.addressof(self._pass)
-        self._plan, self._strides = plan, strides
+        self._plan, self._shape = plan, shape
         return self._pass_address
 
     def blank(self, row_size: int, k_GSD: Tensor, page_size: int) -> PassStruct:

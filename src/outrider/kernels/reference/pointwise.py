@@ -120,14 +120,15 @@ def rope_append(
     qkv_NE: Tensor, cos_TH: Tensor, sin_TH: Tensor, plan: PackedPlan, k_GSD: Tensor, v_GSD: Tensor
 ) -> None:
     """Rotate the query and key heads of `qkv_NE` in place; write keys and values to the arena.
-    Values that are keys (one memory for both) are not written."""
+    Values that are keys (one memory for both) are not written. An arena without key heads gets
+    nothing: rows are queries then."""
     num_kv_heads, head_dim = k_GSD.shape[0], head_dim_of(k_GSD)
     heads_NAD = qkv_NE.view(plan.num_tokens, -1, head_dim)
-    rotated_NAD = heads_NAD[:, :-num_kv_heads]
+    rotated_NAD = heads_NAD[:, : heads_NAD.shape[1] - num_kv_heads]
     rotate(rotated_NAD, cos_TH, sin_TH, plan.positions_N)
     kinds = [(k_GSD, rotated_NAD), (v_GSD, heads_NAD)]
     for rows_GSD, new_NAD in kinds[: 1 if same_memory(k_GSD, v_GSD) else 2]:
-        new_GND = new_NAD[:, -num_kv_heads:].transpose(0, 1)
+        new_GND = new_NAD[:, new_NAD.shape[1] - num_kv_heads :].transpose(0, 1)
         rows_GSD[:, plan.slots_N] = stored(new_GND, rows_GSD.dtype)
 
 

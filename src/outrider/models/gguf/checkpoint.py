@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from outrider.core.errors import CheckpointError
 from outrider.models.gguf.architectures import first_missing, sizes_of
 from outrider.models.gguf.config import config_of, notes_of
@@ -31,6 +33,10 @@ def generation_of(header: Header) -> dict[str, Any]:
     found = {
         ours: header.metadata.get(f"general.sampling.{key}") for key, ours in _SAMPLING.items()
     }
+    # Tokens that a model is never to write, such as ends of pictures.
+    suppressed = header.metadata.get("tokenizer.ggml.suppress_tokens")
+    if isinstance(suppressed, np.ndarray):
+        found["suppress_tokens"] = suppressed.tolist()
     return {
         name: round(value, 7) if isinstance(value, float) else value
         for name, value in found.items()

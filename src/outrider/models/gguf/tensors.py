@@ -38,6 +38,7 @@ _LAYER_PARTS = 6
 # Tensors whose names in checkpoints have no ending.
 _WHOLE = (
     "attn_sinks", "exp_probs_b", "ssm_a", "ssm_d", "ssm_dt", "attn_conv_base", "ffn_conv_base",
+    "layer_output_scale",
 )  # fmt: skip
 # Tensors that have one axis in checkpoints.
 _FLAT = ("ssm_a", "ssm_d", "ssm_norm")
@@ -111,9 +112,11 @@ class TensorSource:
 def tensor_sources(sizes: Sizes) -> Mapping[str, TensorSource]:
     """The tensors by their checkpoint names. Unknown ones keep their own, which no model reads."""
     header, row = sizes.header, sizes.row
-    ffn_size = sizes.integer("feed_forward_length", 0, least=0)
+    ffn_size = max(sizes.by_layer("feed_forward_length"), default=0)
     found: dict[str, TensorSource] = {}
     for stored in header.entries:
+        if scaled := _own_scale(sizes, stored):
+            found[scaled] = TensorSource(stored)
         if stored in FACTORS or stored.endswith(SCALES):
             continue
         module, _, ending = stored.rpartition(".")
@@ -138,7 +141,7 @@ def tensor_sources(sizes: Sizes) -> Mapping[str, TensorSource]:
             new_axis=_NEW_AXIS.get(part) if ending == "weight" else None,
             flat=part in _FLAT,
             is_rate=part == "ssm_a",
-            factor=f"{module}.scale" if f"{module}.scale" in header.entries else "",
+            factor=_factor(sizes, module),
         )
         # Falcon H1's norm before the FFN is stored without an ending.
         is_whole = part in _WHOLE or (not ending and part != "ffn_norm")
@@ -150,6 +153,20 @@ def tensor_sources(sizes: Sizes) -> Mapping[str, TensorSource]:
         else:
             found[stored] = source
     return {**found, **_zero_biases(found, row)}
+
+
+def _own_scale(sizes: Sizes, stored: str) -> str:
+    """The name of a tensor of the model whose name ends as that of a matrix's factor does; else
+    ""."""
+    block, _, part = stored.removeprefix("blk.").partition(".")
+    own = sizes.row.names.get(part) if stored.endswith(SCALES) else None
+    return _layer(sizes, int(block)) + own if own and block.isdecimal() else ""
+
+
+def _factor(sizes: Sizes, module: str) -> str:
+    """The name of the tensor with the factors of the matrix `module`; "" if there is none."""
+    found = f"{module}.scale"
+    return found if found in sizes.header.entries and not _own_scale(sizes, found) else ""
 
 
 def _layer(sizes: Sizes, block: int) -> str:
