@@ -26,17 +26,18 @@ from outrider.core.errors import given
 from outrider.kernels.native.forward import InputNet, LayerWeights, RoutedNorms
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import AttentionKind, Linear, PackedLinear, PackedPlan, PackedTable
+from outrider.models.activations import gated
 from outrider.models.decoder import LayerKV, Scratch
 from outrider.models.gemma_kinds import GemmaConfig
 from outrider.models.llama import LayerOperators, LlamaModel
 from outrider.models.llama_weights import WHOLE, Share, read_layer
-from outrider.models.mixture import gated, mix
+from outrider.models.mixture import mix
 from outrider.models.weights import WeightReader
 
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """What the inputs of all layers are made of: a table of tokens, and a projection of their
+    """The weights that make the inputs of all layers: a table of tokens, and a projection of their
     embeddings, which `linear` multiplies by."""
 
     table: Tensor | PackedTable

@@ -25,8 +25,8 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def gemma4(sizes: Sizes) -> dict[str, Any]:
-    """All of config.json that depends on the file. Raises CheckpointError for sizes that no
-    checkpoint of Gemma 4 has."""
+    """The settings of config.json. Raises CheckpointError for sizes that no checkpoint of Gemma 4
+    has."""
     windows = mixed_windows(None).read(sizes)
     kinds: Sequence[str] = windows.get("layer_types", ())
     if not kinds:
