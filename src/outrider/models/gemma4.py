@@ -135,19 +135,6 @@ class GemmaOperators(LayerOperators):
         kernels.rms_norm(mixed_ND, norms.mixed_D, eps, mixed_ND)
         self._add_to_residual(kernels, scratch, dense_ND.add_(mixed_ND), layer.fed_norm_D)
 
-    def end(
-        self, kernels: Kernels, layer: LayerWeights, scratch: Scratch, input_NP: Tensor | None
-    ) -> None:
-        """Add what the layer makes of its own input, and scale its output."""
-        if layer.inputs is not None and input_NP is not None:
-            into_NP = torch.empty_like(input_NP)
-            kernels.linear(scratch.x_ND, layer.inputs.into, into_NP)
-            kernels.gelu_mul(torch.cat([into_NP, input_NP], dim=1), into_NP)
-            kernels.linear(into_NP, layer.inputs.back, scratch.norm_ND)
-            self._add_to_residual(kernels, scratch, scratch.norm_ND, layer.inputs.norm_D)
-        if layer.scale != 1:
-            scratch.x_ND.mul_(layer.scale)
-
 
 class GemmaModel(LlamaModel):
     """A LlamaModel with Gemma 4's layers."""
@@ -209,11 +196,21 @@ class GemmaModel(LlamaModel):
         if depth not in self._depths:
             return
         super().layer(depth, plan, scratch, kv)
-        operators = self._operators[depth]
-        assert isinstance(operators, GemmaOperators)
-        inputs_NLP = self._inputs_NLP
-        own_NP = None if inputs_NLP is None else inputs_NLP[:, depth]
-        operators.end(self.kernels, self._layers[depth], scratch, own_NP)
+        layer, inputs_NLP = self._layers[depth], self._inputs_NLP
+        if layer.inputs is not None and inputs_NLP is not None:
+            self._read_input(layer.inputs, inputs_NLP[:, depth], scratch)
+        if layer.scale != 1:
+            scratch.x_ND.mul_(layer.scale)
+
+    def _read_input(self, net: InputNet, input_NP: Tensor, scratch: Scratch) -> None:
+        """Add to the residual what a layer makes of its own input."""
+        kernels, into_NP = self.kernels, scratch.x_ND.new_empty(input_NP.shape)
+        kernels.linear(scratch.x_ND, net.into, into_NP)
+        kernels.gelu_mul(torch.cat([into_NP, input_NP], dim=1), into_NP)
+        kernels.linear(into_NP, net.back, scratch.norm_ND)
+        eps = self.config.rms_norm_eps
+        kernels.rms_norm(scratch.norm_ND, net.norm_D, eps, scratch.norm_ND)
+        scratch.x_ND.add_(scratch.norm_ND)
 
     def head(self, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor) -> None:
         super().head(x_MD, norm_MD, logits_MV)
