@@ -133,21 +133,6 @@ _AROUND = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 
-# Tensors of Gemma 4 that not every file or layer has.
-_GEMMA4 = {
-    "inp_gate": "per_layer_input_gate",
-    "proj": "per_layer_projection",
-    "post_norm": "post_per_layer_input_norm",
-    "layer_output_scale": "layer_scalar",
-    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
-    "post_ffw_norm_1": "post_feedforward_layernorm_1",
-    "post_ffw_norm_2": "post_feedforward_layernorm_2",
-    "ffn_gate_inp": "router.proj",
-    "ffn_gate_inp.scale": "router.scale",
-    "ffn_down_exps.scale": "router.per_expert_scale",
-    **{f"{part}_exps": f"experts.{part[4:]}_proj" for part in ("ffn_gate_up", *_FFN)},
-}
-
 
 def _row(
     family: str, *parts: Part, names: Mapping[str, str] | None = None, **traits: Any
@@ -289,18 +274,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         positions=Positions(by_kind=True, stretches_local=False, local_theta=10000.0),
         above_one=True,
     ),
-    "gemma4": Architecture(
-        family="gemma4_text",
-        parts=(Part(gemma4.gemma4, gemma4.KEYS), settings.soft_cap("final")),
-        names={**_LLAMA_LAYER, **_AROUND, **_GEMMA4},
-        outer={
-            **_LLAMA_OUTER,
-            "per_layer_token_embd": "model.embed_tokens_per_layer",
-            "per_layer_model_proj": "model.per_layer_model_projection",
-            "per_layer_proj_norm": "model.per_layer_projection_norm",
-        },
-        absent=("attn_k", "attn_v", "attn_k_norm", *_GEMMA4),
-    ),
+    "gemma4": gemma4.architecture({**_LLAMA_LAYER, **_AROUND}, _LLAMA_OUTER),
     "gemma": _row("gemma", settings.activation("gelu_pytorch_tanh"), above_one=True),
     "granite": _GRANITE,
     "granitemoe": _GRANITE,

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from outrider.core.errors import CheckpointError
-from outrider.models.gguf.config import Sizes
+from outrider.models.gguf.config import Architecture, Part, Sizes
 from outrider.models.gguf.reader import map_file
-from outrider.models.gguf.settings import mixed_windows
+from outrider.models.gguf.settings import mixed_windows, soft_cap
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT
 
-KEYS = (
+_KEYS = (
     "attention.shared_kv_layers", "attention.key_length_swa", "attention.value_length_swa",
     "embedding_length_per_layer_input", "rope.dimension_count_swa",
     "attention.sliding_window_pattern", "rope.freq_base_swa", "expert_count", "expert_used_count",
@@ -22,6 +22,38 @@ KEYS = (
 # Factors of frequencies of at least so much keep a pair of a head still.
 _STILL = 1e29
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+# Tensors that not every file or layer has.
+_OWN = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "layer_output_scale": "layer_scalar",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    **{f"ffn_{part}_exps": f"experts.{part}_proj" for part in ("gate_up", "gate", "up", "down")},
+}
+_OUTER = {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
+
+
+def architecture(layer: Mapping[str, str], outer: Mapping[str, str]) -> Architecture:
+    """The row of Gemma 4, with the names that its tensors share with other models."""
+    return Architecture(
+        family="gemma4_text",
+        parts=(Part(gemma4, _KEYS), soft_cap("final")),
+        names={**layer, **_OWN},
+        outer={**outer, **_OUTER},
+        absent=("attn_k", "attn_v", "attn_k_norm", *_OWN),
+    )
 
 
 def gemma4(sizes: Sizes) -> dict[str, Any]:
