@@ -21,10 +21,12 @@ from outrider_lab.bench.workload import load_prompts
 FIRST = SamplingParams(max_tokens=1, ignore_eos=True)
 WRITE = SamplingParams(max_tokens=32, ignore_eos=True)
 HYBRID = "outrider/embedded-hybrid"
+# A prompt from this length on is read once in each way.
+LONG = 8_000
 LENGTHS = {"SmolLM2-135M-Instruct": (2_000, 8_000), HYBRID: (2_000,)}
 
 
-@study(repeats=3, requests=6, rounds=6)
+@study(repeats=3, requests=4, rounds=8)
 def prompt_store(options: Options, report: Report) -> bool:
     """How long does the first token take if the prompt is unknown, known in memory, or known on
     disk after a restart? And what do requests cost that find nothing, with a store and without?
@@ -40,7 +42,8 @@ def prompt_store(options: Options, report: Report) -> bool:
     holds = True
     for name, model in models.items():
         for length in LENGTHS[name]:
-            cell = _first_token(model, length, options.repeats)
+            repeats = options.repeats if length < LONG else 1
+            cell = _first_token(model, length, repeats)
             note(report, model=name, tokens=length, **cell)
             holds &= cell["same"]
         cell = _unknown(model, options.requests, options.rounds)
@@ -94,7 +97,7 @@ def _first_token(model: str, length: int, repeats: int) -> dict[str, Any]:
 def _unknown(model: str, requests: int, rounds: int) -> dict[str, Any]:
     """Return how much longer requests take that find nothing, with a store than without."""
     ratios: list[float] = []
-    prompts = iter(_prompts(model, 700, 2 * requests * (rounds + 1)))
+    prompts = iter(_prompts(model, 400, 2 * requests * (rounds + 1)))
     with (
         TemporaryDirectory() as folder,
         closing(_opened(model, folder)) as stored,

@@ -4,6 +4,7 @@ with --against an audit of any server, which needs neither weights nor PyTorch."
 from __future__ import annotations
 
 import datetime
+import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -122,7 +123,7 @@ def _report(audit: Audit, checks: list[Check], urls: list[str]) -> Report:
 def _effort(shown: VerifyOptions, resolved: Resolved) -> Effort:
     from outrider.plugins.proof.check import DEEP, Effort
 
-    effort = DEEP if shown.deep else Effort()
+    effort = replace(DEEP if shown.deep else Effort(), seconds=shown.seconds or math.inf)
     if resolved.chosen["max_tokens"].origin == DEFAULT:
         return effort
     return replace(effort, greedy_tokens=resolved.repeatable_sampling().max_tokens)

@@ -192,6 +192,8 @@ ENDS: dict[tuple[str, ...], tuple[int, ...]] = {
     ("models", "ping"): (0, 3),
     ("top",): (0, 3),
     ("stop",): (0, 2),
+    # There may be no such folder.
+    **{("cache", part): (0, 2) for part in ("list", "clear", "verify")},
     ("report",): (2,),
 }
 

@@ -64,8 +64,9 @@ def test_the_embedded_pair_writes_the_same_text() -> None:
     assert texts.holds is True
     assert acceptance.holds is True
     assert texts.facts["num_equal"] == texts.facts["num_tokens"] > 500
-    assert len(texts.facts["runs"]) == 14
-    assert acceptance.facts["num_settings"] == 6
+    assert len(texts.facts["runs"]) == 16
+    assert texts.facts["num_known_tokens"] > 100
+    assert acceptance.facts["num_settings"] == 8
     assert texts.problems == texts.warnings == ()
 
 
@@ -101,6 +102,64 @@ def test_a_bug_of_the_engine_fails_with_every_difference_called_a_bug() -> None:
     assert texts.facts["num_equal"] < texts.facts["num_tokens"]
     assert texts.facts["num_near_ties"] == 0
     assert "BUG: margin" in texts.problems[0]
+
+
+@pytest.mark.wide
+@pytest.mark.weights
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_prompts")
+def test_all_that_drafter_auto_takes_is_compared_and_so_are_known_prompts() -> None:
+    params = SamplingParams(seed=0)
+    hybrid = subject_of("outrider/embedded-hybrid", "auto", EngineConfig(threads=1), params)
+    assert hybrid.drafters == ("suffix", "ngram", "mtp")
+    texts, acceptance = checks_of(hybrid)
+    assert texts.holds is True
+    assert texts.warnings == ()
+    runs = texts.facts["runs"]
+    assert {
+        f"greedy, mtp K={k}, batch {size}, chunks of 256" for k in (1, 4) for size in (1, 4)
+    } < {*runs}
+    assert sum("auto" in run for run in runs) == 6
+    assert [run for run in runs if "known" in run] == [
+        "greedy, auto auto to 4, batch 4, chunks of 256, prompts known",
+        "greedy, auto auto to 4, batch 4, chunks of 256, prompts known after a restart",
+    ]
+    num_ids = sum(map(len, task(hybrid, max_tokens=4).prompts))
+    assert num_ids // 2 < texts.facts["num_known_tokens"] < 2 * num_ids
+    assert acceptance.holds is True
+
+
+def test_runs_that_time_does_not_allow_are_named() -> None:
+    """Each run takes a second of a clock."""
+    seconds = iter(range(100))
+
+    def write(job: ParityTask, group: list[ParityCell]) -> list[CellTexts]:
+        texts = tuple(tuple(range(job.greedy.max_tokens)) for _ in job.prompts)
+        return [CellTexts(cell, texts, ((8, 3),) * len(texts), True, 5) for cell in group]
+
+    two = SamplingParams(max_tokens=4), SamplingParams(max_tokens=2, temperature=0.8)
+
+    def checked(deadline: float) -> Check:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(ParityTask, "write", write)
+            patched.setattr("outrider.plugins.proof.parity_part.perf_counter", seconds.__next__)
+            job = ParityTask(embedded(), ((1, 2), (3,)), *two)
+            part = parity(job, deadline)
+            while True:
+                try:
+                    next(part)
+                except StopIteration as end:
+                    return end.value[0]
+
+    few, most, none = checked(3), checked(24), checked(-1)
+    assert (few.holds, most.holds, none.holds) == (True, True, None)
+    assert len(few.facts["runs"]) == 5
+    assert (
+        few.facts["runs_left_out"][0]
+        == "greedy, model K=4, batch 4, chunks of 256, prompts known after a restart"
+    )
+    assert few.warnings == (f"time was up before 11 runs, from {few.facts['runs_left_out'][0]} on",)
+    assert none.facts["runs"] == []
 
 
 @pytest.mark.weights

@@ -14,6 +14,7 @@ import platform
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -298,13 +299,13 @@ def about(subject: ParitySubject, settings: Mapping[str, object]) -> dict[str, A
 def certify(subject: ParitySubject, effort: Effort) -> Iterator[ProofStep | Check]:
     """Run the parts. Each check is yielded as soon as it is known; the check of another package's
     drafter comes first."""
-    seed = subject.params.rng_seed
+    seed, deadline = subject.params.rng_seed, perf_counter() + effort.seconds
     # Made first: prompts that fit no window are an error before the work, not in its middle.
     job = task(subject, max_tokens=effort.greedy_tokens)
     parts: Sequence[Part] = (
         algebra(effort, seed=seed, own=subject.config.sampler),
         ensemble(effort, seed=seed, own=subject.config.sampler),
-        parity(job),
+        parity(job, deadline),
         mutants(seed=seed),
     )
     yield from own_reports(subject.config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -37,7 +38,8 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class Effort:
     """Amounts of work of each part. Counts are per exact sampler and pair of distributions, where a
-    part has them; the user's own sampler is walked more often than the others."""
+    part has them; the user's own sampler is walked more often than the others. No text is begun
+    after so many `seconds`."""
 
     num_generated: int = 340
     num_texts: int = 50_000
@@ -46,6 +48,7 @@ class Effort:
     num_races: int = 1_000
     num_engine: int = 400
     greedy_tokens: int = 64
+    seconds: float = math.inf
 
 
 DEEP = Effort(

@@ -7,18 +7,21 @@ as well, prompt by prompt, whatever the batch and the chunks: a drafter that saw
 would draft other tokens long before it changed a text.
 
 The arena holds BATCH sequences only, so that a prompt's pages are overwritten before it comes again
-and every run reads it anew.
+and every run reads it anew. Two more runs read none: prompts are known from before, in memory or in
+a prompt store after a restart.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from outrider.api.found import found_drafts
 from outrider.api.llm import LLM
 from outrider.api.plan import resolve_pair
 from outrider.api.result import GenerationResult
@@ -28,7 +31,7 @@ from outrider.core.draft import common_prefix
 from outrider.core.errors import ConfigError
 from outrider.core.files import open_regular
 from outrider.core.params import SamplingParams
-from outrider.core.plugins import COPY, drafter_named
+from outrider.core.plugins import AUTO, COPY, drafter_named
 from outrider.drafters.common.draft_model import why_no_copy
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.families import read_config
@@ -42,12 +45,14 @@ _HEADER_LENGTH = 8
 
 @dataclass(frozen=True, slots=True)
 class ParitySubject:
-    """A target, perhaps a draft model, and the user's settings. `draft` None: no draft model."""
+    """A target, perhaps a draft model, and the user's settings. `draft` None: no draft model.
+    `found` are the drafts that drafter auto takes without being named, by the kind of drafter."""
 
     target: str
     draft: str | None
     config: EngineConfig
     params: SamplingParams
+    found: Mapping[str, Path] = field(default_factory=dict[str, Path])
 
     @property
     def drafter(self) -> str:
@@ -56,18 +61,22 @@ class ParitySubject:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """The drafters to check: the user's own, look-ups, since they need no model, and the copy
-        that drafts by default."""
+        """The drafters to check, each alone: the user's own, look-ups, since they need no model,
+        the copy in fewer bits where there may be one, and all others that drafter auto takes."""
         folder = resolve(self.target)
         target = read_config(folder)
         copies = self.draft is None and not why_no_copy(folder, target, self.config)
-        return tuple(dict.fromkeys((self.drafter, "ngram", *([COPY] if copies else []))))
+        names = (self.drafter, "ngram", *([COPY] if copies else []), *self.found)
+        return tuple(dict.fromkeys(names))
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.load(resolve(self.target))
 
     def open(self, config: EngineConfig) -> LLM:
-        return LLM(self.target, draft=self.draft, config=config)
+        """The pair under other settings; a drafter that auto found drafts from its folder."""
+        folder = self.found.get(config.drafter)
+        named = folder is not None and folder != resolve(self.target)
+        return LLM(self.target, draft=str(folder) if named else self.draft, config=config)
 
 
 def subject_of(
@@ -77,7 +86,7 @@ def subject_of(
     if draft == "none" and config.drafter == "auto":
         config = replace(config, drafter="ngram")
     named = {"auto": draft_of(target, config.drafter), "none": None}.get(draft, draft)
-    found = ParitySubject(target, named, config, params)
+    found = ParitySubject(target, named, config, params, _found(target, named, config))
     if not drafter_named(found.drafter).drafts:
         raise ConfigError(
             "speculation is off, so there is nothing to certify.",
@@ -90,6 +99,14 @@ def subject_of(
             hint=f"--drafter {found.drafter} needs --prediction TEXT",
         )
     return found
+
+
+def _found(target: str, draft: str | None, config: EngineConfig) -> Mapping[str, Path]:
+    if draft is not None or config.drafter != AUTO:
+        return {}
+    folder = resolve(target)
+    drafts = found_drafts(folder, read_config(folder), config).drafts
+    return {one.kind: one.folder for one in drafts}
 
 
 def fingerprint(name: str) -> str:
@@ -121,6 +138,9 @@ def _headers(folder: Path) -> Iterator[bytes]:
 
 
 BATCH = 4
+# Endings of the names of cells whose prompts were read before.
+KNOWN, RESTARTED = ", prompts known", ", prompts known after a restart"
+_SMALL_PAGE = 4
 KS = (1, 4)
 CHUNKS = (16, 64)
 TEMPERATURE = 0.8
@@ -133,7 +153,9 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParityCell:
-    """One configuration that writes all prompts; `together` of them are in flight at once."""
+    """One configuration that writes all prompts; `together` of them are in flight at once. With
+    `known`, KNOWN or RESTARTED, prompts were read before: in the same engine, or before it was
+    closed and opened again over a prompt store."""
 
     drafter: str
     k: int
@@ -142,28 +164,35 @@ class ParityCell:
     params: SamplingParams
     sampler: str
     controller: str = "fixed"
+    known: str = ""
 
     @property
     def name(self) -> str:
         how = "greedy" if self.params.greedy else f"{self.sampler} at {self.params.temperature:g}"
         where = f"batch {self.together}, chunks of {self.chunk}"
         length = f"K={self.k}" if self.controller == "fixed" else f"{self.controller} to {self.k}"
-        return f"{how}, {self.drafter} {length}, {where}"
+        return f"{how}, {self.drafter} {length}, {where}{self.known}"
 
     @property
-    def same_drafts(self) -> tuple[str, int, str, bool, str]:
-        """The key of cells that must draft and accept alike."""
-        return self.drafter, self.k, self.sampler, self.params.greedy, self.controller
+    def same_drafts(self) -> tuple[object, ...]:
+        """The key of cells that must draft and accept alike. A cell is like no other if its drafts
+        depend on other texts, which come in another order there, or on measured times."""
+        key = (self.drafter, self.k, self.sampler, self.params.greedy, self.controller)
+        if self.drafter != AUTO and drafter_named(self.drafter).keeps_apart:
+            return (*key, self.known)
+        return (*key, self.known, self.together, self.chunk)
 
 
 @dataclass(frozen=True, slots=True)
 class CellTexts:
-    """A cell's texts, and how many tokens were drafted and accepted for each prompt."""
+    """A cell's texts, how many tokens were drafted and accepted for each prompt, and how many
+    tokens of all prompts were known."""
 
     cell: ParityCell
     texts: tuple[Ids, ...]
     acceptance: tuple[tuple[int, int], ...]
     exact_kernels: bool
+    num_known: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +218,15 @@ class ParityTask:
         return self.write([self._cell("none", 0, params, sampler)])[0]
 
     def groups(self) -> Iterator[list[ParityCell]]:
-        """Yield cells by the engine that runs them; opening one may take a while."""
-        config = self.subject.config
-        for drafter in self.subject.drafters:
-            for k in sorted({*KS, config.most_k}):
+        """Yield cells by the engine that runs them; opening one may take a while. The first ones
+        are those of the largest K of every drafter, for runs that end early."""
+        config, drafters = self.subject.config, self.subject.drafters
+        for drafter in drafters:
+            yield self._both(drafter, self.largest_k, self.greedy, config.sampler)
+        yield from self._automatic()
+        yield from self._known()
+        for drafter in drafters:
+            for k in sorted({*KS, config.most_k} - {self.largest_k}):
                 yield self._both(drafter, k, self.greedy, config.sampler)
             yield self._both(drafter, self.largest_k, self.seeded, self.seeded_sampler)
         first = self._both(self.subject.drafter, self.largest_k, self.greedy, config.sampler)[0]
@@ -200,6 +234,24 @@ class ParityTask:
             yield [replace(first, chunk=chunk)]
         if config.resolved_controller != first.controller:
             yield [replace(first, controller=config.resolved_controller)]
+
+    def _automatic(self) -> Iterator[list[ParityCell]]:
+        """Yield cells in which drafter auto chooses among all drafts that it found."""
+        if self.subject.found:
+            for params, sampler in (
+                (self.greedy, self.subject.config.sampler),
+                (self.seeded, self.seeded_sampler),
+            ):
+                both = self._both(AUTO, self.largest_k, params, sampler)
+                yield [replace(cell, controller=AUTO) for cell in both]
+
+    def _known(self) -> Iterator[list[ParityCell]]:
+        """Yield cells whose prompts were read before."""
+        drafter = AUTO if self.subject.found else self.subject.drafter
+        cell = self._both(drafter, self.largest_k, self.greedy, self.subject.config.sampler)[0]
+        controller = AUTO if self.subject.found else "fixed"
+        for known in (KNOWN, RESTARTED):
+            yield [replace(cell, controller=controller, known=known)]
 
     def _both(self, drafter: str, k: int, params: SamplingParams, sampler: str) -> list[ParityCell]:
         alone = self._cell(drafter, k, params, sampler)
@@ -212,21 +264,42 @@ class ParityTask:
         )
 
     def write(self, group: Sequence[ParityCell]) -> list[CellTexts]:
-        llm = self.subject.open(self.config_of(group[0]))
-        return [
-            CellTexts(
-                cell,
-                tuple(result.token_ids for result in results),
-                tuple((r.stats.num_drafted, r.stats.num_accepted) for r in results),
-                llm.kernels.exact,
-            )
-            for cell in group
-            for results in [_generate(llm, self.prompts, cell)]
-        ]
+        if group[0].known:
+            return [self._again(cell) for cell in group]
+        with closing(self.subject.open(self.config_of(group[0]))) as llm:
+            return [self._written(llm, cell) for cell in group]
+
+    def _again(self, cell: ParityCell) -> CellTexts:
+        """The texts of a cell whose prompts are known."""
+        with TemporaryDirectory(prefix="outrider-verify-") as folder:
+            config = self.config_of(cell)
+            if cell.known == RESTARTED:
+                config = replace(config, prompt_store=folder)
+                with closing(self.subject.open(config)) as llm:
+                    self._written(llm, cell)
+            with closing(self.subject.open(config)) as llm:
+                if cell.known == KNOWN:
+                    self._written(llm, cell)
+                return self._written(llm, cell)
+
+    def _written(self, llm: LLM, cell: ParityCell) -> CellTexts:
+        results = _generate(llm, self.prompts, cell)
+        return CellTexts(
+            cell,
+            tuple(result.token_ids for result in results),
+            tuple((r.stats.num_drafted, r.stats.num_accepted) for r in results),
+            llm.kernels.exact,
+            sum(result.num_cached_tokens for result in results),
+        )
 
     def config_of(self, cell: ParityCell) -> EngineConfig:
         config = self.subject.config
         longest = max(map(len, self.prompts)) + self.greedy.max_tokens + self.largest_k + 1
+        num_texts = BATCH
+        if cell.known:
+            # Short prompts fill pages, and all texts stay in memory.
+            num_texts += len(self.prompts)
+            config = replace(config, page_size=_SMALL_PAGE, state_checkpoints=4 * num_texts)
         pages = -(-longest // config.page_size)
         return replace(
             config,
@@ -235,13 +308,14 @@ class ParityTask:
             sampler=cell.sampler,
             prefill_chunk=cell.chunk,
             batch_size=BATCH,
-            arena_tokens=BATCH * pages * config.page_size,
+            arena_tokens=num_texts * pages * config.page_size,
             controller=cell.controller,
         )
 
 
 def _generate(llm: LLM, prompts: Sequence[Ids], cell: ParityCell) -> list[GenerationResult]:
-    guess = cell.params.prediction if "prediction" in drafter_named(cell.drafter).must_have else ""
+    must_have = () if cell.drafter == AUTO else drafter_named(cell.drafter).must_have
+    guess = cell.params.prediction if "prediction" in must_have else ""
     params = replace(cell.params, prediction=guess)
     if cell.together == BATCH:
         return llm.generate(prompts, params)

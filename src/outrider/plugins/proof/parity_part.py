@@ -9,9 +9,11 @@ Shapes:  V = vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -30,6 +32,7 @@ from outrider.plugins.proof.parity import (
     BATCH,
     CellTexts,
     Ids,
+    ParityCell,
     ParityTask,
     TokenDifference,
     differences,
@@ -166,8 +169,9 @@ class _SeenDifference:
         return f"{where}: {self.finding}" if self.finding else where
 
 
-def parity(job: ParityTask) -> Part:
-    """Run part three; return two checks: of texts, and of acceptance."""
+def parity(job: ParityTask, deadline: float = math.inf) -> Part:
+    """Run part three; return two checks: of texts, and of acceptance. No run begins after the
+    `deadline`, a time of `perf_counter`."""
     yield "plain decoding, the reference"
     # Keyed by whether it is greedy: parameters may hold a mapping, so they cannot be keys.
     plain = {
@@ -175,7 +179,11 @@ def parity(job: ParityTask) -> Part:
         False: job.plain(job.seeded, job.seeded_sampler),
     }
     written: list[CellTexts] = []
+    left_out: list[ParityCell] = []
     for group in job.groups():
+        if perf_counter() >= deadline:
+            left_out += group
+            continue
         yield group[0].name
         written += job.write(group)
     found = [d for one in written for d in differences(one, plain[one.cell.params.greedy])]
@@ -183,7 +191,33 @@ def parity(job: ParityTask) -> Part:
     if found:
         yield f"looking into {len(found)} differences"
         seen = list(_looked_into(job, found, plain))
-    return _texts(job, written, seen, plain), _acceptance(written, job.subject.drafters)
+    texts = _with_left_out(_texts(job, written, seen, plain), job, written, left_out)
+    return texts, _acceptance(written, job.subject.drafters)
+
+
+def _with_left_out(
+    check: Check, job: ParityTask, written: Sequence[CellTexts], left_out: Sequence[ParityCell]
+) -> Check:
+    """Return the check of texts with the runs that were not made, for lack of time, or that read
+    prompts again which should have been known. A drafter without any run leaves it undecided."""
+    warnings = [
+        f"{one.cell.name}: no prompt was known"
+        for one in written
+        if one.cell.known and not one.num_known
+    ]
+    if left_out:
+        warnings.append(f"time was up before {len(left_out)} runs, from {left_out[0].name} on")
+    missing = {*job.subject.drafters} - {one.cell.drafter for one in written}
+    facts = {
+        "runs_left_out": [cell.name for cell in left_out],
+        "num_known_tokens": sum(one.num_known for one in written if one.cell.known),
+    }
+    return replace(
+        check,
+        holds=None if missing and check.holds else check.holds,
+        facts={**check.facts, **facts},
+        warnings=(*check.warnings, *warnings),
+    )
 
 
 def _texts(
