@@ -24,6 +24,8 @@ from doubles.tiny_families import WRAPPERS, write_wrapper
 from doubles.tiny_mixers import MIXERS
 from outrider.core.errors import CheckpointError
 from outrider.models.decoder import LoadOptions, ModelCapacity
+from outrider.models.families import FAMILIES
+from outrider.models.gguf.architectures import ARCHITECTURES as GGUF
 from outrider.models.loading import load_model
 from outrider.plugins.transformers.model import AdapterModel
 from parity.feeding import feed
@@ -92,6 +94,7 @@ ARCHITECTURES: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = (
     ("Mistral", "mistral", {"sliding_window": 8}),
     ("Mistral Small", "mistral3", None),
     ("Mistral Small 4", "mistral4", None),
+    ("Muse Glimmer", "muse_glimmer", None),
     ("HunyuanOCR", "hunyuan_vl", None),
     ("PaddleOCR-VL", "paddleocr_vl", None),
     ("Ministral", "ministral", {"head_dim": 12, "sliding_window": 8}),
@@ -166,6 +169,53 @@ ARCHITECTURES: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = (
 )
 
 
+# The families that are asked for most: name, types of models, and architectures of GGUF files. A
+# family counts if all of them run.
+WANTED: tuple[tuple[str, str, str], ...] = (
+    ("Qwen3.5 and 3.6 mixtures", "qwen3_5_moe", "qwen35moe"),
+    ("Qwen3.6-27B, Qwen3.8-27B", "qwen3_5", "qwen35"),
+    ("Qwen3.5", "qwen3_5_text", "qwen35"),
+    ("Qwen3-VL", "qwen3_vl", "qwen3vl"),
+    ("Qwen3", "qwen3", "qwen3"),
+    ("Qwen3 mixtures", "qwen3_moe", "qwen3moe"),
+    ("Qwen3-Next", "qwen3_next", "qwen3next"),
+    ("Qwen3.8-Flash-Next", "qwen4_exp", "qwen4exp"),
+    ("Gemma 4", "gemma4 gemma4_text", "gemma4"),
+    ("Gemma 4 12B", "gemma4_unified", "gemma4"),
+    ("Gemma 3", "gemma3 gemma3_text", "gemma3"),
+    ("gpt-oss", "gpt_oss", "gpt-oss"),
+    ("Llama 3", "llama", "llama"),
+    ("Qwen2.5", "qwen2", "qwen2"),
+    ("Mistral Small 3, Ministral 3", "mistral3 ministral3", "llama mistral3"),
+    ("Phi-4", "phi3", "phi3"),
+    ("Mistral Small 4", "mistral4", "mistral4"),
+    ("GLM-4.7-Flash", "glm4_moe_lite", "deepseek2"),
+    ("GLM-4.5 to 4.7", "glm4_moe", "glm4moe"),
+    ("DeepSeek V3, Kimi K2", "deepseek_v3 kimi_k2", "deepseek2"),
+    ("MiniMax M2", "minimax_m2", "minimax-m2"),
+    ("Nemotron 3 Nano", "nemotron_h", "nemotron_h_moe"),
+    ("LFM2", "lfm2 lfm2_moe", "lfm2 lfm2moe"),
+    ("Granite 4", "granitemoehybrid", "granitehybrid"),
+    ("Muse Glimmer", "muse_glimmer", "muse-glimmer"),
+)
+
+
+def wanted() -> str:
+    """The sentence that counts the families that are asked for most."""
+    sides = {"folders": (1, FAMILIES), "GGUF files": (2, GGUF)}
+    lost = {
+        side: [one[0] for one in WANTED if not {*one[at].split()} <= {*known}]
+        for side, (at, known) in sides.items()
+    }
+    folders, files = (len(WANTED) - len(names) for names in lost.values())
+    absent = sorted({name for names in lost.values() for name in names})
+    text = (
+        f"Of {len(WANTED)} families that are asked for most, {folders} are native from folders and "
+    )
+    text += f"{files} run from GGUF files" + (f"; not {', '.join(absent)}" if absent else "")
+    return fill(f"{text}.", 110, break_on_hyphens=False)
+
+
 class Row(NamedTuple):
     names: str
     model_type: str
@@ -210,7 +260,7 @@ def table() -> str:
         parts.append(fill(text, 110, break_on_hyphens=False))
     head = "| models | `model_type` | runs | what is lost |\n|---|---|---|---|"
     parts.append("\n".join([head, *(str(row) for row in rows if row.runs != "native")]))
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, wanted()])
 
 
 def main() -> int:

@@ -46,15 +46,24 @@ _MORE_KEYS: Mapping[str, Iterable[str]] = {
     "gemma2": _CAPS,
     "cohere2": ("logit_scale",),
     "command-r": ("logit_scale",),
+    "olmo": ("attention.clamp_kqv",),
     **dict.fromkeys(("granite", "granitemoe", "minicpm"), _SCALES),
-    **dict.fromkeys(("deepseek", "dots1", "bailingmoe", "glm4moe"), _ROUTED),
+    **dict.fromkeys(("deepseek", "dots1", "bailingmoe", "glm4moe", "exaone-moe", "hy_v3"), _ROUTED),
+    "gptneox": ("use_parallel_residual",),
+    "muse-glimmer": ("logit_scale", "final_logit_softcapping", "attention.sliding_window_pattern"),
+    "granite_swa": (*_SCALES, "attention.sliding_window_pattern", "attention.rope_pattern"),
+    "exaone-moe": (*_ROUTED, "attention.sliding_window_pattern"),
+    "mistral3": ("attention.temperature_scale",),
     "minimax-m2": ("expert_gating_func",),
-    "deepseek2": (
-        *_ROUTED,
-        "attention.kv_lora_rank",
-        "attention.q_lora_rank",
-        "attention.key_length_mla",
-        "attention.value_length_mla",
+    **dict.fromkeys(
+        ("deepseek2", "mistral4"),
+        (
+            *_ROUTED,
+            "attention.kv_lora_rank",
+            "attention.q_lora_rank",
+            "attention.key_length_mla",
+            "attention.value_length_mla",
+        ),
     ),
     "ernie4_5-moe": (*_ROUTED, "interleave_moe_layer_step"),
     **dict.fromkeys(
@@ -93,6 +102,10 @@ _BIASES: Mapping[str, tuple[str, ...]] = {
     "orion": ("norm.bias",),
     "stablelm": ("norm.bias",),
     "pangu-embedded": (*_QKV, "attn_output.bias"),
+    **dict.fromkeys(("phi2", "gptneox", "codeshell", "jais2"), (".bias",)),
+    "falcon": ("norm.bias", "norm_2.bias"),
+    "chatglm": _QKV,
+    **dict.fromkeys(("exaone-moe", "hy_v3"), ("exp_probs_b.bias",)),
     **dict.fromkeys(("glm4moe", "dots1", "minimax-m2", "deepseek2"), ("exp_probs_b.bias",)),
 }
 _SURPLUS = (
@@ -109,9 +122,14 @@ _SURPLUS = (
 _OTHERS: Mapping[str, tuple[str, ...]] = {
     "qwen3next": ("ssm_in.weight",),
     "stablelm": ("attn_q_norm.weight", "attn_k_norm.weight"),
+    # Layers with experts have no other net.
+    "hy_v3": ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"),
 }
 # Settings that are 0 in the file.
-_ZEROS: Mapping[str, tuple[str, ...]] = {"qwen2vl": ("attention.layer_norm_rms_epsilon",)}
+_ZEROS: Mapping[str, tuple[str, ...]] = {
+    "qwen2vl": ("attention.layer_norm_rms_epsilon",),
+    "gptneox": ("use_parallel_residual",),
+}
 # Settings that llama.cpp reads for models of one size only.
 _UNREAD: Mapping[str, tuple[str, ...]] = {"exaone4": ("attention.sliding_window",)}
 

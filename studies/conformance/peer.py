@@ -69,6 +69,9 @@ class Peer:
         params = lib.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = max(len(ids) + 8, 64)
         params.n_threads = params.n_threads_batch = 1
+        # Keys and values in float32, and no attention that rounds them, as in what is compared.
+        params.type_k = params.type_v = 0
+        params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
         context = lib.llama_init_from_model(self._model, params)
         size = lib.llama_vocab_n_tokens(self._vocab)
         batch = lib.llama_batch_init(len(ids), 0, 1)

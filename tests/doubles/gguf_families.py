@@ -55,6 +55,7 @@ ARCHITECTURES = {
     "falcon": "falcon",
     "olmo": "olmo",
     "jais2": "jais2",
+    "muse_glimmer": "muse-glimmer",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek2"),
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -62,7 +63,16 @@ ARCHITECTURES = {
 }
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 # Queries and keys of these are stored with neighbours as pairs.
-_PAIRED = ("smollm3", "llama", "granite", "granitemoe", "granite_swa", "arcee", "olmo")
+_PAIRED = (
+    "smollm3",
+    "llama",
+    "granite",
+    "granitemoe",
+    "granite_swa",
+    "arcee",
+    "olmo",
+    "muse-glimmer",
+)
 _KEYS = {
     "num_experts": "expert_count",
     "num_local_experts": "expert_count",
@@ -172,6 +182,7 @@ _OWN: Mapping[str, Mapping[str, str]] = {
         "mlp.dense_h_to_4h": "ffn_up",
         "mlp.dense_4h_to_h": "ffn_down",
     },
+    "muse-glimmer": {**_GEMMA, "self_attn.gate_proj": "attn_gate"},
     "hunyuan-dense": _HUNYUAN,
     "hunyuan-moe": _HUNYUAN,
     "apertus": {"attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm"},
@@ -238,10 +249,8 @@ def write_gguf(
 
     Matrices of latent attention are `apart` for keys and values, as newer files have them, or one.
     Matrices are in blocks of Q8_0, if asked for, or floats."""
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    config, tensors = _read(folder)
     arch = ARCHITECTURES[config["model_type"]]
-    read = cast("Any", safetensors_numpy).load_file
-    tensors: dict[str, Numbers] = read(folder / "model.safetensors")
     file = from_config({**config, "model_type": arch}, arch)
     _more_keys(file, arch, config)
     for key, value in config.items():
@@ -287,6 +296,32 @@ def _gemma4_name(name: str) -> str:
     }
     before, _, rest = name.removeprefix("model.layers.").partition(".")
     return f"blk.{before}.{own[rest]}" if rest in own else name
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Numbers]]:
+    """Settings and tensors of a checkpoint, or of its text model."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    tensors: dict[str, Numbers] = cast("Any", safetensors_numpy).load_file(
+        folder / "model.safetensors"
+    )
+    if "text_config" not in config:
+        return config, tensors
+    config = {**config["text_config"], "model_type": config["model_type"]}
+    return config, _text_part(tensors, config)
+
+
+def _text_part(tensors: Mapping[str, Numbers], config: Mapping[str, Any]) -> dict[str, Numbers]:
+    """Muse Glimmer's text model, with norms of queries and keys that have its scale."""
+    found = {
+        name.replace("language_model.", ""): values
+        for name, values in tensors.items()
+        if "vision" not in name
+    }
+    for index in range(config["num_hidden_layers"]):
+        name, ones = f"model.layers.{index}.self_attn.", np.ones(config["head_dim"], np.float32)
+        found[f"{name}q_norm.weight"] = ones * np.float32(config["qk_scale_factor"])
+        found[f"{name}k_norm.weight"] = ones
+    return found
 
 
 def _add(file: Gguf, name: str, values: Numbers, *, in_blocks: bool) -> None:
@@ -354,6 +389,8 @@ def _behind(name: str, config: Mapping[str, Any]) -> str:
 def _laid_out(
     values: Numbers, arch: str, stored: str, ending: str, config: Mapping[str, Any]
 ) -> Numbers:
+    if arch == "muse-glimmer" and stored.endswith("norm"):
+        return values + np.float32(stored not in ("output_norm", "attn_q_norm", "attn_k_norm"))
     above = arch.startswith(("gemma", "nemotron")) or arch in HYBRIDS
     above = above and arch != "gemma4"
     if above and stored.endswith("norm") and ending == "weight" and stored != "ssm_norm":
@@ -404,6 +441,8 @@ def _of_rows(arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if arch == "olmo":
         own["attention.layer_norm_epsilon"] = 1e-5
         own["attention.clamp_kqv"] = config["clip_qkv"]
+    if arch == "muse-glimmer":
+        own["logit_scale"] = config["output_multiplier"]
     if arch == "hunyuan-moe":
         own["expert_used_count"] = config["moe_topk"][0]
     if arch in ("exaone-moe", "hy_v3"):
@@ -436,7 +475,13 @@ def _more_keys(file: Gguf, arch: str, config: Mapping[str, Any]) -> None:
     own |= _of_rows(arch, config)
     if arch == "gemma4":
         own |= _gemma4_keys(file, config)
-    if config.get("layer_types") and arch in ("cohere2", "olmo2", "exaone-moe", "granite_swa"):
+    if config.get("layer_types") and arch in (
+        "cohere2",
+        "olmo2",
+        "exaone-moe",
+        "granite_swa",
+        "muse-glimmer",
+    ):
         sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
         own["attention.sliding_window_pattern"] = sliding
     part = config.get("rope_parameters", {}).get("partial_rotary_factor")
@@ -592,7 +637,9 @@ def _unstacked(tensors: Mapping[str, Numbers], arch: str) -> dict[str, Numbers]:
     for name, stored_values in tensors.items():
         values = stored_values
         if "e_score_correction_bias" in name or name.endswith("mlp.expert_bias"):
-            found[f"blk.{name.split('.')[2]}.exp_probs_b.bias"] = values.reshape(-1)
+            # Files of Hy3 have no ending there.
+            ending = "" if arch == "hy_v3" else ".bias"
+            found[f"blk.{name.split('.')[2]}.exp_probs_b{ending}"] = values.reshape(-1)
             continue
         if _granite(found, name, values) if arch != "granite_swa" else _fused(found, name, values):
             continue

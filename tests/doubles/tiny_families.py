@@ -506,6 +506,10 @@ WRAPPERS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
         },
         {**_EYES, **_DEPTH},
     ),
+    "muse_glimmer": (
+        {**_TEXT, "num_hidden_layers": 4, "sliding_window": 7, "post_norm_eps": 0.01},
+        {**_EYES, "num_hidden_layers": 1},
+    ),
     "paddleocr_vl": (
         {**_TEXT, "use_bias": True, "rope_parameters": _MROPE},
         {**_EYES, **_DEPTH},

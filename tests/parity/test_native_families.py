@@ -183,7 +183,8 @@ IN_GGUF = (
     "exaone4_whole", "cohere", "cohere2", "seed_oss", "stablelm", "arcee", "nemotron",
     "starcoder2", "glm4", "ernie4_5", "ernie4_5_moe", "dots1", "glm4_moe", "minimax_m2",
     "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "hunyuan_alpha", "hunyuan_moe",
-    "apertus", "exaone_moe", "hy_v3", "granite_swa_plain", "granitemoe_swa", "glm", "gemma4",
+    "apertus", "exaone_moe", "hy_v3", "granite_swa_plain", "granitemoe_swa", "glm", "phi",
+    "gpt_neox", "falcon", "falcon_new", "falcon_one_norm", "olmo", "jais2", "gemma4",
     "gemma4_shared", "gemma4_moe",
 )  # fmt: skip
 
@@ -193,6 +194,18 @@ def test_a_gguf_file_is_the_checkpoint_that_it_was_made_from(
     name: str, folder_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = folder_of(name)
+    path = write_gguf(folder, tmp_path / "a.gguf")
+    expected_NV = feed(load(folder), TEXT, [60])
+    torch.testing.assert_close(feed(load(path), TEXT, [60]), expected_NV, atol=1e-5, rtol=0)
+
+
+def test_a_gguf_file_of_muse_glimmer_is_its_text_part(tmp_path: Path) -> None:
+    """Its files have norms of queries and keys, pairs of neighbours that rotate, and no epsilon of
+    the norms behind attention and FFN."""
+    folder, _ = write_wrapper(tmp_path / "folder", "muse_glimmer")
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["post_norm_eps"] = 1e-8
+    (folder / "config.json").write_text(json.dumps(config))
     path = write_gguf(folder, tmp_path / "a.gguf")
     expected_NV = feed(load(folder), TEXT, [60])
     torch.testing.assert_close(feed(load(path), TEXT, [60]), expected_NV, atol=1e-5, rtol=0)

@@ -124,7 +124,7 @@ class LayeredConfig(DecoderConfig):
         all), without other kinds of layers'."""
         num_fed = self.num_layers if num_fed is None else num_fed
         traits, hidden, heads = self.traits, self.hidden_size, self.num_heads * self.head_dim
-        attention = hidden * (self.qkv_size + heads * (2 if traits.gated else 1))
+        attention = hidden * (self.qkv_size + heads * (1 + (traits.gated or traits.gate_apart)))
         attention += self.qkv_bias * self.qkv_size + self.out_bias * hidden
         kv = self.num_kv_heads * self.head_dim
         attention += self.qk_norm * (heads + kv if traits.whole_heads else 2 * self.head_dim)

@@ -305,6 +305,22 @@ FAMILY_TABLE: Mapping[str, Family] = {
             "mlp.experts.": "block_sparse_moe.experts.",
         },
     ),
+    "muse_glimmer_text": Family(
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 2048,
+            "final_logit_softcapping": 20.0,
+            "eos_token_id": 200001,
+        },
+        _NO_MLP_BIAS,
+        kinds.muse_windows,
+        ropes=kinds.muse_rope,
+        traits=kinds.muse_traits,
+        activation_key="hidden_activation",
+        qk_norm=True,
+    ),
     "apertus": Family(
         {"rms_norm_eps": 1e-5, "rope_theta": 12e6},
         _NO_MLP_BIAS,
@@ -319,6 +335,10 @@ FAMILY_TABLE: Mapping[str, Family] = {
     ),
     "hunyuan_v1_dense": _HUNYUAN,
     "hunyuan_vl_text": replace(_HUNYUAN, defaults={**_HUNYUAN.defaults, **_TIED}),
+    # Of GGUF files: transformers has no such family.
+    "maincoder": replace(
+        _HUNYUAN, traits=kinds.always(kinds.LayerTraits(turns_first=True, interleaved=True))
+    ),
     "hunyuan_v1_moe": replace(_HUNYUAN, experts=expert_kinds.hunyuan_experts),
     "exaone_moe": Family(
         {
@@ -549,6 +569,7 @@ WRAPPERS: Mapping[str, str] = {
     "gemma4_unified": "gemma4_unified_text",
     "hunyuan_vl": "hunyuan_vl_text",
     "mistral3": "mistral",
+    "muse_glimmer": "muse_glimmer_text",
     "paddleocr_vl": "paddleocr_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text",

@@ -85,8 +85,12 @@ class LayerTraits:
     capped, as logits are; a cap of 0 means no cap. The outputs of attention and FFN are multiplied
     by `residual_scale` before they are added to the residual. With `interleaved`, rotary pairs are
     neighbours in a head. `sinks` are learnt scores without a value. The output head has a bias if
-    `head_bias`. `curves` has the numbers of xIELU for each layer (activations.py), if settings say
-    them.
+    `head_bias`. If `bare_heads` is not 0, files may lack the norms of queries and keys, whose
+    weights are then this number and 1. With `gate_apart`, the gate of heads is a matrix of its own.
+    Norms of the outputs of attention and FFN have the epsilon `after_eps`, unless that is 0. With
+    `normed_embedding`, embeddings are normed without weights. If `from_zero_last`, the last norm is
+    stored as it is, despite `from_one`. `curves` has the numbers of xIELU for each layer
+    (activations.py), if settings say them.
     """
 
     norms: Norms = Norms.BEFORE
@@ -110,12 +114,18 @@ class LayerTraits:
     logit_scale: float = 1.0
     logit_cap: float = 0.0
     head_bias: bool = False
+    bare_heads: float = 0.0
+    gate_apart: bool = False
+    after_eps: float = 0.0
+    normed_embedding: bool = False
+    from_zero_last: bool = False
     curves: tuple[tuple[float, ...], ...] = ()
 
     @property
     def by_operator(self) -> bool:
         """True if the native call for all layers lacks one of these traits."""
         is_foreign = self.norms is Norms.TWO_PARALLEL or self.gate in (Gate.ERF, Gate.XIELU)
+        is_foreign = is_foreign or self.gate_apart or self.after_eps > 0 or self.normed_embedding
         return is_foreign or self.turns_first or self.qkv_clip > 0
 
 
@@ -437,6 +447,44 @@ def granite_traits(raw: JsonObject) -> LayerTraits:
         embedding_scale=raw.number("embedding_multiplier", 1.0),
         residual_scale=raw.number("residual_multiplier", 1.0),
         logit_scale=1.0 / raw.number("logits_scaling", 1.0),
+    )
+
+
+def _from_last(index: int, num_layers: int) -> bool:
+    """True for every fourth layer, counted from the last one back."""
+    return (num_layers - 1 - index) % 4 == 0
+
+
+def muse_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
+    return by_kinds(raw, num_layers, lambda index: not _from_last(index, num_layers))
+
+
+def muse_rope(raw: JsonObject, rules: RopeRules, windows: Sequence[int]) -> Sequence[Rope | None]:
+    """One rope for the layers whose base is not 0."""
+    rope, num = parse_rope(raw, rules), len(windows)
+    key = "layer_rope_theta"
+    bases = raw.numbers(key, signed=True) if raw.has(key) else ()
+    turns = [base != 0 for base in bases] or [not _from_last(index, num) for index in range(num)]
+    if len(turns) != num:
+        raise CheckpointError(
+            f"{raw.where}: {key} has {len(turns)} entries for {num} layers.", hint=CONTRADICTION
+        )
+    return [rope if turn else None for turn in turns]
+
+
+def muse_traits(raw: JsonObject) -> LayerTraits:
+    """Traits of Muse Glimmer; GGUF files have the weights of all norms as they are."""
+    return LayerTraits(
+        norms=Norms.AROUND,
+        from_one=raw.flag("norms_from_one", default=True),
+        from_zero_last=True,
+        bare_heads=raw.number("qk_scale_factor", 3.87),
+        gate_apart=True,
+        interleaved=raw.flag("interleaved", default=False),
+        after_eps=raw.number("post_norm_eps", 1e-8),
+        normed_embedding=True,
+        logit_scale=raw.number("output_multiplier", 0.19611613513818404),
+        logit_cap=_cap(raw, "final_logit_softcapping"),
     )
 
 

@@ -95,9 +95,11 @@ class LayerOperators:
         self.attend(kernels, layer, reads, plan, scratch, kv)
         self.feed(kernels, layer, fed, scratch)
 
-    def norm(self, kernels: Kernels, x_ND: Tensor, weight_D: Tensor, out_ND: Tensor) -> None:
+    def norm(
+        self, kernels: Kernels, x_ND: Tensor, weight_D: Tensor, out_ND: Tensor, eps: float = 0.0
+    ) -> None:
         """Norm rows by `weight_D`, or by the weight and the bias that are its rows."""
-        eps = self.config.rms_norm_eps
+        eps = eps or self.config.rms_norm_eps
         if self.config.traits.norm_bias:
             kernels.layer_norm(x_ND, weight_D[0], weight_D[1], eps, out_ND)
         elif self.config.traits.centred:
@@ -219,7 +221,7 @@ class LayerOperators:
     ) -> None:
         """Norm and scale `given_ND`, which is overwritten, and add it to the residual."""
         if norm_D is not None:
-            self.norm(kernels, given_ND, norm_D, given_ND)
+            self.norm(kernels, given_ND, norm_D, given_ND, self.config.traits.after_eps)
         if self.config.traits.residual_scale != 1:
             given_ND.mul_(self.config.traits.residual_scale)
         scratch.x_ND.add_(given_ND)
@@ -381,6 +383,9 @@ class LlamaModel(PassDecoder):
             embedding.read(plan.tokens_N, scratch.x_ND)
         if self.config.traits.embedding_scale != 1:
             scratch.x_ND.mul_(self.config.traits.embedding_scale)
+        if self.config.traits.normed_embedding:
+            ones_D = torch.ones_like(self._tables.norm_D)
+            self.kernels.rms_norm(scratch.x_ND, ones_D, self.config.rms_norm_eps, scratch.x_ND)
 
     def layer(self, depth: int, plan: PackedPlan, scratch: Scratch, kv: LayerKV) -> None:
         if depth in self._depths:

@@ -208,7 +208,7 @@ def read_tables(reader: WeightReader, config: LayeredConfig, share: Share = WHOL
     )
     return Tables(
         embedding=embedding,
-        norm_D=read_norm(reader, config, "model.norm", config.hidden_size),
+        norm_D=_last_norm(reader, config),
         head=reader.head(
             embedding, tied=config.tie_word_embeddings, rows=share.cut(config.vocab_size)
         ),
@@ -216,6 +216,12 @@ def read_tables(reader: WeightReader, config: LayeredConfig, share: Share = WHOL
         if config.traits.head_bias
         else None,
     )
+
+
+def _last_norm(reader: WeightReader, config: LayeredConfig) -> Tensor:
+    if config.traits.from_zero_last:
+        config = replace(config, traits=replace(config.traits, from_one=False))
+    return read_norm(reader, config, "model.norm", config.hidden_size)
 
 
 def family_names(weights: Weights, family: str) -> TextNames:
@@ -259,8 +265,11 @@ def read_attention(
     def head_norm(name: str, num_heads: int) -> Tensor | None:
         if not config.qk_norm:
             return None
+        whole, scale = f"{prefix}self_attn.{name}", config.traits.bare_heads
+        if scale and f"{whole}.weight" not in reader:
+            return reader.ones(head).mul_(scale if name == "q_norm" else 1.0)
         size = num_heads * head if config.traits.whole_heads else head
-        weight_H = read_norm(reader, config, f"{prefix}self_attn.{name}", size)
+        weight_H = read_norm(reader, config, whole, size)
         order_H = _turning_order(config)
         return weight_H if order_H is None else weight_H.view(-1, head)[:, order_H].flatten()
 
@@ -268,6 +277,8 @@ def read_attention(
     if config.traits.gated:
         queries = {f"{prefix}self_attn.q_proj": 2 * attended}
         gate = reader.linear(queries, hidden, _pairs_of_heads(config)[:, 1].flatten())
+    if config.traits.gate_apart:
+        gate = reader.linear({f"{prefix}self_attn.gate_proj": attended}, hidden)
     return {
         "qkv": reader.linear(qkv, hidden, order_E),
         "qkv_bias_E": reader.bias(qkv, present=config.qkv_bias, order_O=order_E),

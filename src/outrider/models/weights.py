@@ -130,6 +130,7 @@ VISION_PREFIXES = tuple(
     for part in (
         "visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "vit.", "mlp_AR.",
         "embed_vision.", "audio_tower.", "embed_audio.",
+        "vision_adapter.", "vision_projection.",
     )
 )  # fmt: skip
 

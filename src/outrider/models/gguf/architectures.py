@@ -14,6 +14,25 @@ from outrider.core.errors import CheckpointError
 from outrider.models.gguf import gemma4, settings
 from outrider.models.gguf.config import Architecture, Part, Positions, Sizes, layered
 from outrider.models.gguf.reader import Header
+from outrider.models.gguf.tensor_names import (
+    AFTER,
+    AROUND,
+    DEEPSEEK,
+    DRAFTER_OUTER,
+    EXPERT_NAMES,
+    FFN,
+    LATENT,
+    LLAMA_LAYER,
+    LLAMA_OUTER,
+    MTP,
+    NO_NORMS_BEFORE,
+    NUMBERED_MTP,
+    ONCE,
+    ROUTED,
+    SCANS,
+    SHARED,
+    SOME_LATENT,
+)
 from outrider.models.json_object import JsonObject
 
 _EXPERT_KEYS = ("expert_count", "expert_used_count", "expert_feed_forward_length")
@@ -23,70 +42,6 @@ _LAYERED, _WINDOW, _SWITCHED_WINDOW = (
     Part(settings.switched_window),
 )
 _EXPERTS = Part(settings.experts, _EXPERT_KEYS)
-_LLAMA_OUTER = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LLAMA_LAYER = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_FFN = ("ffn_gate", "ffn_up", "ffn_down")
-_EXPERT_NAMES = {f"{part}_exps": f"mlp.experts.{part[4:]}_proj" for part in _FFN}
-# Newer files have gate and up of the experts in one tensor.
-_EXPERT_NAMES["ffn_gate_up_exps"] = "mlp.experts.gate_up_proj"
-_ROUTED = {**_EXPERT_NAMES, "ffn_gate_inp": "mlp.gate"}
-_SHARED = {
-    **_ROUTED,
-    **{f"{part}_shexp": f"mlp.shared_expert.{part[4:]}_proj" for part in _FFN},
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-}
-_DEEPSEEK = {
-    **_ROUTED,
-    **{f"{part}_shexp": f"mlp.shared_experts.{part[4:]}_proj" for part in _FFN},
-    "exp_probs_b": "mlp.gate.e_score_correction_bias",
-}
-_LATENT = {
-    **_DEEPSEEK,
-    "attn_q_a": "self_attn.q_a_proj",
-    "attn_q_a_norm": "self_attn.q_a_layernorm",
-    "attn_q_b": "self_attn.q_b_proj",
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_kv_b": "self_attn.kv_b_proj",
-    "attn_k_b": "self_attn.k_b_proj",
-    "attn_v_b": "self_attn.v_b_proj",
-}
-# Tensors of an MTP block that is numbered as a layer.
-_NUMBERED_MTP = {
-    "nextn.eh_proj": "eh_proj",
-    "nextn.enorm": "enorm",
-    "nextn.hnorm": "hnorm",
-    "nextn.embed_tokens": "embed_tokens",
-    "nextn.shared_head_head": "shared_head.head",
-    "nextn.shared_head_norm": "shared_head.norm",
-}
-# Tensors that files with latents lack, or have in some files or layers only.
-_SOME_LATENT = (
-    "attn_q", "attn_k", "attn_v", "attn_q_a", "attn_q_a_norm", "attn_q_b", "attn_kv_b", "attn_k_b",
-    "attn_v_b", *_FFN, *_DEEPSEEK, *_NUMBERED_MTP,
-)  # fmt: skip
-_AFTER = {
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_NO_NORMS_BEFORE = ("attn_norm", "ffn_norm")
 _TEMPERATURE = Part(settings.temperature, ("attention.temperature_scale",))
 _SCALES = Part(settings.scales, tuple(key for key, _ in settings.SCALES))
 # Parts of a head that turn with time, height and width: all the same for text.
@@ -103,12 +58,9 @@ _HYBRID_EXPERTS = Part(
     lambda sizes: {**settings.experts(sizes), **settings.shared_expert_of(sizes)},
     (*_EXPERT_KEYS, "expert_shared_feed_forward_length"),
 )
-_MTP = {
-    f"nextn.{part}": f"nextn.{part}" for part in ("eh_proj", "enorm", "hnorm", "shared_head_norm")
-}
 _HYBRID: Mapping[str, Any] = {
     "names": {
-        **_SHARED,
+        **SHARED,
         "post_attention_norm": "post_attention_layernorm",
         "attn_qkv": "linear_attn.in_proj_qkv",
         "attn_gate": "linear_attn.in_proj_z",
@@ -120,17 +72,12 @@ _HYBRID: Mapping[str, Any] = {
         "ssm_a": "linear_attn.A_log",
         "ssm_norm": "linear_attn.norm",
         "ssm_out": "linear_attn.out_proj",
-        **_MTP,
+        **MTP,
     },
     "absent": ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm"),
     "above_one": True,
     "turns_in_part": True,
     "mtp": True,
-}
-_AROUND = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
 }
 
 
@@ -138,8 +85,8 @@ def _row(
     family: str, *parts: Part, names: Mapping[str, str] | None = None, **traits: Any
 ) -> Architecture:
     """An architecture with the layers of a Llama, but for `names` and `traits`."""
-    own = {**_LLAMA_LAYER, **(names or {})}
-    traits = {"outer": _LLAMA_OUTER, **traits}
+    own = {**LLAMA_LAYER, **(names or {})}
+    traits = {"outer": LLAMA_OUTER, **traits}
     return Architecture(family=family, parts=(_LAYERED, *parts), names=own, **traits)
 
 
@@ -147,35 +94,20 @@ _GRANITE = _row(
     "granite",
     _SCALES,
     Part(settings.granite_mixture, _EXPERT_KEYS),
-    names={**_ROUTED, **{f"{part}_shexp": f"mlp.shared_expert.{part[4:]}_proj" for part in _FFN}},
+    names={
+        **ROUTED,
+        **{f"{part}_shexp": f"mlp.shared_expert.{part[4:]}_proj" for part in FFN},
+    },
     paired=True,
 )
-_DRAFTER_OUTER = {
-    "token_embd": "embed_tokens",
-    "output_norm": "norm",
-    "output": "lm_head",
-    "fc": "fc",
-    "d2t": "d2t",
-}
-# Tensors that not every layer of a hybrid has.
-_ONCE = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", *_FFN)
-_SCANS = {
-    "ssm_in": "mamba.in_proj",
-    "ssm_conv1d": "mamba.conv1d",
-    "ssm_dt": "mamba.dt_bias",
-    "ssm_a": "mamba.A_log",
-    "ssm_d": "mamba.D",
-    "ssm_norm": "mamba.norm",
-    "ssm_out": "mamba.out_proj",
-}
 _CONVOLUTIONS = Part(
     settings.short_convolutions, ("shortconv.l_cache", "attention.recurrent_layers")
 )
 _LFM2_NAMES = {f"shortconv.{part}": f"conv.{part}" for part in ("in_proj", "conv", "out_proj")}
 _LFM2: Mapping[str, Any] = {
-    "names": {**_DEEPSEEK, **_LFM2_NAMES},
-    "outer": {**_LLAMA_OUTER, "token_embd_norm": "model.norm"},
-    "absent": (*_ONCE, *_LFM2_NAMES, *_DEEPSEEK),
+    "names": {**DEEPSEEK, **_LFM2_NAMES},
+    "outer": {**LLAMA_OUTER, "token_embd_norm": "model.norm"},
+    "absent": (*ONCE, *_LFM2_NAMES, *DEEPSEEK),
     "uneven": True,
 }
 _NEMOTRON_H = _row(
@@ -185,13 +117,20 @@ _NEMOTRON_H = _row(
         (*settings.SCAN_KEYS, *settings.ROUTED_KEYS, "moe_latent_size", "nextn_predict_layers"),
     ),
     names={
-        **_DEEPSEEK,
-        **_SCANS,
-        **_MTP,
+        **DEEPSEEK,
+        **SCANS,
+        **MTP,
         "ffn_latent_down": "mlp.fc1_latent_proj",
         "ffn_latent_up": "mlp.fc2_latent_proj",
     },
-    absent=(*_ONCE, *_SCANS, *_DEEPSEEK, *_MTP, "ffn_latent_down", "ffn_latent_up"),
+    absent=(
+        *ONCE,
+        *SCANS,
+        *DEEPSEEK,
+        *MTP,
+        "ffn_latent_down",
+        "ffn_latent_up",
+    ),
     uneven=True,
     # Its MTP block is not read.
     mtp=True,
@@ -200,9 +139,9 @@ _DEEPSEEK2 = _row(
     "deepseek_v3",
     Part(settings.latent_mixture, settings.ROUTED_KEYS),
     Part(settings.latent, settings.LATENT_KEYS),
-    names={**_LATENT, **_NUMBERED_MTP},
+    names={**LATENT, **NUMBERED_MTP},
     positions=Positions(log_factor="rope.scaling.yarn_log_multiplier"),
-    absent=_SOME_LATENT,
+    absent=SOME_LATENT,
     numbered_mtp=True,
     latent=True,
 )
@@ -211,7 +150,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "llama",
         Part(settings.mistral_window),
         Part(settings.mixtral, _EXPERT_KEYS),
-        names=_ROUTED,
+        names=ROUTED,
         paired=True,
     ),
     "qwen2": _row("qwen2", _SWITCHED_WINDOW, qkv_bias=True),
@@ -243,14 +182,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _SWITCHED_WINDOW,
         _EXPERTS,
         Part(settings.shared_expert, ("expert_shared_feed_forward_length",)),
-        names=_SHARED,
+        names=SHARED,
         qkv_bias=True,
     ),
     "qwen3moe": _row(
         "qwen3_moe",
         _SWITCHED_WINDOW,
         _EXPERTS,
-        names=_ROUTED,
+        names=ROUTED,
         settings={"norm_topk_prob": True},
     ),
     "gemma2": _row(
@@ -259,7 +198,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         settings.soft_cap("attn"),
         settings.soft_cap("final"),
         settings.gemma_scale(46),
-        names=_AROUND,
+        names=AROUND,
         settings={"hidden_activation": "gelu_pytorch_tanh"},
         positions=Positions(by_kind=True),
         above_one=True,
@@ -269,15 +208,22 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         settings.mixed_windows(0),
         settings.soft_cap("final"),
         settings.gemma_scale(62),
-        names=_AROUND,
+        names=AROUND,
         settings={"hidden_activation": "gelu_pytorch_tanh"},
         positions=Positions(by_kind=True, stretches_local=False, local_theta=10000.0),
         above_one=True,
     ),
-    "gemma4": gemma4.architecture({**_LLAMA_LAYER, **_AROUND}, _LLAMA_OUTER),
+    "gemma4": gemma4.architecture({**LLAMA_LAYER, **AROUND}, LLAMA_OUTER),
     "gemma": _row("gemma", settings.activation("gelu_pytorch_tanh"), above_one=True),
     "granite": _GRANITE,
     "granitemoe": _GRANITE,
+    "muse-glimmer": _row(
+        "muse_glimmer_text",
+        settings.mixed_windows(None),
+        settings.soft_cap("final"),
+        Part(settings.muse, ("logit_scale",)),
+        names={**AROUND, "attn_gate": "self_attn.gate_proj"},
+    ),
     "granite_swa": _row(
         "granite_swa",
         _SCALES,
@@ -287,7 +233,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             (*_EXPERT_KEYS, "expert_shared_feed_forward_length", "attention.rope_pattern"),
         ),
         names={
-            **_ROUTED,
+            **ROUTED,
             "ffn_up_shexp": "shared_mlp.input_linear",
             "ffn_down_shexp": "shared_mlp.output_linear",
             "attn_sinks": "self_attn.sinks",
@@ -319,26 +265,26 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "hunyuan-moe": _row(
         "hunyuan_v1_moe",
         Part(settings.hunyuan, (*_EXPERT_KEYS, "expert_shared_feed_forward_length")),
-        names=_DEEPSEEK,
+        names=DEEPSEEK,
         absent=("exp_probs_b",),
     ),
-    "maincoder": _row("hunyuan_v1_dense"),
+    "maincoder": _row("maincoder"),
     "exaone-moe": _row(
         "exaone_moe",
         settings.mixed_windows(128),
         settings.routed(has_sigmoids=True),
         Part(settings.groups, ("expert_group_count", "expert_group_used_count")),
         Part(settings.mtp_blocks, ("nextn_predict_layers",)),
-        names={**_DEEPSEEK, **_NUMBERED_MTP},
-        absent=(*_FFN, *_DEEPSEEK, *_NUMBERED_MTP),
+        names={**DEEPSEEK, **NUMBERED_MTP},
+        absent=(*FFN, *DEEPSEEK, *NUMBERED_MTP),
         numbered_mtp=True,
     ),
     "hy_v3": _row(
         "hy_v3",
         settings.routed(has_sigmoids=True),
         Part(settings.mtp_blocks, ("nextn_predict_layers",)),
-        names={**_DEEPSEEK, **_NUMBERED_MTP},
-        absent=(*_FFN, *_DEEPSEEK, *_NUMBERED_MTP),
+        names={**DEEPSEEK, **NUMBERED_MTP},
+        absent=(*FFN, *DEEPSEEK, *NUMBERED_MTP),
         numbered_mtp=True,
     ),
     "chatglm": _row("glm", absent=("ffn_gate",), turns_in_part=True, out_bias=False),
@@ -347,12 +293,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmo2": _row(
         "olmo2",
         Part(settings.olmo3, ("attention.sliding_window_pattern", "rope.freq_base_swa")),
-        names=_AFTER,
-        absent=_NO_NORMS_BEFORE,
+        names=AFTER,
+        absent=NO_NORMS_BEFORE,
         positions=Positions(by_kind=True, stretches_local=False, in_windows=True),
     ),
-    "olmoe": _row("olmoe", _EXPERTS, names=_ROUTED),
-    "exaone4": _row("exaone4", settings.mixed_windows(0), names=_AFTER, absent=_NO_NORMS_BEFORE),
+    "olmoe": _row("olmoe", _EXPERTS, names=ROUTED),
+    "exaone4": _row("exaone4", settings.mixed_windows(0), names=AFTER, absent=NO_NORMS_BEFORE),
     "cohere2": _row(
         "cohere2",
         settings.mixed_windows(4096),
@@ -376,23 +322,23 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2vl": _row("qwen2", _SWITCHED_WINDOW, _SECTIONS, qkv_bias=True),
     "qwen3vl": _row("qwen3", _SECTIONS),
     "qwen3vlmoe": _row(
-        "qwen3_moe", _EXPERTS, _SECTIONS, names=_ROUTED, settings={"norm_topk_prob": True}
+        "qwen3_moe", _EXPERTS, _SECTIONS, names=ROUTED, settings={"norm_topk_prob": True}
     ),
     "mellum": _row(
         "mellum",
         settings.mixed_windows(0),
         _EXPERTS,
-        names=_ROUTED,
+        names=ROUTED,
         positions=Positions(by_kind=True),
     ),
-    "deepseek": _row("deepseek", settings.routed(has_sigmoids=False), names=_DEEPSEEK, paired=True),
+    "deepseek": _row("deepseek", settings.routed(has_sigmoids=False), names=DEEPSEEK, paired=True),
     "deepseek2": _DEEPSEEK2,
     "mistral4": replace(_DEEPSEEK2, parts=(*_DEEPSEEK2.parts, _TEMPERATURE)),
-    "dots1": _row("dots1", settings.routed(has_sigmoids=True), names=_DEEPSEEK),
+    "dots1": _row("dots1", settings.routed(has_sigmoids=True), names=DEEPSEEK),
     "bailingmoe": _row(
         "deepseek",
         settings.routed(has_sigmoids=False, has_dense=False),
-        names=_DEEPSEEK,
+        names=DEEPSEEK,
         paired=True,
     ),
     "glm4moe": _row(
@@ -402,17 +348,17 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         turns_in_part=True,
         out_bias=False,
         names={
-            **_DEEPSEEK,
-            **_NUMBERED_MTP,
+            **DEEPSEEK,
+            **NUMBERED_MTP,
             "post_attention_norm": "post_attention_layernorm",
         },
-        absent=("ffn_norm", *_NUMBERED_MTP),
+        absent=("ffn_norm", *NUMBERED_MTP),
         numbered_mtp=True,
     ),
     "minimax-m2": _row(
         "minimax_m2",
         settings.routed(has_sigmoids=True, normalises=True),
-        names=_DEEPSEEK,
+        names=DEEPSEEK,
         turns_in_part=True,
     ),
     "phi2": _row(
@@ -473,13 +419,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "plamo": _row("plamo", absent=("ffn_norm",)),
     "glm4": _row(
-        "glm4", _SECTIONS, names=_AROUND, absent=("ffn_gate",), turns_in_part=True, out_bias=False
+        "glm4",
+        _SECTIONS,
+        names=AROUND,
+        absent=("ffn_gate",),
+        turns_in_part=True,
+        out_bias=False,
     ),
     "ernie4_5": _row("ernie4_5", _SECTIONS),
     "ernie4_5-moe": _row(
         "ernie4_5_moe",
         settings.routed(has_sigmoids=False, normalises=True),
-        names=_DEEPSEEK,
+        names=DEEPSEEK,
     ),
     "qwen35": _row("qwen3_5_text", _RECURRENT, _SECTIONS, **_HYBRID, tiled=True),
     "qwen35moe": _row(
@@ -491,8 +442,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "eagle3": Architecture(
         family="llama",
         parts=(_LAYERED, settings.EAGLE3),
-        names={**_LLAMA_LAYER, "attn_norm_2": "hidden_norm"},
-        outer={**_DRAFTER_OUTER, "enc.output_norm": "input_norm"},
+        names={**LLAMA_LAYER, "attn_norm_2": "hidden_norm"},
+        outer={**DRAFTER_OUTER, "enc.output_norm": "input_norm"},
         stem="layers.",
         paired=True,
         drafts=True,
@@ -501,14 +452,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         family="qwen3",
         parts=(_LAYERED, settings.DFLASH),
         names={
-            **_LLAMA_LAYER,
+            **LLAMA_LAYER,
             "attn_conv_base": "attention_conv.base_kernel",
             "attn_conv_proj": "attention_conv.kernel_projection",
             "ffn_conv_base": "mlp_conv.base_kernel",
             "ffn_conv_proj": "mlp_conv.kernel_projection",
         },
         outer={
-            **_DRAFTER_OUTER,
+            **DRAFTER_OUTER,
             "enc.output_norm": "hidden_norm",
             "markov_w1": "markov_head.markov_w1",
             "markov_w2": "markov_head.markov_w2",
@@ -534,8 +485,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _SCALES,
         Part(settings.scans, settings.SCAN_KEYS),
         Part(settings.granite_hybrid, (*_EXPERT_KEYS, "expert_shared_feed_forward_length")),
-        names={**_GRANITE.names, **_SCANS},
-        absent=(*_ONCE, *_SCANS),
+        names={**_GRANITE.names, **SCANS},
+        absent=(*ONCE, *SCANS),
         paired=True,
         uneven=True,
     ),
@@ -543,8 +494,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "falcon_h1",
         Part(settings.scans, settings.SCAN_KEYS),
         Part(settings.falcon_h1),
-        names=_SCANS,
-        absent=(*_ONCE, *_SCANS),
+        names=SCANS,
+        absent=(*ONCE, *SCANS),
         positions=Positions(ignores_factors=True),
     ),
     "nemotron_h": _NEMOTRON_H,
@@ -555,7 +506,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         settings.mixed_windows(None),
         Part(settings.experts_alone, _EXPERT_KEYS),
         names={
-            **_EXPERT_NAMES,
+            **EXPERT_NAMES,
             "ffn_gate_inp": "mlp.router",
             "post_attention_norm": "post_attention_layernorm",
             "attn_sinks": "self_attn.sinks",
@@ -582,13 +533,13 @@ def first_missing(sizes: Sizes) -> str | None:
     """The GGUF name of the first missing tensor that models of this kind have; None if none."""
     row, entries = sizes.row, sizes.header.entries
     stored = {name.split(".")[2] for name in entries if name.startswith("blk.")}
-    own = {part for part, name in row.names.items() if _LLAMA_LAYER.get(part) != name}
+    own = {part for part, name in row.names.items() if LLAMA_LAYER.get(part) != name}
     if not any(part.endswith("_exps") for part in stored):
         own = {part for part in own if "_exps" not in part and "_shexp" not in part}
         own -= {"ffn_gate_inp", "ffn_gate_inp_shexp"}
     parts = {"attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", *own}
     if not any(part.endswith("_exps") for part in own):
-        parts |= {*_FFN}
+        parts |= {*FFN}
     if "attn_qkv" in stored:
         parts = parts - {"attn_q", "attn_k", "attn_v"} | {"attn_qkv"}
     parts -= {*row.absent}

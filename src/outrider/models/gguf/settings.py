@@ -139,6 +139,23 @@ def granite_swa(sizes: Sizes) -> dict[str, Any]:
     return found
 
 
+def muse(sizes: Sizes) -> dict[str, Any]:
+    """Norms, scale of logits and positions of Muse Glimmer: heads rotate in layers with a window,
+    every fourth layer has none, unless the file says otherwise."""
+    key = "attention.sliding_window_pattern"
+    kinds = _layer_types(sizes, key) if sizes.has(key) else []
+    slides = [kind == "sliding_attention" for kind in kinds]
+    slides = slides or [index % 4 < 3 for index in range(sizes.num_layers)]
+    theta = sizes.number("rope.freq_base", 10000.0)
+    return {
+        "layer_types": ["sliding_attention" if one else "full_attention" for one in slides],
+        "layer_rope_theta": [theta if one else 0.0 for one in slides],
+        "output_multiplier": sizes.number("logit_scale"),
+        "norms_from_one": False,
+        "interleaved": True,
+    }
+
+
 def hunyuan(sizes: Sizes) -> dict[str, Any]:
     """The mixture of Hunyuan, whose shared net has a size of its own."""
     found = experts_alone(sizes)
@@ -308,7 +325,9 @@ def routed(*, has_sigmoids: bool, normalises: bool = False, has_dense: bool = Tr
                 f"{sizes.arch}.expert_weights_norm", default=normalises
             ),
             "scoring_func": "sigmoid" if scoring == _SIGMOID else "softmax",
-            "has_choice_bias": _entry(sizes, "exp_probs_b", "bias") is not None,
+            "has_choice_bias": any(
+                _entry(sizes, "exp_probs_b", ending) is not None for ending in ("bias", "")
+            ),
         }
 
     return Part(read, ROUTED_KEYS)
@@ -316,7 +335,8 @@ def routed(*, has_sigmoids: bool, normalises: bool = False, has_dense: bool = Tr
 
 def _entry(sizes: Sizes, part: str, ending: str = "weight") -> Entry | None:
     """The tensor `part` of the last layer that has it; None if none has."""
-    names = (f"blk.{index}.{part}.{ending}" for index in reversed(range(sizes.num_layers)))
+    whole = f"{part}.{ending}".rstrip(".")
+    names = (f"blk.{index}.{whole}" for index in reversed(range(sizes.num_layers)))
     return next((found for name in names if (found := sizes.header.entries.get(name))), None)
 
 

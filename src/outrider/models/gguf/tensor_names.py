@@ -1,0 +1,94 @@
+"""Names of tensors in GGUF files, and those of the same tensors in checkpoints."""
+
+from __future__ import annotations
+
+LLAMA_OUTER = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+LLAMA_LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+FFN = ("ffn_gate", "ffn_up", "ffn_down")
+EXPERT_NAMES = {f"{part}_exps": f"mlp.experts.{part[4:]}_proj" for part in FFN}
+# Newer files have gate and up of the experts in one tensor.
+EXPERT_NAMES["ffn_gate_up_exps"] = "mlp.experts.gate_up_proj"
+ROUTED = {**EXPERT_NAMES, "ffn_gate_inp": "mlp.gate"}
+SHARED = {
+    **ROUTED,
+    **{f"{part}_shexp": f"mlp.shared_expert.{part[4:]}_proj" for part in FFN},
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+DEEPSEEK = {
+    **ROUTED,
+    **{f"{part}_shexp": f"mlp.shared_experts.{part[4:]}_proj" for part in FFN},
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+}
+LATENT = {
+    **DEEPSEEK,
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
+# Tensors of an MTP block that is numbered as a layer.
+NUMBERED_MTP = {
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.shared_head_norm": "shared_head.norm",
+}
+# Tensors that files with latents lack, or have in some files or layers only.
+SOME_LATENT = (
+    "attn_q", "attn_k", "attn_v", "attn_q_a", "attn_q_a_norm", "attn_q_b", "attn_kv_b", "attn_k_b",
+    "attn_v_b", *FFN, *DEEPSEEK, *NUMBERED_MTP,
+)  # fmt: skip
+AFTER = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+NO_NORMS_BEFORE = ("attn_norm", "ffn_norm")
+MTP = {
+    f"nextn.{part}": f"nextn.{part}" for part in ("eh_proj", "enorm", "hnorm", "shared_head_norm")
+}
+AROUND = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+DRAFTER_OUTER = {
+    "token_embd": "embed_tokens",
+    "output_norm": "norm",
+    "output": "lm_head",
+    "fc": "fc",
+    "d2t": "d2t",
+}
+# Tensors that not every layer of a hybrid has.
+ONCE = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", *FFN)
+SCANS = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_dt": "mamba.dt_bias",
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
