@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from common import Report, note, real_folder, study
@@ -23,10 +23,10 @@ WRITE = SamplingParams(max_tokens=32, ignore_eos=True)
 HYBRID = "outrider/embedded-hybrid"
 # A prompt from this length on is read once in each way.
 LONG = 8_000
-LENGTHS = {"SmolLM2-135M-Instruct": (2_000, 8_000), HYBRID: (2_000,)}
+LENGTHS = {"SmolLM2-135M-Instruct": {2_000, 8_000}, HYBRID: {2_000}}
 
 
-@study(repeats=3, requests=4, rounds=8)
+@study(lengths=["2000", "8000"], repeats=3, requests=4, rounds=8)
 def prompt_store(options: Options, report: Report) -> bool:
     """How long does the first token take if the prompt is unknown, known in memory, or known on
     disk after a restart? And what do requests cost that find nothing, with a store and without?
@@ -41,13 +41,13 @@ def prompt_store(options: Options, report: Report) -> bool:
         models, options.repeats, options.requests, options.rounds = {HYBRID: HYBRID}, 1, 1, 1
     holds = True
     for name, model in models.items():
-        for length in LENGTHS[name]:
+        for length in sorted(LENGTHS[name] & {*map(int, options.lengths)}):
             repeats = options.repeats if length < LONG else 1
             cell = _first_token(model, length, repeats)
             note(report, model=name, tokens=length, **cell)
             holds &= cell["same"]
-        cell = _unknown(model, options.requests, options.rounds)
-        note(report, model=name, **cell)
+        if options.rounds:
+            note(report, model=name, **_unknown(model, options.requests, options.rounds))
     return holds
 
 
@@ -97,6 +97,7 @@ def _first_token(model: str, length: int, repeats: int) -> dict[str, Any]:
 def _unknown(model: str, requests: int, rounds: int) -> dict[str, Any]:
     """Return how much longer requests take that find nothing, with a store than without."""
     ratios: list[float] = []
+    cpu_ratios: list[float] = []
     prompts = iter(_prompts(model, 400, 2 * requests * (rounds + 1)))
     with (
         TemporaryDirectory() as folder,
@@ -105,17 +106,25 @@ def _unknown(model: str, requests: int, rounds: int) -> dict[str, Any]:
     ):
         for number in range(rounds + 1):
             spent: dict[bool, float] = {}
+            cpu: dict[bool, float] = {}
             for with_store in (number % 2 == 0, number % 2 == 1):
                 llm = stored if with_store else plain
                 batch = [next(prompts) for _ in range(requests)]
-                began = perf_counter()
+                began, cpu_began = perf_counter(), process_time()
                 for prompt in batch:
                     llm.generate([prompt], WRITE)
                 spent[with_store] = perf_counter() - began
+                cpu[with_store] = process_time() - cpu_began
                 stored.close()  # waits for what is left to write, and opens again
             if number:  # the first round warms up
                 ratios.append(spent[True] / spent[False])
-    return {"cost_of_unknown_prompts": median(ratios) - 1, "ratios": ratios}
+                cpu_ratios.append(cpu[True] / cpu[False])
+    return {
+        "cost_of_unknown_prompts": median(ratios) - 1,
+        "cpu_cost_of_unknown_prompts": median(cpu_ratios) - 1,
+        "ratios": ratios,
+        "cpu_ratios": cpu_ratios,
+    }
 
 
 def _prompts(model: str, length: int, number: int) -> Iterator[list[int]]:

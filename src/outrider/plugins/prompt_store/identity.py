@@ -75,7 +75,8 @@ def attach(
     }
     text = json.dumps(about, sort_keys=True)
     model = hashlib.sha256(text.encode()).hexdigest()[:32]
-    folder.describe(model, about)
+    with suppress(OSError):  # a folder that can only be read
+        folder.describe(model, about)
     store = PromptStore(folder, model, lambda: kv.is_idle)
     kv.store = cast("PageStore", store)
     return store

@@ -118,7 +118,7 @@ class PromptStore:
         self._add(partial(self._write, kind, name, copied, time.time_ns()), is_copied)
 
     def used(self, names: Sequence[PageName]) -> None:
-        if names:
+        if names and len(self._jobs) < _MOST_WAITING:
             self._add(partial(self._touch, tuple(names), time.time_ns()), False)
 
     def flush(self, seconds: float = FLUSH_SECONDS) -> bool:
