@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -15,6 +15,7 @@ from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.tokenizer import Tokenizer
+from outrider.cache.pages import PageStore
 from outrider.models.loading import resolve
 from outrider_lab.bench.workload import load_prompts
 
@@ -94,6 +95,34 @@ def _first_token(model: str, length: int, repeats: int) -> dict[str, Any]:
     }
 
 
+class Timed:
+    """A store whose calls are timed, in the thread that computes."""
+
+    def __init__(self, store: PageStore) -> None:
+        self.store = store
+        self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        call = getattr(self.store, name)
+
+        def timed(*given: object, **named: object) -> object:
+            began = perf_counter()
+            try:
+                return call(*given, **named)
+            finally:
+                self.seconds += perf_counter() - began
+
+        return timed
+
+
+def _timed(llm: LLM) -> Timed:
+    """The store of an LLM, in whose memory it is timed from now on."""
+    state: Any = llm._pair.target.state  # pyright: ignore[reportPrivateUsage]
+    kv = getattr(state, "kv", state)
+    kv.store = Timed(kv.store)
+    return kv.store
+
+
 def _unknown(model: str, requests: int, rounds: int) -> dict[str, Any]:
     """Return how much longer requests take that find nothing, with a store than without."""
     ratios: list[float] = []
@@ -104,6 +133,7 @@ def _unknown(model: str, requests: int, rounds: int) -> dict[str, Any]:
         closing(_opened(model, folder)) as stored,
         closing(_opened(model)) as plain,
     ):
+        calls, whole = _timed(stored), 0.0
         for number in range(rounds + 1):
             spent: dict[bool, float] = {}
             cpu: dict[bool, float] = {}
@@ -116,12 +146,16 @@ def _unknown(model: str, requests: int, rounds: int) -> dict[str, Any]:
                 spent[with_store] = perf_counter() - began
                 cpu[with_store] = process_time() - cpu_began
                 stored.close()  # waits for what is left to write, and opens again
-            if number:  # the first round warms up
-                ratios.append(spent[True] / spent[False])
-                cpu_ratios.append(cpu[True] / cpu[False])
+            if not number:  # the first round warms up
+                calls.seconds = 0.0
+                continue
+            whole += spent[True]
+            ratios.append(spent[True] / spent[False])
+            cpu_ratios.append(cpu[True] / cpu[False])
     return {
         "cost_of_unknown_prompts": median(ratios) - 1,
         "cpu_cost_of_unknown_prompts": median(cpu_ratios) - 1,
+        "share_of_calls": calls.seconds / whole,
         "ratios": ratios,
         "cpu_ratios": cpu_ratios,
     }

@@ -86,7 +86,8 @@ class VerifyOptions(OutputOption):
     deep: bool = setting(False, "Test more thoroughly: a million texts per test (many minutes).")
     seconds: float = setting(
         0.0,
-        "Begin no further run of texts after so many seconds, and name those left out; 0 runs all.",
+        "Begin no further run of texts after so many seconds of them; those left out are named. 0 "
+        "runs all.",
         minimum=0,
         maximum=1e6,
     )

@@ -14,7 +14,6 @@ import platform
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -227,7 +226,9 @@ class Certificate:
         if names & {"algebra", "ensemble"}:
             return "pip install --force-reinstall outrider, then the same command again"
         if names & {"parity", "acceptance"}:
-            return f"{again} --no-batched-verify, and with --force-reference: what still differs"
+            late = any(check.facts.get("runs_left_out") for check in self.unchecked)
+            more = f"{again} --no-batched-verify, and with --force-reference: what still differs"
+            return "the same command with more --seconds" if late else more
         if "mutants" in names:
             return "outrider verify from an installation with its .py files, not from an archive"
         return None
@@ -299,13 +300,13 @@ def about(subject: ParitySubject, settings: Mapping[str, object]) -> dict[str, A
 def certify(subject: ParitySubject, effort: Effort) -> Iterator[ProofStep | Check]:
     """Run the parts. Each check is yielded as soon as it is known; the check of another package's
     drafter comes first."""
-    seed, deadline = subject.params.rng_seed, perf_counter() + effort.seconds
+    seed = subject.params.rng_seed
     # Made first: prompts that fit no window are an error before the work, not in its middle.
     job = task(subject, max_tokens=effort.greedy_tokens)
     parts: Sequence[Part] = (
         algebra(effort, seed=seed, own=subject.config.sampler),
         ensemble(effort, seed=seed, own=subject.config.sampler),
-        parity(job, deadline),
+        parity(job, effort.seconds),
         mutants(seed=seed),
     )
     yield from own_reports(subject.config)

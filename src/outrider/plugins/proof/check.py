@@ -38,8 +38,8 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class Effort:
     """Amounts of work of each part. Counts are per exact sampler and pair of distributions, where a
-    part has them; the user's own sampler is walked more often than the others. No text is begun
-    after so many `seconds`."""
+    part has them; the user's own sampler is walked more often than the others. No run of
+    texts begins after so many `seconds` of them."""
 
     num_generated: int = 340
     num_texts: int = 50_000

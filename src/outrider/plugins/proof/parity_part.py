@@ -169,9 +169,10 @@ class _SeenDifference:
         return f"{where}: {self.finding}" if self.finding else where
 
 
-def parity(job: ParityTask, deadline: float = math.inf) -> Part:
-    """Run part three; return two checks: of texts, and of acceptance. No run begins after the
-    `deadline`, a time of `perf_counter`."""
+def parity(job: ParityTask, seconds: float = math.inf) -> Part:
+    """Run part three; return two checks: of texts, and of acceptance. No run begins after so many
+    `seconds` of this part."""
+    deadline = perf_counter() + seconds
     yield "plain decoding, the reference"
     # Keyed by whether it is greedy: parameters may hold a mapping, so they cannot be keys.
     plain = {
