@@ -1,32 +1,28 @@
 """Writes what README shows of measurements: `scripts/readme`.
 
-Pictures and figures are made of studies/results and of two runs that are kept beside the
-pictures: a text of the embedded pair, and a plan for the real model that `scripts/real_model`
-makes. `--check` only compares, and exits with 1 if something is out of date. `--record` makes the
-two runs again, which needs Outrider and a machine that does nothing else.
+Figures are made of studies/results, and the picture of a run that is kept beside it: an answer of
+the real model that `scripts/real_model` makes. `--check` only compares, and exits with 1 if
+something is out of date. `--record` makes the run again, which needs Outrider and a machine that
+does nothing else.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import readme_chart
+import readme_sizes
 import readme_stream
 from generated import kept
 
 ROOT = Path(__file__).parent.parent
 README, RESULTS, KEPT = ROOT / "README.md", ROOT / "studies" / "results", ROOT / "docs/pictures"
-RUN, PLAN = KEPT / "readme-stream.json", KEPT / "readme-plan.txt"
-STREAM, CHART = KEPT / "readme-stream.svg", KEPT / "readme-speed.svg"
-# A share of the CPU that others may have while both runs are made without a word about it.
-BUSY = 0.1
-MODEL, DOMAINS = "SmolLM2-135M-Instruct", "code,conversation"
+RUN, STREAM = KEPT / "readme-stream.json", KEPT / "readme-stream.svg"
+CERTIFICATE = RESULTS / "certificate-2core-cascadelake.json"
 # Parts of README that are written here stand between two comments.
 PART = re.compile(r"(?P<begin><!--(?P<name>\w+)-->)(?P<text>.*?)(?P<end><!--/(?P=name)-->)", re.S)
 
@@ -36,31 +32,26 @@ def stream() -> str:
 
 
 def speed() -> str:
-    shown = f"![{readme_chart.alternative(RESULTS)}]({_from_root(CHART)})"
-    table = readme_chart.table(RESULTS)
-    return f"\n{shown}\n\n{table}\n\n{readme_chart.sources(RESULTS)}\n"
+    return f"\n{readme_sizes.table(RESULTS)}\n\n{readme_sizes.sources(RESULTS)}\n"
 
 
-def plan() -> str:
-    """The command, the verdict, what a round emits and takes, and the command that it advises."""
-    command, about, verdict, why, *others = PLAN.read_text("utf-8").strip().split("\n\n")
-    a_round = why.partition("\nWith ")[0]
-    advised = next(words for words in others if words.startswith("Run it:"))
-    shown = "\n\n".join([command, about, verdict, a_round, "[...]", advised])
-    share = float(_run()["foreign_cpu_share"])
-    busy = f"\nOther programs used {share:.0%} of the CPU meanwhile.\n" if share > BUSY else ""
-    return f"\n```\n{shown}\n```\n{busy}"
+def verify() -> str:
+    """The checks of the committed certificate, a line each."""
+    report = json.loads(CERTIFICATE.read_text("utf-8"))
+    width = max(len(check["name"]) for check in report["checks"])
+    lines = [f"{check['name']:{width}}  {check['summary']}" for check in report["checks"]]
+    return "\n```text\n" + "\n".join(lines) + "\n```\n"
 
 
 def equal() -> str:
-    report = readme_chart.newest(RESULTS, "parity-")
+    report = readme_sizes.newest(RESULTS, "parity-")
     return f"{report['num_equal']:,} of {report['num_tokens']:,} greedy tokens"
 
 
 PARTS: Mapping[str, Callable[[], str]] = {
     "stream": stream,
     "speed": speed,
-    "plan": plan,
+    "verify": verify,
     "equal": equal,
 }
 
@@ -76,26 +67,21 @@ def made() -> dict[Path, str]:
     return {
         README: new,
         STREAM: readme_stream.draw(_run()),
-        CHART: readme_chart.draw(RESULTS),
     }
 
 
 def record() -> None:
-    """Runs both, and keeps what they gave. Raises SystemExit without the real model."""
+    """Makes the run, and keeps what it gave. Raises SystemExit without the real model."""
     from outrider.core.env import cache_folder
     from outrider.measure import Neighbours
 
-    folder = (cache_folder() or Path()) / "real"
-    if not (folder / MODEL).is_dir():
+    folder = (cache_folder() or Path()) / "real" / readme_stream.MODEL
+    if not folder.is_dir():
         raise SystemExit("there is no real model: run scripts/real_model")
-    words = ["outrider", "plan", MODEL, "--domains", DOMAINS]
-    program = [sys.executable, "-m", *words]
     with Neighbours() as neighbours:
-        run = readme_stream.record()
-        done = subprocess.run(program, cwd=folder, capture_output=True, text=True, check=True)
+        run = readme_stream.record(folder)
     run["foreign_cpu_share"] = neighbours.share
     RUN.write_text(json.dumps(run, separators=(",", ":")) + "\n", "utf-8")
-    PLAN.write_text(f"{' '.join(words)}\n\n{done.stdout.strip()}\n", "utf-8")
 
 
 def _run() -> Mapping[str, Any]:

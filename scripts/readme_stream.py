@@ -1,4 +1,4 @@
-"""README's moving picture: a text of the embedded pair as it came, token by token.
+"""README's moving picture: an answer of a real model as it came, token by token.
 
 A record has every round of one run, when it ended and where its tokens came from, and when the same
 tokens came without drafts. The picture shows both on one scale of time, which is stretched.
@@ -8,37 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
 from readme_svg import WIDTH, svg, text
 
-PROMPT, STOP, MAX_TOKENS = "def quicksort(items):", "\n\n\n", 160
+MODEL = "SmolLM2-135M-Instruct"
+PROMPT = "Write a Python function that says whether a number is even."
+# A copy of the model itself in 4 bits.
+DRAFTER = "quantised-self"
+MAX_TOKENS = 160
 # Each way is run so often; its quickest run is the one that other programs disturbed least.
-TURNS = 30
+TURNS = 12
 # Seconds that the picture takes for decoding without drafts, and then stands.
 PLAYED, HELD = 7.0, 3.0
 LABELS = {
     "accepted": "draft, kept",
     "recovered": "target's own after a refusal",
     "bonus": "target's own after a whole draft",
+    "plain": "no draft",
 }
+# A share of the CPU that others may have while the run is made without a word about it.
+BUSY = 0.1
+# Characters of a line of the picture.
+COLUMNS = 66
 LEFT, RIGHT, STEP = 18, 18, 18
 LANE, CELL = 92, 7
 
 
-def record() -> dict[str, Any]:
-    """Runs the embedded pair. Raises RuntimeError if speculation changed the text."""
+def record(folder: Path) -> dict[str, Any]:
+    """Runs the model of `folder`. Raises RuntimeError if speculation changed the text."""
     from outrider import LLM, SamplingParams
     from outrider.measure import provenance
 
-    llm = LLM()
-    params = SamplingParams(max_tokens=MAX_TOKENS, stop=STOP)
+    llm = LLM(str(folder), drafter=DRAFTER)
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)
     best: dict[bool, tuple[Any, list[Any]]] = {}
     for turn in range(2 * TURNS):
         drafting = turn % 2 == 0
         llm.forget()
-        stream = llm.stream(PROMPT, params, speculative=drafting)
+        stream = llm.chat(PROMPT, params, speculative=drafting)
         events = list(stream)
         found = stream.result(), events
         if drafting not in best or _seconds(found[0]) < _seconds(best[drafting][0]):
@@ -56,6 +66,8 @@ def record() -> dict[str, Any]:
     ]
     return {
         "provenance": provenance() | {"command": "scripts/readme --record"},
+        "model": MODEL,
+        "drafter": DRAFTER,
         "prompt": PROMPT,
         "turns": TURNS,
         "num_drafted": spec.stats.num_drafted,
@@ -73,12 +85,14 @@ def facts(run: Mapping[str, Any]) -> dict[str, Any]:
     """What is said of a record: numbers of tokens, and milliseconds of both ways."""
     spec, plain = run["rounds"][-1][0], run["plain_seconds"][-1]
     return {
+        "model": run["model"],
         "tokens": len(run["plain_seconds"]),
         "rounds": len(run["rounds"]),
         "spec": round(1e3 * spec),
         "plain": round(1e3 * plain),
         "faster": plain / spec,
-        "slower": 5 * round(PLAYED / plain / 5),
+        "slower": max(1, 5 * round(PLAYED / plain / 5)),
+        "others": run["foreign_cpu_share"] or 0,
         "where": f"{run['provenance']['cores']} cores of {run['provenance']['cpu']}",
     }
 
@@ -87,7 +101,7 @@ def alternative(run: Mapping[str, Any]) -> str:
     """The picture in words."""
     told = facts(run)
     return (
-        f"A completion of {told['tokens']} tokens, coloured by origin, arrives in {told['rounds']} "
+        f"An answer of {told['tokens']} tokens, coloured by origin, arrives in {told['rounds']} "
         f"rounds and {told['spec']} ms; without drafts the same tokens take {told['plain']} ms"
     )
 
@@ -96,13 +110,15 @@ def draw(run: Mapping[str, Any]) -> str:
     told = facts(run)
     total = run["plain_seconds"][-1]
     played = told["slower"] * total
-    parts = [text(LEFT, 28, f'$ outrider generate "{run["prompt"]}"', "m c")]
+    command = f"$ outrider run {run['model']} --drafter {run['drafter']} \\"
+    parts = [text(LEFT, 28, command, "m c")]
+    parts.append(text(LEFT, 46, f'    "{run["prompt"]}"', "m c"))
     lines = _lines(run)
     for number, line in enumerate(lines):
         if line:
-            where = f'x="{LEFT}" y="{58 + STEP * number}"'
+            where = f'x="{LEFT}" y="{76 + STEP * number}"'
             parts.append(f'<text {where} class="c" xml:space="preserve">{line}</text>')
-    y = 64 + STEP * len(lines)
+    y = 82 + STEP * len(lines)
     x = float(LEFT)
     for kind, label in LABELS.items():
         parts += [_cells(x, y - 9, [kind]), text(x + 14, y, label, "m s")]
@@ -124,14 +140,17 @@ def draw(run: Mapping[str, Any]) -> str:
     moments = [told["slower"] * seconds for seconds, _ in run["rounds"]]
     # The cover's left edge passes the last cell when the last token comes.
     style = _style(moments, played, played * (WIDTH - LANE - 2) / (scale * total))
-    return svg(int(y + 108), alternative(run), style, parts)
+    return svg(int(y + 74 + 17 * len(_caption(told))), alternative(run), style, parts)
 
 
-def _caption(told: Mapping[str, Any]) -> tuple[str, str]:
-    return (
-        f"Measured with the embedded pair on {told['where']}, shown {told['slower']} times slower:",
+def _caption(told: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"{told['model']} on {told['where']}, shown {told['slower']} times slower:",
         f"{told['tokens']} tokens, the same text, {told['faster']:.1f} times as fast with drafts.",
-    )
+    ]
+    if told["others"] > BUSY:
+        lines.append(f"Other programs used {told['others']:.0%} of the CPU meanwhile.")
+    return lines
 
 
 def _style(moments: Sequence[float], played: float, swept: float) -> str:
@@ -157,16 +176,20 @@ def _style(moments: Sequence[float], played: float, swept: float) -> str:
 
 
 def _lines(run: Mapping[str, Any]) -> list[str]:
-    """The text's lines as spans that appear round by round; the prompt is the first one."""
-    lines = [escape(run["prompt"])]
+    """The text's lines as spans that appear round by round; a long line goes on below."""
+    lines, used = [""], 0
     for number, (_, tokens) in enumerate(run["rounds"]):
         for piece, origin in tokens:
             first, *others = piece.split("\n")
             for place, part in enumerate([first, *others]):
-                if place:
+                shown = part
+                if place or used + len(part) > COLUMNS:
                     lines.append("")
-                if part:
-                    lines[-1] += f'<tspan class="k t{number} {origin}">{escape(part)}</tspan>'
+                    used = 0
+                    shown = part if place else part.lstrip()
+                if shown:
+                    lines[-1] += f'<tspan class="k t{number} {origin}">{escape(shown)}</tspan>'
+                    used += len(shown)
     while not lines[-1]:
         lines.pop()
     return lines
