@@ -127,6 +127,8 @@ function Question({ message, at, isLast }) {
 
 function Messages() {
   const { messages } = current.value;
+  // What was sent last, and the line below what came last, are in sight.
+  useEffect(() => { scrollTo(0, document.documentElement.scrollHeight); }, [messages.length]);
   return html`
     <ol class="messages" aria-label="Conversation">
       ${messages.map((message, at) => {
