@@ -18,6 +18,7 @@ ARCHITECTURES = {
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), "gemma4"),
+    "gemma4_assistant": "gemma4-assistant",
     "smollm3": "smollm3",
     "gpt_oss": "gpt-oss",
     "gemma": "gemma",
@@ -79,6 +80,7 @@ _KEYS = {
     "num_experts_per_tok": "expert_used_count",
     "top_k_experts": "expert_used_count",
     "num_kv_shared_layers": "attention.shared_kv_layers",
+    "backbone_hidden_size": "embedding_length_out",
     "hidden_size_per_layer_input": "embedding_length_per_layer_input",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
@@ -219,6 +221,8 @@ _OWN: Mapping[str, Mapping[str, str]] = {
         "post_feedforward_layernorm_1": "post_ffw_norm_1",
         "post_feedforward_layernorm_2": "post_ffw_norm_2",
         "router.proj": "ffn_gate_inp",
+        "pre_projection": "nextn.pre_projection",
+        "post_projection": "nextn.post_projection",
     },
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
 }
@@ -259,14 +263,14 @@ def write_gguf(
     if arch == "gpt-oss":
         file.metadata[f"{arch}.expert_feed_forward_length"] = config["intermediate_size"]
     _rope(file, arch, config)
-    own = _OWN.get(arch, {})
+    own = _OWN.get(arch.removesuffix("-assistant"), {})
     if arch in HYBRIDS:
         behind = {_behind(name, config): values for name, values in tensors.items()}
         tensors = _recurrent(behind, arch, config)
     _take_curves(file, tensors)
     if arch == "deepseek2":
         tensors = _latent(file, tensors, config, apart=apart)
-    if arch == "gemma4":
+    if arch.startswith("gemma4"):
         tensors = {_gemma4_name(name): values for name, values in tensors.items()}
     for name, stored_values in _unstacked(tensors, arch).items():
         if name.startswith("blk."):
@@ -306,7 +310,10 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Numbers]]:
     )
     if "text_config" not in config:
         return config, tensors
+    backbone = config.get("backbone_hidden_size")
     config = {**config["text_config"], "model_type": config["model_type"]}
+    if backbone:  # An assistant of Gemma 4.
+        return {**config, "backbone_hidden_size": backbone}, tensors
     return config, _text_part(tensors, config)
 
 
@@ -392,7 +399,7 @@ def _laid_out(
     if arch == "muse-glimmer" and stored.endswith("norm"):
         return values + np.float32(stored not in ("output_norm", "attn_q_norm", "attn_k_norm"))
     above = arch.startswith(("gemma", "nemotron")) or arch in HYBRIDS
-    above = above and arch != "gemma4"
+    above = above and not arch.startswith("gemma4")
     if above and stored.endswith("norm") and ending == "weight" and stored != "ssm_norm":
         return values + np.float32(1)
     if stored == "ffn_gate_inp_shexp":
@@ -473,7 +480,7 @@ def _more_keys(file: Gguf, arch: str, config: Mapping[str, Any]) -> None:
         own["block_count"] = config["num_hidden_layers"] + depth
         own |= {"nextn_predict_layers": depth} if depth else {}
     own |= _of_rows(arch, config)
-    if arch == "gemma4":
+    if arch.startswith("gemma4"):
         own |= _gemma4_keys(file, config)
     if config.get("layer_types") and arch in (
         "cohere2",
@@ -580,7 +587,7 @@ def _recurrent(
 
 def _rope(file: Gguf, arch: str, config: Mapping[str, Any]) -> None:
     rope: dict[str, Any] = config["rope_parameters"]
-    by_kind = arch in ("gemma3", "gemma4")
+    by_kind = arch in ("gemma3", "gemma4", "gemma4-assistant")
     rope = rope if by_kind else rope.get("full_attention", rope)
     if "alpha" in rope:
         size = config["head_dim"]

@@ -107,7 +107,7 @@ def random_hf(family: str, changes: Mapping[str, Any] | None = None, *, seed: in
         configs: Any = AutoConfig
         loader: Any = AutoModelForCausalLM
         model = loader.from_config(configs.for_model(family, **settings))
-    _randomise(model, seed)
+    randomise(model, seed)
     return model
 
 
@@ -130,12 +130,12 @@ def random_wrapper(
         )
         settings._attn_implementation = "eager"
         model = loader.from_config(settings).eval()
-    _randomise(model, seed)
+    randomise(model, seed)
     model.tie_weights()
     return model
 
 
-def _randomise(model: Any, seed: int) -> None:
+def randomise(model: Any, seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     for weight in model.parameters():
         noise = torch.randn(weight.shape, generator=rng)

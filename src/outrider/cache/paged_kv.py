@@ -297,6 +297,20 @@ class PagedKV:
         columns, table = self.stage(rows)
         return columns.plan(table, self._page_size, self._device)
 
+    def plan_after(self, seq_ids: Sequence[int], tokens: Sequence[int]) -> PackedPlan:
+        """The plan of `tokens` that follow the committed texts `seq_ids` and are not stored: each
+        sees all rows of its text, from the position behind it."""
+        texts = list(dict.fromkeys(seq_ids))
+        columns = Columns()
+        for seq_id, token in zip(seq_ids, tokens, strict=True):
+            seq = self._sequences[seq_id]
+            columns.tokens.append(token)
+            columns.slots.append(0)
+            columns.seq.append(texts.index(seq_id))
+            columns.add_node(position=len(seq.tokens), visible=seq.num_rows, extra=())
+        tables = self._tables([StepRow.chain(seq_id, (0,)) for seq_id in texts])
+        return columns.plan(tables, self._page_size, self._device)
+
     def stage(self, rows: Sequence[StepRow]) -> tuple[Columns, PageTable]:
         """Stage rows as `plan` does. Returns its columns and its page table, on the host."""
         self.reserve({row.seq_id: len(row.tokens) for row in rows})

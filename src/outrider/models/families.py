@@ -24,7 +24,7 @@ from outrider.models.configs import (
 )
 from outrider.models.expert_kinds import check_experts, sparse_layers
 from outrider.models.family_table import FAMILY_TABLE, WRAPPERS
-from outrider.models.gemma_kinds import GemmaConfig, gemma4_sizes
+from outrider.models.gemma_kinds import GemmaConfig, check_sources, gemma4_sizes
 from outrider.models.json_object import (
     CONTRADICTION,
     MAX_LAYERS,
@@ -128,9 +128,25 @@ def parse_gemma4(raw: JsonObject, generation: JsonObject | None = None) -> Gemma
     text, family = _text_model(raw)
     shared = _layered(raw, text, family, generation) | gemma4_sizes(text, family, generation)
     config = GemmaConfig(**shared, also_sees=raw.has("text_config"))
+    check_sources(text.where, config)
+    return _checked(text.where, config)
+
+
+def parse_assistant(raw: JsonObject) -> GemmaConfig:
+    """Parse the config of an assistant of Gemma 4, whose layers read keys and values of its target.
+    Raises CheckpointError, naming file and key, for a bad or unknown value."""
+    outer = JsonObject(raw.where, {**raw.values, "model_type": "gemma4"})
+    text, family = _text_model(outer)
+    shared = {"num_kv_shared_layers": text.integer("num_hidden_layers", most=MAX_LAYERS)}
+    text = JsonObject(text.where, {**text.values, **shared})
+    fields = _layered(outer, text, family, None) | gemma4_sizes(text, family, None)
+    return _checked(text.where, GemmaConfig(**fields))
+
+
+def _checked(where: str, config: GemmaConfig) -> GemmaConfig:
     for index in range(config.num_layers):
         layer = replace(config.at(index), rope=config.layer_kind(index).rope or Rope(), layers=())
-        _check_layered(text.where, layer)
+        _check_layered(where, layer)
     return config
 
 

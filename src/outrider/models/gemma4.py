@@ -143,31 +143,8 @@ class GemmaModel(LlamaModel):
     operators = GemmaOperators
 
     def read_layer(self, reader: WeightReader, index: int, share: Share = WHOLE) -> LayerWeights:
-        config, prefix = self.config.at(index), f"model.layers.{index}."
-        hidden = config.hidden_size
-
-        def norm(name: str) -> Tensor:
-            return reader.vector(f"{prefix}{name}.weight", hidden)
-
-        inputs = norms = None
-        if size := config.input_size:
-            inputs = InputNet(
-                reader.linear({f"{prefix}per_layer_input_gate": size}, hidden),
-                reader.linear({f"{prefix}per_layer_projection": hidden}, size),
-                norm("post_per_layer_input_norm"),
-            )
-        if config.experts is not None:
-            norms = RoutedNorms(
-                reader.vector(f"{prefix}router.scale", hidden).mul_(hidden**-0.5),
-                norm("pre_feedforward_layernorm_2"),
-                norm("post_feedforward_layernorm_1"),
-                norm("post_feedforward_layernorm_2"),
-            )
-        mixer = partial(_read_attention, reader, config, index)
-        layer = read_layer(reader, config, index, share, mixer=mixer)
-        scalar = f"{prefix}layer_scalar"
-        scale = float(reader.vector(scalar, 1)) if scalar in reader else 1.0
-        return replace(layer, scale=scale, inputs=inputs, norms=norms)
+        del share
+        return read_gemma_layer(reader, self.config, index)
 
     def read_others(self, reader: WeightReader) -> tuple[str, ...]:
         config, own = self.config, ("k_proj", "v_proj", "k_norm", "v_norm")
@@ -219,6 +196,35 @@ class GemmaModel(LlamaModel):
 
     def _make_forward(self) -> None:
         """Return None: no native call has this order of operators."""
+
+
+def read_gemma_layer(reader: WeightReader, config: GemmaConfig, index: int) -> LayerWeights:
+    """Read layer `index`. Raises CheckpointError for a tensor that is missing or misshapen."""
+    config, prefix = config.at(index), f"model.layers.{index}."
+    hidden = config.hidden_size
+
+    def norm(name: str) -> Tensor:
+        return reader.vector(f"{prefix}{name}.weight", hidden)
+
+    inputs = norms = None
+    if size := config.input_size:
+        inputs = InputNet(
+            reader.linear({f"{prefix}per_layer_input_gate": size}, hidden),
+            reader.linear({f"{prefix}per_layer_projection": hidden}, size),
+            norm("post_per_layer_input_norm"),
+        )
+    if config.experts is not None:
+        norms = RoutedNorms(
+            reader.vector(f"{prefix}router.scale", hidden).mul_(hidden**-0.5),
+            norm("pre_feedforward_layernorm_2"),
+            norm("post_feedforward_layernorm_1"),
+            norm("post_feedforward_layernorm_2"),
+        )
+    mixer = partial(_read_attention, reader, config, index)
+    layer = read_layer(reader, config, index, mixer=mixer)
+    scalar = f"{prefix}layer_scalar"
+    scale = float(reader.vector(scalar, 1)) if scalar in reader else 1.0
+    return replace(layer, scale=scale, inputs=inputs, norms=norms)
 
 
 def _read_attention(

@@ -152,7 +152,7 @@ def gemma4_sizes(raw: JsonObject, family: Family, generation: JsonObject | None)
     slides = [window > 0 for window in family.windows(raw, num_layers)]
     shapes = _shapes(raw, slides)
     shared = raw.integer("num_kv_shared_layers", 0, least=0)
-    sources = [_source(raw, slides, num_layers - shared, index) for index in range(num_layers)]
+    sources = [_source(slides, num_layers - shared, index) for index in range(num_layers)]
     keys = tuple(LayerKeys(*shape, source) for shape, source in zip(shapes, sources, strict=True))
     ffn, wide = raw.integer("intermediate_size"), raw.flag("use_double_wide_mlp", default=False)
     ffn_sizes = tuple(
@@ -214,19 +214,28 @@ def _shapes(raw: JsonObject, slides: Sequence[bool]) -> list[tuple[int, int]]:
     return found
 
 
-def _source(raw: JsonObject, slides: Sequence[bool], first_shared: int, index: int) -> int:
+# The source of keys and values that are another model's.
+_ELSEWHERE = -1
+
+
+def _source(slides: Sequence[bool], first_shared: int, index: int) -> int:
     """The layer whose keys and values layer `index` reads."""
     if index < first_shared:
         return index
     before = [depth for depth in range(first_shared) if slides[depth] == slides[index]]
-    if not before:
-        kind = _SLIDING if slides[index] else _FULL
-        raise CheckpointError(
-            f"{raw.where}: num_kv_shared_layers leaves no layer of {kind} whose keys and values "
-            f"layer {index} could read.",
-            hint=CONTRADICTION,
-        )
-    return before[-1]
+    return before[-1] if before else _ELSEWHERE
+
+
+def check_sources(where: str, config: GemmaConfig) -> None:
+    """Raise CheckpointError for a layer whose keys and values no layer stores."""
+    for index, one in enumerate(config.keys):
+        if one.source == _ELSEWHERE:
+            kind = _SLIDING if config.layer_kind(index).window else _FULL
+            raise CheckpointError(
+                f"{where}: num_kv_shared_layers leaves no layer of {kind} whose keys and values "
+                f"layer {index} could read.",
+                hint=CONTRADICTION,
+            )
 
 
 def _input_tokens(raw: JsonObject) -> int:

@@ -93,7 +93,6 @@ class _Unread:
 # The first kind that matches is named in the error.
 _UNREAD = (
     _Unread("NextN (MTP)", ("nextn", "mtpmodel", "moemtp", "seekmtp", "mimomtp"), _OWN),
-    _Unread("Gemma 4 assistant", ("gemma4assistant", "gemma4unifiedassistant"), _SHARING),
     _Unread("Muse assistant", ("museglimmerassistant",), _SHARING),
     _Unread("assistant", ("assistant",), _SHARING),
 )

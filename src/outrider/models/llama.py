@@ -306,7 +306,7 @@ class LlamaModel(PassDecoder):
         comm: Comm = ALONE,
     ) -> list[LayerOperators]:
         """The operators of every layer, in the sizes of a rank's `part`."""
-        turns = _turns(config, capacity, device)
+        turns = layer_turns(config, capacity, device)
         still = still_turns(turns[0]) if config.traits.turns_first else None
         return [self.operators(part.at(n), one, comm, still) for n, one in enumerate(turns)]
 
@@ -479,7 +479,7 @@ def _decoder_traits(config: LlamaConfig) -> DecoderTraits:
     )
 
 
-def _turns(config: LlamaConfig, capacity: ModelCapacity, device: torch.device) -> list[Turns]:
+def layer_turns(config: LlamaConfig, capacity: ModelCapacity, device: torch.device) -> list[Turns]:
     """Rotary tables of every layer. Layers with the same positions share them."""
     num_positions = capacity.num_positions(config.max_tokens, reach=config.reach)
     kinds = [

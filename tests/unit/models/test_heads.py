@@ -65,6 +65,17 @@ KINDS: Mapping[str, tuple[dict[str, object], tuple[str, ...], DraftKind]] = {
     ),
     "DSpark by its keys": ({"model_type": "qwen3", "markov_rank": 4}, ("a",), "dspark"),
     "Hydra": ({"hydra_num_heads": 4, "hydra_num_layers": 1}, ("a",), "hydra"),
+    "Gemma 4 assistant": ({"model_type": "gemma4_assistant"}, ("a",), "assistant"),
+    "Gemma 4 assistant by class": (
+        {"architectures": ["Gemma4AssistantForCausalLM"]},
+        ("a",),
+        "assistant",
+    ),
+    "Gemma 4 assistant that sees": (
+        {"model_type": "gemma4_unified_assistant"},
+        ("a",),
+        "assistant",
+    ),
     "MLP speculator": ({"model_type": "mlp_speculator"}, ("a",), "mlp-speculator"),
     "MLP speculator by class": (
         {"architectures": ["MLPSpeculatorPreTrainedModel"]},
@@ -96,10 +107,6 @@ def test_what_a_folder_is_taken_for(
 
 UNREAD: Mapping[str, tuple[dict[str, object], str]] = {
     "another of speculators": ({"speculators_model_type": "mlp"}, "mlp heads"),
-    "Gemma 4 assistant": ({"model_type": "gemma4_assistant"}, "Gemma 4 assistant heads"),
-    "Gemma 4 assistant that sees": (
-        {"architectures": ["Gemma4UnifiedAssistantForCausalLM"]}, "Gemma 4 assistant heads"
-    ),
     "Muse assistant": ({"model_type": "muse_glimmer_assistant"}, "Muse assistant heads"),
     "another assistant": ({"model_type": "qwen9_assistant"}, "assistant heads"),
     "NextN of GLM": (

@@ -214,6 +214,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         above_one=True,
     ),
     "gemma4": gemma4.architecture({**LLAMA_LAYER, **AROUND}, LLAMA_OUTER),
+    "gemma4-assistant": gemma4.assistant({**LLAMA_LAYER, **AROUND}, LLAMA_OUTER),
     "gemma": _row("gemma", settings.activation("gelu_pytorch_tanh"), above_one=True),
     "granite": _GRANITE,
     "granitemoe": _GRANITE,

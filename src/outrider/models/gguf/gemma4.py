@@ -56,6 +56,30 @@ def architecture(layer: Mapping[str, str], outer: Mapping[str, str]) -> Architec
     )
 
 
+def assistant(layer: Mapping[str, str], outer: Mapping[str, str]) -> Architecture:
+    """The row of assistants, whose layers read the keys and values of their target."""
+    return Architecture(
+        family="gemma4_assistant",
+        parts=(Part(_assistant, (*_KEYS, "embedding_length_out", "nextn_predict_layers")),),
+        names={**layer, **_OWN},
+        outer={
+            **outer,
+            "nextn.pre_projection": "pre_projection",
+            "nextn.post_projection": "post_projection",
+        },
+        absent=("attn_k", "attn_v", "attn_k_norm", *_OWN),
+        drafts=True,
+    )
+
+
+def _assistant(sizes: Sizes) -> dict[str, Any]:
+    text = {"vocab_size": sizes.vocab_size, "tie_word_embeddings": True, **gemma4(sizes)}
+    return {
+        "backbone_hidden_size": sizes.integer("embedding_length_out"),
+        "text_config": text | {"model_type": "gemma4_text"},
+    }
+
+
 def gemma4(sizes: Sizes) -> dict[str, Any]:
     """The settings of config.json. Raises CheckpointError for sizes that no checkpoint of Gemma 4
     has."""
