@@ -71,18 +71,18 @@ class Assistant:
         """Read a folder. Raises CheckpointError for tensors that are missing, misshapen or no
         numbers, and for the assistant of another target."""
         config, table = _config(heads.folder, target), target.tables.embedding
-        place = Placement("assistant", table.dtype, target.state.arena.device)
+        placement = Placement("assistant", table.dtype, target.state.arena.device)
         kernels, hidden, size = own_kernels(target), config.hidden_size, target.spec.hidden_size
         turns = layer_turns(
-            replace(config, max_tokens=target.spec.max_tokens), heads.capacity, place.device
+            replace(config, max_tokens=target.spec.max_tokens), heads.capacity, placement.device
         )
         with Weights.at(heads.folder) as weights:
             check_numbers(weights)
-            reader = WeightReader(weights, kernels, place)
+            reader = WeightReader(weights, kernels, placement)
             found = cls(
                 config=config,
                 kernels=kernels,
-                placement=place,
+                placement=placement,
                 tables=read_tables(reader, config),
                 before=reader.linear({"pre_projection": hidden}, 2 * size),
                 after=reader.linear({"post_projection": size}, hidden),
