@@ -294,18 +294,19 @@ def _matrices_bytes(model: _Model) -> int:
     """Bytes of all weights but the table of tokens."""
     spec = model.spec
     head = spec.vocab_size * spec.hidden_size
-    matrices = max(0, spec.num_parameters - head)
+    matrices, looked_up = max(0, spec.num_multiplied - head), spec.looked_up * spec.bytes_per_weight
     if model.stored.has_head:
         matrices -= head
     elif model.device != "cpu" and spec.quantise == "none":
         head = 0
     if spec.quantise == "none":
-        return (matrices + head) * (4 if model.in_float32 else spec.bytes_per_weight)
+        width = 4 if model.in_float32 else spec.bytes_per_weight
+        return (matrices + head) * width + looked_up
     width, of_head = QUANTISED_BYTES[spec.quantise], HEAD_BYTES[spec.quantise]
     if model.in_float32:
         # The reference holds a byte per code, and the scales in float32.
         width, of_head = (1.25, 1.125) if spec.quantise == "int4" else (1.0, 1.0)
-    return int(matrices * width + head * of_head)
+    return int(matrices * width + head * of_head) + looked_up
 
 
 def _loading_bytes(model: _Model) -> int:

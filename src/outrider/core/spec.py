@@ -51,7 +51,8 @@ class ModelSpec:
     `head_dim` are the largest. In a hybrid `num_kv_layers` attend; the states of the other layers
     take `state_bytes` a sequence, and the change by one token `input_bytes`. In a mixture each
     token uses `num_active_experts` of `num_experts` in every layer that has them; all experts
-    together are `expert_parameters`.
+    together are `expert_parameters`. Tables besides that of tokens whose rows are looked up have
+    `looked_up` parameters together, which are never quantised.
     """
 
     name: str
@@ -82,6 +83,7 @@ class ModelSpec:
     num_active_experts: int = 0
     expert_parameters: int = 0
     stored_bytes: int = 0
+    looked_up: int = 0
     tied: bool = False
 
     @property
@@ -136,10 +138,24 @@ class ModelSpec:
             return self.stored_bytes or self.num_parameters * self.bytes_per_weight
         table = self.vocab_size * self.hidden_size
         if self.quantise == "int8":
-            return table * self.bytes_per_weight + self.num_parameters - table
-        matrices = self.num_parameters - (table if self.tied else 2 * table)
+            kept = table + self.looked_up
+            return kept * self.bytes_per_weight + self.num_parameters - kept
+        matrices = self.num_multiplied - (table if self.tied else 2 * table)
         held = matrices * QUANTISED_BYTES["int4"] + table * HEAD_BYTES["int4"]
+        held += self.looked_up * self.bytes_per_weight
         return int(held) + (0 if self.tied else table * self.bytes_per_weight)
+
+    @property
+    def num_multiplied(self) -> int:
+        """Number of parameters without those of tables that are only looked up."""
+        return self.num_parameters - self.looked_up
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of the weights that passes read whole: all but tables that are looked up."""
+        if self.looked_up and self.quantise == "none":
+            return self.weight_bytes * self.num_multiplied // self.num_parameters
+        return self.weight_bytes - self.looked_up * self.bytes_per_weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

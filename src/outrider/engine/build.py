@@ -187,7 +187,7 @@ def _pace(models: LoadedModels) -> PromptPace | None:
     num_threads = 1 if models.machine is None else models.machine.num_threads
     spec = models.target.spec
     idle = 1 - spec.num_active_experts / spec.num_experts if spec.num_experts else 0.0
-    flops_a_token = 2 * (spec.num_parameters - idle * spec.expert_parameters)
+    flops_a_token = 2 * (spec.num_multiplied - idle * spec.expert_parameters)
     return PromptPace(flops_a_token / (FLOPS_A_THREAD * num_threads))
 
 

@@ -212,7 +212,7 @@ def mixture_of(spec: ModelSpec) -> Mixture | None:
     """Return the model's mixture; None for a dense model."""
     if not spec.num_experts:
         return None
-    share = spec.expert_parameters / spec.num_parameters
+    share = spec.expert_parameters / spec.num_multiplied
     return Mixture(spec.num_experts, spec.num_active_experts, share)
 
 
@@ -225,13 +225,13 @@ class PassWork:
     def weight_bytes(self, num_rows: float) -> float:
         mixture = mixture_of(self.spec)
         share = 1.0 if mixture is None else mixture.read_share(num_rows)
-        return self.spec.weight_bytes * share
+        return self.spec.read_bytes * share
 
     @property
     def row_flops(self) -> float:
         mixture = mixture_of(self.spec)
         share = 1.0 if mixture is None else mixture.active_share
-        return 2.0 * self.spec.num_parameters * share
+        return 2.0 * self.spec.num_multiplied * share
 
     @property
     def read_flops(self) -> float:
@@ -296,7 +296,7 @@ def step_bytes(kind: DrafterKind, target: ModelSpec, num_bytes: int) -> int:
     """Return the bytes that a step of a drafter reads; `num_bytes` are those of the weights of its
     draft model or heads."""
     if kind.source == "copy" and kind.fewer_bits:
-        return int(target.num_parameters * _COPY_BYTES)
+        return int(target.num_multiplied * _COPY_BYTES)
     if kind.source == "copy":
         return int(target.weight_bytes * _LAYERS_RUN)
     if kind.source == "heads":

@@ -80,7 +80,8 @@ class GemmaConfig(LlamaConfig):
 
     def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
         sizes = {"bytes_per_weight": bytes_per_weight, "bytes_per_kv": bytes_per_kv}
-        return replace(LlamaConfig.spec(self, name, **sizes), kv_layers=self.keys)
+        inputs = self.input_tokens * self.num_layers * self.input_size
+        return replace(LlamaConfig.spec(self, name, **sizes), kv_layers=self.keys, looked_up=inputs)
 
 
 def gemma4_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:

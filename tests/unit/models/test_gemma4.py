@@ -64,6 +64,12 @@ def test_layers_that_share_keys_store_none() -> None:
     assert (config.ffn_sizes[14], config.ffn_sizes[15]) == (6144, 12288)
     assert (config.at(33).head_dim, config.at(34).head_dim, config.head_dim) == (256, 512, 512)
     assert config.input_size == 256
+    # Rows of inputs are looked up, and are never quantised.
+    inputs, table = 262144 * 35 * 256, 262144 * 1536
+    assert spec.looked_up == inputs
+    assert spec.read_bytes == 2 * (spec.num_parameters - inputs)
+    matrices = (spec.num_parameters - inputs - table) * 0.625 + table * 1.0625
+    assert replace(spec, quantise="int4").weight_bytes == int(matrices + 2 * inputs)
 
 
 def test_values_may_be_the_product_of_the_keys() -> None:
