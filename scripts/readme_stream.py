@@ -27,7 +27,6 @@ LABELS = {
     "accepted": "draft, kept",
     "recovered": "target's own after a refusal",
     "bonus": "target's own after a whole draft",
-    "plain": "no draft",
 }
 # A share of the CPU that others may have while the run is made without a word about it.
 BUSY = 0.1

@@ -26,10 +26,22 @@ def ask(page: Any, prompt: str, *, tokens: int) -> None:
 
 def say(page: Any, words: str) -> None:
     """Sends a message of a conversation, and waits for the end of its answer."""
+    count = page.locator(".facts").count()
     page.get_by_label("Your message").last.fill(words)
     page.keyboard.press("Enter")
-    page.get_by_role("button", name="Stop").wait_for()
+    page.locator(".facts").nth(count).wait_for()
     page.get_by_role("button", name="Send", exact=True).wait_for()
+
+
+KEPT = """(count) => import("/web/store.js").then(({ all }) => all("conversations"))
+  .then((found) => found[0]?.messages.length === count)"""
+
+
+def visit_again(page: Any, count: int) -> None:
+    """Leaves when so many messages are kept, comes back, and opens the only conversation."""
+    page.wait_for_function(KEPT, arg=count)
+    page.reload()
+    page.locator("nav.history li button").click()
 
 
 def wait_for_end(page: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from browser.hostile import MARKDOWN, PAYLOADS
-from browser.pages import axe_violations, say, strip, wait_for_end
+from browser.pages import axe_violations, say, strip, visit_again, wait_for_end
 
 OpenPage = Callable[..., Any]
 NOT_COMPARED = "the rule gives the text of plain decoding, not compared here"
@@ -75,8 +75,7 @@ def test_the_line_below_an_answer_says_what_was_compared_and_opens_the_laborator
     wanted = rf"\d+\.\d×, {accepted} of {drafted} drafted tokens accepted, identical to plain"
     assert re.fullmatch(wanted, lines(page)[0])
     # Another visit finds the conversation, its line and its rounds.
-    page.reload()
-    page.locator("nav.history li button").click()
+    visit_again(page, 2)
     assert re.fullmatch(wanted, lines(page)[0])
     page.locator(".facts .line").click()
     wait_for_end(page)
@@ -149,6 +148,22 @@ def test_a_wrong_number_is_refused_by_name_and_the_message_stays(opened: OpenPag
     assert said == "max tokens must be a whole number from 0 up, got “abc”."
     assert page.get_by_label("Your message").last.input_value() == "Hello"
     assert page.locator(".messages").count() == 0
+
+
+def test_a_model_is_chosen_among_several(opened: OpenPage) -> None:
+    page = opened("/")
+    names = {"data": [{"id": "first"}, {"id": "second"}]}
+    card = {"has_chat_template": True, "exact": True, "sampler": "block", "drafters": []}
+    page.route("**/v1/models", lambda route: route.fulfill(json=names))
+    page.route("**/outrider/v1/card?*", lambda route: route.fulfill(json=card))
+    answering(page, "An answer.")
+    page.reload()
+    page.get_by_label("Model", exact=True).select_option("second")
+    page.get_by_label("Your message").last.fill("Hello")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.keyboard.press("Enter")
+    assert json.loads(asked.value.post_data)["model"] == "second"
+    page.locator(".facts").wait_for()
 
 
 @pytest.mark.parametrize(("width", "dark"), SCREENS)

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from browser.hostile import PAYLOADS
-from browser.pages import TABS, ask, choose_tab, strip, wait_for_end
+from browser.pages import TABS, ask, choose_tab, say, strip, visit_again, wait_for_end
 
 OpenPage = Callable[..., Any]
 # Elements that no page of ours has, and attributes that nobody writes.
@@ -82,3 +82,19 @@ def test_a_conversation_a_race_and_the_dashboard_are_text_as_well(
     dashboard.locator(".u-wrap").first.wait_for()
     assert PAYLOADS[4] in dashboard.locator("main").inner_text()
     is_inert(dashboard)
+
+
+def test_an_answer_of_payloads_is_markdown_without_script(
+    opened: OpenPage, hostile_server: str
+) -> None:
+    page = opened("/", at=hostile_server)
+    say(page, PAYLOADS[3])
+    for _ in range(2):
+        foreign, _, links = FOREIGN.rpartition(",")
+        assert links == "a[href*=':']"
+        assert page.evaluate(COUNTS, foreign) == [0, 0]
+        kinds = page.evaluate("[...document.links].map((one) => one.protocol)")
+        assert set(kinds) <= {"http:", "https:"}
+        assert PAYLOADS[0] in page.locator(".answer .md").inner_text()
+        # The title in the list and what was kept are text as well.
+        visit_again(page, 2)

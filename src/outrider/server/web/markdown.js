@@ -126,6 +126,7 @@ function shown(token) {
     case "escape": return token.text;
     case "text": return token.tokens ? all(token.tokens) : decoded(token.text);
     // HTML and pictures, as they were written.
+    case "html": return token.block ? html`<p class="said">${token.raw}</p>` : token.raw;
     default: return token.raw;
   }
 }

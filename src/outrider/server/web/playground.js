@@ -119,6 +119,11 @@ async function dropped(event) {
 }
 
 function Laboratory() {
+  // Where the form is above the answer, the answer is what was asked for.
+  useEffect(() => {
+    if (run.value && innerWidth < 960) document.querySelector(".main").scrollIntoView();
+    else scrollTo(0, 0);
+  }, []);
   return html`
     <div class="side">
       <${Problem} />
