@@ -150,6 +150,7 @@ ARCHITECTURES: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = (
     ("Hunyuan mixtures", "hunyuan_v1_moe", {"head_dim": 12, "num_experts": 6, "moe_topk": 2}),
     ("Hy3", "hy_v3", {**_MIXTURE, "head_dim": 12}),
     ("K-EXAONE", "exaone_moe", {**_MIXTURE, "head_dim": 12, "sliding_window": 8}),
+    ("AFMoE (Trinity)", "afmoe", {**_MIXTURE, "head_dim": 12, "sliding_window": 8}),
     ("Apertus", "apertus", {}),
     ("GLM-4 (first)", "glm", {"head_dim": 12}),
     ("Granite with windows", "granite_swa", {"num_hidden_layers": 4, "sliding_window": 8}),

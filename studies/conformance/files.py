@@ -50,6 +50,8 @@ _MORE_KEYS: Mapping[str, Iterable[str]] = {
     **dict.fromkeys(("granite", "granitemoe", "minicpm"), _SCALES),
     **dict.fromkeys(("deepseek", "dots1", "bailingmoe", "glm4moe", "exaone-moe", "hy_v3"), _ROUTED),
     "gptneox": ("use_parallel_residual",),
+    "afmoe": (*_ROUTED, "attention.sliding_window_pattern"),
+    "bailingmoe2": _ROUTED,
     "muse-glimmer": ("logit_scale", "final_logit_softcapping", "attention.sliding_window_pattern"),
     "granite_swa": (*_SCALES, "attention.sliding_window_pattern", "attention.rope_pattern"),
     "exaone-moe": (*_ROUTED, "attention.sliding_window_pattern"),
@@ -105,7 +107,7 @@ _BIASES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("phi2", "gptneox", "codeshell", "jais2"), (".bias",)),
     "falcon": ("norm.bias", "norm_2.bias"),
     "chatglm": _QKV,
-    **dict.fromkeys(("exaone-moe", "hy_v3"), ("exp_probs_b.bias",)),
+    **dict.fromkeys(("exaone-moe", "hy_v3", "afmoe", "bailingmoe2"), ("exp_probs_b.bias",)),
     **dict.fromkeys(("glm4moe", "dots1", "minimax-m2", "deepseek2"), ("exp_probs_b.bias",)),
 }
 _SURPLUS = (

@@ -57,6 +57,7 @@ ARCHITECTURES = {
     "olmo": "olmo",
     "jais2": "jais2",
     "muse_glimmer": "muse-glimmer",
+    "afmoe": "afmoe",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek2"),
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -93,6 +94,8 @@ _KEYS = {
     "moe_layer_start_index": "leading_dense_block_count",
     "routed_scaling_factor": "expert_weights_scale",
     "router_scaling_factor": "expert_weights_scale",
+    "route_scale": "expert_weights_scale",
+    "num_dense_layers": "leading_dense_block_count",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
     "layer_norm_eps": "attention.layer_norm_epsilon",
     "norm_eps": "attention.layer_norm_epsilon",
@@ -185,6 +188,13 @@ _OWN: Mapping[str, Mapping[str, str]] = {
         "mlp.dense_4h_to_h": "ffn_down",
     },
     "muse-glimmer": {**_GEMMA, "self_attn.gate_proj": "attn_gate"},
+    "afmoe": {
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_mlp_layernorm": "ffn_norm",
+        "post_mlp_layernorm": "post_ffw_norm",
+        "self_attn.gate_proj": "attn_gate",
+        "mlp.router.gate": "ffn_gate_inp",
+    },
     "hunyuan-dense": _HUNYUAN,
     "hunyuan-moe": _HUNYUAN,
     "apertus": {"attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm"},
@@ -464,7 +474,7 @@ def _more_keys(file: Gguf, arch: str, config: Mapping[str, Any]) -> None:
     own: dict[str, Any] = {}
     if config.get("moe_intermediate_size"):
         own["expert_feed_forward_length"] = config["moe_intermediate_size"]
-    if arch in ("dots1", "glm4moe", "minimax-m2", "exaone-moe", "hy_v3"):
+    if arch in ("dots1", "glm4moe", "minimax-m2", "exaone-moe", "hy_v3", "afmoe"):
         own["expert_gating_func"] = 2
         own["expert_weights_norm"] = True
     if arch == "minimax-m2":
@@ -488,6 +498,7 @@ def _more_keys(file: Gguf, arch: str, config: Mapping[str, Any]) -> None:
         "exaone-moe",
         "granite_swa",
         "muse-glimmer",
+        "afmoe",
     ):
         sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
         own["attention.sliding_window_pattern"] = sliding

@@ -372,6 +372,24 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "norm_topk_prob": False,
         },
     ),
+    "afmoe": (
+        "afmoe",
+        {**_MIXTURE, **_FOUR, "head_dim": 12, "sliding_window": 6, "mup_enabled": True},
+    ),
+    "afmoe_unusual": (
+        "afmoe",
+        {
+            **_MIXTURE,
+            **_FOUR,
+            "head_dim": 12,
+            "sliding_window": 6,
+            "global_attn_every_n_layers": 3,
+            "num_dense_layers": 2,
+            "num_shared_experts": 1,
+            "route_scale": 1.7,
+            "attention_bias": True,
+        },
+    ),
     "hy_v3": ("hy_v3", {**_MIXTURE, "head_dim": 12}),
     "hy_v3_unusual": (
         "hy_v3",

@@ -184,7 +184,7 @@ IN_GGUF = (
     "starcoder2", "glm4", "ernie4_5", "ernie4_5_moe", "dots1", "glm4_moe", "minimax_m2",
     "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "hunyuan_alpha", "hunyuan_moe",
     "apertus", "exaone_moe", "hy_v3", "granite_swa_plain", "granitemoe_swa", "glm", "phi",
-    "gpt_neox", "falcon", "falcon_new", "falcon_one_norm", "olmo", "jais2", "gemma4",
+    "gpt_neox", "falcon", "falcon_new", "falcon_one_norm", "olmo", "jais2", "afmoe", "gemma4",
     "gemma4_shared", "gemma4_moe",
 )  # fmt: skip
 
@@ -209,6 +209,21 @@ def test_a_gguf_file_of_muse_glimmer_is_its_text_part(tmp_path: Path) -> None:
     path = write_gguf(folder, tmp_path / "a.gguf")
     expected_NV = feed(load(folder), TEXT, [60])
     torch.testing.assert_close(feed(load(path), TEXT, [60]), expected_NV, atol=1e-5, rtol=0)
+
+
+def test_masks_in_files_of_gpt_neox_are_no_weights(
+    folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = folder_of("gpt_neox")
+    tensors: dict[str, torch.Tensor] = cast("Any", safetensors_torch).load_file(
+        folder / "model.safetensors"
+    )
+    prefix = "gpt_neox.layers.0.attention."
+    masks = {"bias": torch.ones(1, 1, 8, 8), "masked_bias": torch.tensor(-1e9)}
+    tensors |= {f"{prefix}{name}": mask for name, mask in masks.items()}
+    save_tensors(tmp_path / "model.safetensors", tensors)
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    assert torch.equal(feed(load(tmp_path), TEXT, [60]), feed(load(folder), TEXT, [60]))
 
 
 def test_older_gguf_files_have_one_matrix_for_keys_and_values(

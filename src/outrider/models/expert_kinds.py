@@ -236,8 +236,11 @@ def _of_all_layers(raw: JsonObject, usual: str, own: str) -> int:
 
 
 def routed_settings(raw: JsonObject) -> Mapping[str, object]:
-    """DeepSeek's keys of a mixture from those of EXAONE and Hy3."""
+    """DeepSeek's keys of a mixture from those of EXAONE, Hy3 and AFMoE, and AFMoE's of windows."""
     own = {
+        "num_dense_layers": "first_k_dense_replace",
+        "route_scale": "routed_scaling_factor",
+        "global_attn_every_n_layers": "sliding_window_pattern",
         "num_experts": "n_routed_experts",
         "num_shared_experts": "n_shared_experts",
         "router_scaling_factor": "routed_scaling_factor",

@@ -14,7 +14,6 @@ from outrider.models import layer_kinds as kinds
 from outrider.models.centred_table import CENTRED_TABLE
 from outrider.models.recurrences import HYBRID_TABLE, Family
 from outrider.models.rope_config import (
-    LATENT_ROPE,
     MROPE,
     PARTIAL_ROPE,
     PHI3_ROPE,
@@ -66,34 +65,6 @@ _QWEN3_MOE = Family(
 )
 _ROUTED = {"moe_intermediate_size": 1408, "n_routed_experts": 64, "num_experts_per_tok": 6}
 _DEEPSEEK = Family(_ROUTED, _NO_MLP_BIAS, experts=expert_kinds.deepseek_experts)
-_LATENT = {
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-}
-_DEEPSEEK_V3 = Family(
-    {
-        **_LATENT,
-        "n_shared_experts": 1,
-        "n_routed_experts": 256,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 2048,
-        "n_group": 8,
-        "topk_group": 4,
-        "routed_scaling_factor": 2.5,
-        "first_k_dense_replace": 3,
-        "eos_token_id": 1,
-    },
-    _NO_MLP_BIAS,
-    rope=LATENT_ROPE,
-    ropes=latent_kinds.latent_rope,
-    traits=latent_kinds.latent_traits,
-    experts=expert_kinds.deepseek_experts,
-    latent=True,
-    reach=kinds.query_reach,
-)
 _GRANITE_MOE = Family(
     {"num_local_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 32},
     traits=kinds.granite_traits,
@@ -360,6 +331,33 @@ FAMILY_TABLE: Mapping[str, Family] = {
         derived=expert_kinds.routed_settings,
         qk_norm=True,
     ),
+    "afmoe": Family(
+        {
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 1024,
+            "num_experts": 64,
+            "num_experts_per_tok": 6,
+            "num_shared_experts": 2,
+            "moe_intermediate_size": 1408,
+            "num_dense_layers": 1,
+        },
+        _NO_MLP_BIAS,
+        kinds.all_but_every(4),
+        ropes=kinds.where_sliding,
+        traits=kinds.afmoe_traits,
+        experts=expert_kinds.deepseek_experts,
+        derived=expert_kinds.routed_settings,
+        qk_norm=True,
+        names={
+            "pre_feedforward_layernorm.": "pre_mlp_layernorm.",
+            "post_feedforward_layernorm.": "post_mlp_layernorm.",
+            "mlp.gate.weight": "mlp.router.gate.weight",
+            "mlp.gate.e_score_correction_bias": "mlp.expert_bias",
+        },
+    ),
+    # Of GGUF files: transformers has no such family.
+    "bailing_moe_v2": replace(_DEEPSEEK, rope=PARTIAL_ROPE, qk_norm=True, fused_tensors=True),
     "hy_v3": Family(
         {
             "num_key_value_heads": 8,
@@ -440,63 +438,6 @@ FAMILY_TABLE: Mapping[str, Family] = {
         experts=expert_kinds.ernie_experts,
         bias_key="use_bias",
     ),
-    "deepseek_v2": replace(
-        _DEEPSEEK_V3,
-        defaults={
-            **_LATENT,
-            "n_shared_experts": 2,
-            "n_routed_experts": 64,
-            "num_experts_per_tok": 6,
-            "moe_intermediate_size": 1407,
-            "scoring_func": "softmax",
-            "norm_topk_prob": False,
-        },
-        # The heads of all its files turn neighbours.
-        fixed={**_NO_MLP_BIAS, "rope_interleave": True, "has_choice_bias": False},
-        experts=latent_kinds.v2_experts,
-    ),
-    "deepseek_v3": _DEEPSEEK_V3,
-    # Kimi K2's name for a DeepSeek V3.
-    "kimi_k2": _DEEPSEEK_V3,
-    "glm4_moe_lite": replace(
-        _DEEPSEEK_V3,
-        defaults={
-            "kv_lora_rank": 512,
-            "q_lora_rank": 768,
-            "qk_rope_head_dim": 64,
-            "qk_nope_head_dim": 192,
-            "v_head_dim": 256,
-            "n_shared_experts": 1,
-            "n_routed_experts": 64,
-            "num_experts_per_tok": 4,
-            "moe_intermediate_size": 1536,
-            "routed_scaling_factor": 1.8,
-            "first_k_dense_replace": 1,
-            "rms_norm_eps": 1e-5,
-            "eos_token_id": 1,
-        },
-    ),
-    "mistral4": replace(
-        _DEEPSEEK_V3,
-        defaults={
-            **_LATENT,
-            "kv_lora_rank": 256,
-            "q_lora_rank": 1024,
-            "qk_nope_head_dim": 64,
-            "n_shared_experts": 1,
-            "n_routed_experts": 128,
-            "num_experts_per_tok": 4,
-            "moe_intermediate_size": 2048,
-            "first_k_dense_replace": 0,
-        },
-        fixed={**_NO_MLP_BIAS, "has_choice_bias": False, "scoring_func": "softmax"},
-        derived=latent_kinds.mistral4_settings,
-    ),
-    "youtu": replace(
-        _DEEPSEEK_V3,
-        defaults={**_LATENT, **_TIED, "eos_token_id": 128001},
-        experts=latent_kinds.no_experts,
-    ),
     "dots1": replace(
         _DEEPSEEK,
         defaults={
@@ -559,6 +500,7 @@ FAMILY_TABLE: Mapping[str, Family] = {
         qk_norm=True,
     ),
     "qwen3_vl_moe_text": replace(_QWEN3_MOE, rope=MROPE, windows=kinds.whole),
+    **latent_kinds.LATENT_TABLE,
     **CENTRED_TABLE,
     **HYBRID_TABLE,
 }

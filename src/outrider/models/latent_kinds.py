@@ -13,8 +13,9 @@ from outrider.core.errors import CheckpointError
 from outrider.core.spec import LatentShape
 from outrider.models.expert_kinds import Experts, deepseek_experts
 from outrider.models.json_object import CONTRADICTION, JsonObject
-from outrider.models.layer_kinds import LayerTraits, one_rope
-from outrider.models.rope_config import Rope, RopeRules
+from outrider.models.layer_kinds import LayerTraits, one_rope, query_reach
+from outrider.models.recurrences import Family
+from outrider.models.rope_config import LATENT_ROPE, Rope, RopeRules
 
 # The norms of both latents, whose epsilon no config.json has.
 _NORM_EPS = 1e-6
@@ -86,3 +87,92 @@ def v2_experts(raw: JsonObject) -> Experts:
     if raw.text("topk_method", "greedy") == "greedy":
         raw = JsonObject(raw.where, {**raw.values, "n_group": 1, "topk_group": 1})
     return replace(deepseek_experts(raw), group_best=1)
+
+
+_LATENT = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
+_DEEPSEEK_V3 = Family(
+    {
+        **_LATENT,
+        "n_shared_experts": 1,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "eos_token_id": 1,
+    },
+    {"mlp_bias": False},
+    rope=LATENT_ROPE,
+    ropes=latent_rope,
+    traits=latent_traits,
+    experts=deepseek_experts,
+    latent=True,
+    reach=query_reach,
+)
+LATENT_TABLE: Mapping[str, Family] = {
+    "deepseek_v2": replace(
+        _DEEPSEEK_V3,
+        defaults={
+            **_LATENT,
+            "n_shared_experts": 2,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1407,
+            "scoring_func": "softmax",
+            "norm_topk_prob": False,
+        },
+        # The heads of all its files turn neighbours.
+        fixed={"mlp_bias": False, "rope_interleave": True, "has_choice_bias": False},
+        experts=v2_experts,
+    ),
+    "deepseek_v3": _DEEPSEEK_V3,
+    # Kimi K2's name for a DeepSeek V3.
+    "kimi_k2": _DEEPSEEK_V3,
+    "glm4_moe_lite": replace(
+        _DEEPSEEK_V3,
+        defaults={
+            "kv_lora_rank": 512,
+            "q_lora_rank": 768,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "n_shared_experts": 1,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1536,
+            "routed_scaling_factor": 1.8,
+            "first_k_dense_replace": 1,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 1,
+        },
+    ),
+    "mistral4": replace(
+        _DEEPSEEK_V3,
+        defaults={
+            **_LATENT,
+            "kv_lora_rank": 256,
+            "q_lora_rank": 1024,
+            "qk_nope_head_dim": 64,
+            "n_shared_experts": 1,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 2048,
+            "first_k_dense_replace": 0,
+        },
+        fixed={"mlp_bias": False, "has_choice_bias": False, "scoring_func": "softmax"},
+        derived=mistral4_settings,
+    ),
+    "youtu": replace(
+        _DEEPSEEK_V3,
+        defaults={**_LATENT, "tie_word_embeddings": True, "eos_token_id": 128001},
+        experts=no_experts,
+    ),
+}

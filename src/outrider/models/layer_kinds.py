@@ -488,6 +488,12 @@ def muse_traits(raw: JsonObject) -> LayerTraits:
     )
 
 
+def afmoe_traits(raw: JsonObject) -> LayerTraits:
+    is_scaled = raw.flag("mup_enabled", default=False)
+    scale = math.sqrt(raw.integer("hidden_size")) if is_scaled else 1.0
+    return LayerTraits(norms=Norms.AROUND, gate_apart=True, embedding_scale=scale)
+
+
 def granite_swa_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
     """Windows of Granite's sliding models: without `layer_types`, every fourth layer from the first
     on sees the whole text."""

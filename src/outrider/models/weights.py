@@ -34,8 +34,8 @@ from outrider.models.published.scheme import scheme_in
 from outrider.models.published.tensors import Quantised
 
 HEAD = "lm_head.weight"
-# Old files store the rotary frequencies.
-DERIVED = ("rotary_emb.inv_freq",)
+# Old files store the rotary frequencies, and GPT-NeoX's the causal masks.
+DERIVED = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 

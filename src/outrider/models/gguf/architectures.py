@@ -42,6 +42,7 @@ _LAYERED, _WINDOW, _SWITCHED_WINDOW = (
     Part(settings.switched_window),
 )
 _EXPERTS = Part(settings.experts, _EXPERT_KEYS)
+_GROUPS = Part(settings.groups, ("expert_group_count", "expert_group_used_count"))
 _TEMPERATURE = Part(settings.temperature, ("attention.temperature_scale",))
 _SCALES = Part(settings.scales, tuple(key for key, _ in settings.SCALES))
 # Parts of a head that turn with time, height and width: all the same for text.
@@ -274,10 +275,26 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "exaone_moe",
         settings.mixed_windows(128),
         settings.routed(has_sigmoids=True),
-        Part(settings.groups, ("expert_group_count", "expert_group_used_count")),
+        _GROUPS,
         Part(settings.mtp_blocks, ("nextn_predict_layers",)),
         names={**DEEPSEEK, **NUMBERED_MTP},
         absent=(*FFN, *DEEPSEEK, *NUMBERED_MTP),
+        numbered_mtp=True,
+    ),
+    "afmoe": _row(
+        "afmoe",
+        settings.mixed_windows(0),
+        settings.routed(has_sigmoids=True),
+        names={**DEEPSEEK, **AROUND, "attn_gate": "self_attn.gate_proj"},
+        settings={"mup_enabled": True},
+    ),
+    "bailingmoe2": _row(
+        "bailing_moe_v2",
+        settings.routed(has_sigmoids=True),
+        _GROUPS,
+        Part(settings.mtp_blocks, ("nextn_predict_layers",)),
+        names={**DEEPSEEK, **NUMBERED_MTP, "layer_output_norm": "final_layernorm"},
+        turns_in_part=True,
         numbered_mtp=True,
     ),
     "hy_v3": _row(
