@@ -374,10 +374,6 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "afmoe": (
         "afmoe",
-        {**_MIXTURE, **_FOUR, "head_dim": 12, "sliding_window": 6, "mup_enabled": True},
-    ),
-    "afmoe_unusual": (
-        "afmoe",
         {
             **_MIXTURE,
             **_FOUR,
@@ -387,7 +383,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "num_dense_layers": 2,
             "num_shared_experts": 1,
             "route_scale": 1.7,
-            "attention_bias": True,
+            "mup_enabled": True,
         },
     ),
     "hy_v3": ("hy_v3", {**_MIXTURE, "head_dim": 12}),
