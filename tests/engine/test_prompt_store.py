@@ -74,7 +74,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("case", CASES)
 def test_a_restart_knows_the_prompts_and_writes_the_same(case: str, tmp_path: Path) -> None:
     model, settings = CASES[case]
@@ -230,7 +230,7 @@ def plain() -> dict[str, Texts]:
 
 # 200 points in all: half of a file, before and after each of the calls by which it becomes whole.
 @pytest.mark.wide
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("warm_python")
 @pytest.mark.parametrize("start", range(0, 100, 5))
 @pytest.mark.parametrize("model", [TARGET, HYBRID])

@@ -71,12 +71,14 @@ class PromptStore:
     _thread: threading.Thread | None = None
     _process: int = 0
     _num_copies: int = 0
-    _is_working: bool = False
+    _is_busy: bool = False
     _hurries: bool = False
 
     def name(self, before: PageName | None, tokens: Sequence[int], salt: str) -> PageName:
-        origin = hashlib.sha256(f"{self.model}\n{salt}".encode()).hexdigest()
-        digest, index = (origin, 0) if before is None else (before.digest, before.index + 1)
+        if before is None:
+            digest, index = hashlib.sha256(f"{self.model}\n{salt}".encode()).hexdigest(), 0
+        else:
+            digest, index = before.digest, before.index + 1
         return PageName(digest_after(digest, tokens), digest, index, tuple(tokens))
 
     def has(self, kind: str, name: PageName) -> bool:
@@ -128,15 +130,17 @@ class PromptStore:
         with self._changed:
             self._hurries = True
             self._changed.notify_all()
-            done = self._changed.wait_for(lambda: not self._jobs and not self._is_working, seconds)
+            done = self._changed.wait_for(lambda: not self._jobs and not self._is_busy, seconds)
             self._hurries = False
         return done
 
     def _add(self, job: Callable[[], None], is_copied: bool) -> None:
         if self.problem:
             return
+        self._jobs.append((job, is_copied))
+        if self._is_busy and not is_copied and self._process == os.getpid():
+            return  # a wake-up for each page would take longer than all else here
         with self._changed:
-            self._jobs.append((job, is_copied))
             self._num_copies += is_copied
             self._changed.notify_all()
             if self._thread is None or self._process != os.getpid():
@@ -152,14 +156,15 @@ class PromptStore:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._is_working = False
+                # In this order: what is added from now on wakes the thread, or was there before.
+                self._is_busy = False
                 self._changed.notify_all()
                 if not self._changed.wait_for(lambda: bool(self._jobs), _LINGER_SECONDS):
                     self._thread = None
                     return
                 job, is_copied = self._jobs.popleft()
                 self._num_copies -= is_copied
-                self._is_working = True
+                self._is_busy = True
             began = time.perf_counter()
             try:
                 job()
