@@ -24,8 +24,10 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, DraftNeeds, DraftRow, StepRow
 from outrider.core.rng import draw_for
 from outrider.drafters.common.growth import DraftSampler
-from outrider.drafters.nets.blocks import BlockDrafter, NewContext, Write, grown
+from outrider.drafters.nets.block_drafts import BlockDrafter, Write, grown
+from outrider.drafters.nets.blocks import NewContext
 from outrider.drafters.nets.medusa import ParallelHeadSampler
+from outrider.kernels.native.blocks import Written
 from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 WIDTH = 4
@@ -68,6 +70,11 @@ class ToyBackbone:
             hidden.append(torch.einsum("v,vsd->sd", logits_MV[0], self._out_VSD).tanh())
         return torch.stack(hidden)
 
+    def write(self, parts: Sequence[NewContext], depth: int, *, chooses: bool = False) -> Written:
+        del depth, chooses
+        hidden_BSD = self.read(parts)
+        return Written(hidden_BSD, hidden_BSD)
+
 
 class ToyPath:
     """Logits that depend on state, depth and the token before."""
@@ -92,17 +99,17 @@ class ToyPath:
 
 
 def along_paths(sampler: DraftSampler) -> Write:
-    return lambda rows, hidden_BSD: grown(sampler, rows, ToyPath(rows, hidden_BSD))
+    return lambda rows, written: grown(sampler, rows, ToyPath(rows, written.hidden_BSD))
 
 
 def at_once(sampler: DraftSampler) -> Write:
     parallel = ParallelHeadSampler(sampler)
     out_DV = torch.randn(WIDTH, VOCAB, generator=torch.Generator().manual_seed(9)).double()
 
-    def write(rows: Sequence[DraftRow], hidden_BSD: Tensor) -> list[Draft]:
+    def write(rows: Sequence[DraftRow], written: Written) -> list[Draft]:
         return [
             parallel.draft(row, hidden_SD[: row.budget.depth] @ out_DV)
-            for row, hidden_SD in zip(rows, hidden_BSD, strict=True)
+            for row, hidden_SD in zip(rows, written.hidden_BSD, strict=True)
         ]
 
     return write

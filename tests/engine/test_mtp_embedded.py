@@ -34,3 +34,16 @@ def test_first_drafts_are_accepted_more_often_than_the_floor() -> None:
     num_accepted = sum(result.stats.num_accepted for result in results)
     assert num_drafted > 80
     assert num_accepted / num_drafted > FLOOR
+
+
+def test_drafts_begin_with_the_first_state_that_the_target_has() -> None:
+    """The pass of a prompt gives the first token, and that after it has a draft. Where memory has
+    all of the prompt but its pending token, the first pass has one too."""
+    config = EngineConfig(drafter="mtp", k=2, page_size=16, controller="fixed", profile=True)
+    llm = LLM(config=config)
+    prompt = llm.tokenizer.encode(load_prompts("humaneval")[0])[:17]
+    drafted = [
+        [one.num_drafted for one in llm.generate([prompt], FORTY_EIGHT)[0].rounds[:3]]
+        for _ in range(2)
+    ]
+    assert drafted == [[0, 2, 2], [2, 2, 2]]

@@ -10,14 +10,14 @@ from outrider.drafters.common.context import BuildContext
 def build(context: BuildContext) -> Drafter:
     from functools import partial
 
+    from outrider.drafters.nets.block_drafts import AtOnce
     from outrider.drafters.nets.block_heads import Refiner, block_drafter, load_blocks
-    from outrider.drafters.nets.blocks import AtOnce
     from outrider.drafters.nets.medusa import ParallelHeadSampler
 
     backbone, refiner = load_blocks(context, Refiner.read)
     sampler = ParallelHeadSampler.of(context, "the XPress layers")
     write = AtOnce(backbone, sampler, partial(refiner.refine, backbone))
-    return block_drafter(context, backbone, write)
+    return block_drafter(context, backbone, write, whole=True)
 
 
 KIND = DrafterKind(

@@ -9,7 +9,9 @@ import pytest
 
 from doubles.published_drafters import CASES, TEXT, Case
 from outrider.core.errors import NumericsError, given
-from outrider.drafters.nets.blocks import AtOnce, Backbone, BlockDrafter
+from outrider.drafters.nets.block_drafts import AtOnce, BlockDrafter
+from outrider.drafters.nets.blocks import Backbone
+from outrider.kernels.native.blocks import NativeBlocks
 from unit.drafters.test_published_drafters import Pair, drafter_in
 
 NAMES = ("dflash", "dflash-window")
@@ -24,14 +26,14 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
 def backbone_of(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Backbone:
     """The backbone of the pair's drafter, as its next pass shows it."""
     seen: list[Backbone] = []
-    read = Backbone.read
+    write = Backbone.write
 
     def watched(self: Backbone, *args: object, **kwargs: object) -> object:
         seen.append(self)
-        return read(self, *args, **kwargs)  # pyright: ignore[reportArgumentType]
+        return write(self, *args, **kwargs)  # pyright: ignore[reportArgumentType]
 
     with monkeypatch.context() as patch:
-        patch.setattr(Backbone, "read", watched)
+        patch.setattr(Backbone, "write", watched)
         pair.drafter.propose([pair.states(0, 6)])
     return seen[0]
 
@@ -60,12 +62,15 @@ def test_a_failed_pass_changes_no_later_draft(
     backbone = backbone_of(pair, monkeypatch)
     assert backbone.state.length(0) == 5
 
-    def fail(*_args: object) -> None:
+    def fail(*_args: object, **_kwargs: object) -> None:
         raise NumericsError("the layers")
 
     with monkeypatch.context() as patch:
-        inside = fails == "in the layers"
-        patch.setattr(*((Backbone, "_feed") if inside else (AtOnce, "__call__")), fail)
+        if fails == "in the layers":
+            patch.setattr(Backbone, "_feed", fail)
+            patch.setattr(NativeBlocks, "__call__", fail)
+        else:
+            patch.setattr(AtOnce, "__call__", fail)
         with pytest.raises(NumericsError):
             pair.drafter.propose([pair.states(0, 10)])
     assert backbone.state.num_staged(0) == 0

@@ -32,18 +32,21 @@ from outrider.core.protocols import DraftRow
 from outrider.core.spec import ModelSpec
 from outrider.drafters.common.context import BuildContext
 from outrider.drafters.common.growth import NOT_DRAFTED, DraftSampler
-from outrider.drafters.nets.blocks import (
+from outrider.drafters.nets.block_drafts import (
     AtOnce,
+    BlockDrafter,
+    DraftPath,
+    Write,
+    chosen_chains,
+    grown,
+)
+from outrider.drafters.nets.blocks import (
     Backbone,
     BlockConfig,
     BlockConv,
-    BlockDrafter,
     BlockLayer,
     BlockParts,
-    DraftPath,
     Sight,
-    Write,
-    grown,
 )
 from outrider.drafters.nets.eagle import (
     FROM_TARGET,
@@ -55,6 +58,7 @@ from outrider.drafters.nets.eagle import (
 )
 from outrider.drafters.nets.hidden import TargetStates
 from outrider.drafters.nets.medusa import ParallelHeadSampler
+from outrider.kernels.native.blocks import TokenBefore, Written
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.models.checkpoint import CONFIG, open_checkpoint
@@ -170,19 +174,22 @@ def load_blocks(
     return Backbone(config, parts, kernels, placement, capacity), extra
 
 
-def block_drafter(context: BuildContext, backbone: Backbone, write: Write) -> BlockDrafter:
-    """Return the drafter of the context's kind."""
+def block_drafter(
+    context: BuildContext, backbone: Backbone, write: Write, *, whole: bool = False
+) -> BlockDrafter:
+    """Return the drafter of the context's kind; `whole` is that of `BlockDrafter`."""
     return BlockDrafter(
         context.kind.name,
         backbone,
         write,
         chunk=context.config.prefill_chunk,
         window=context.models.target.spec.max_tokens,
+        whole=whole,
     )
 
 
-# Makes the path of a round from the layers, what is behind them, the texts and hidden_BSD.
-BeginPath = Callable[[Backbone, Extra, Sequence[DraftRow], Tensor], DraftPath]
+# Makes the path of a round from the layers, what is behind them, the texts and their blocks.
+BeginPath = Callable[[Backbone, Extra, Sequence[DraftRow], Written], DraftPath]
 
 
 def path_drafter(
@@ -201,7 +208,10 @@ def path_drafter(
             context, backbone, AtOnce(backbone, ParallelHeadSampler.of(context, model))
         )
     sampler = context.sampler(model, branches=context.resolved.wants_trees)
-    return block_drafter(context, backbone, AlongPaths(sampler, partial(begin, backbone, extra)))
+    before = extra.token_before if isinstance(extra, MarkovHead) else None
+    chooser = backbone if before is not None and backbone.follow(before) else None
+    write = AlongPaths(sampler, partial(begin, backbone, extra), chooser)
+    return block_drafter(context, backbone, write)
 
 
 def _as_stored(config: BlockConfig, reader: WeightReader) -> BlockConfig:
@@ -290,6 +300,13 @@ class MarkovHead:
             **inner,
         )
 
+    @property
+    def token_before(self) -> TokenBefore | None:
+        """The part of the token before, if it depends on nothing else."""
+        if self.gate is not None or self.joint is not None:
+            return None
+        return TokenBefore(self.table_VR, self.out)
+
     def step(
         self, kernels: Kernels, tokens_M: Tensor, hidden_MD: Tensor, state_MR: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -310,9 +327,10 @@ class MarkovPath:
     """A Path whose logits are those of the block, plus those of a MarkovHead."""
 
     def __init__(
-        self, backbone: Backbone, head: MarkovHead, rows: Sequence[DraftRow], hidden_BSD: Tensor
+        self, backbone: Backbone, head: MarkovHead, rows: Sequence[DraftRow], written: Written
     ) -> None:
         self._backbone, self._head = backbone, head
+        self._logits_BKW, hidden_BSD = written.logits_BKW, written.hidden_BSD
         self._hidden_BKD = hidden_BSD[:, -backbone.config.most :]
         self._pending = [row.tokens[-1] for row in rows]
         self._text_M = torch.arange(len(rows), device=hidden_BSD.device)
@@ -335,7 +353,8 @@ class MarkovPath:
     def _logits(self, tokens: Sequence[int], depth: int) -> Tensor:
         hidden_MD = self._hidden_BKD[self._text_M, depth]
         tokens_M = torch.tensor(tokens, device=hidden_MD.device)
-        logits_MW = self._backbone.logits(hidden_MD)
+        # Indexing copies.
+        logits_MW = self._logits_BKW[self._text_M, depth]
         added_MW, self._state_MR = self._head.step(
             self._backbone.kernels, tokens_M, hidden_MD, self._state_MR
         )
@@ -375,13 +394,12 @@ class SelectedPath:
     """A Path of the candidates that a Selector scores."""
 
     def __init__(
-        self, backbone: Backbone, selector: Selector, rows: Sequence[DraftRow], hidden_BSD: Tensor
+        self, backbone: Backbone, selector: Selector, rows: Sequence[DraftRow], written: Written
     ) -> None:
+        hidden_BSD, logits_BKV = written.hidden_BSD, written.logits_BKW
         hidden_BKD, self._selector = hidden_BSD[:, -backbone.config.most :], selector
-        logits_RV = backbone.logits(hidden_BKD.flatten(0, 1))
-        best_RT, ids_RT = logits_RV.topk(min(selector.num_candidates, logits_RV.shape[1]))
-        shape = (*hidden_BKD.shape[:2], -1)
-        self._best_BKT, self._ids_BKT = best_RT.view(shape), ids_RT.view(shape)
+        num_candidates = min(selector.num_candidates, logits_BKV.shape[-1])
+        self._best_BKT, self._ids_BKT = logits_BKV.topk(num_candidates)
         self._states_BKR = rows_of(backbone.kernels, hidden_BKD, selector.states)
         self._pending = [row.tokens[-1] for row in rows]
         self._text_M = torch.arange(len(rows), device=hidden_BSD.device)
@@ -484,10 +502,14 @@ class Refiner:
 
 @dataclass(frozen=True, slots=True)
 class AlongPaths:
-    """Drafts along the paths that `begin` makes of texts and hidden_BSD."""
+    """Drafts along the paths that `begin` makes of texts and their blocks. Native passes of a
+    `chooser`, if given, choose greedy drafts as these paths do."""
 
     sampler: DraftSampler
-    begin: Callable[[Sequence[DraftRow], Tensor], DraftPath]
+    begin: Callable[[Sequence[DraftRow], Written], DraftPath]
+    chooser: Backbone | None = None
 
-    def __call__(self, rows: Sequence[DraftRow], hidden_BSD: Tensor) -> list[Draft]:
-        return grown(self.sampler, rows, self.begin(rows, hidden_BSD))
+    def __call__(self, rows: Sequence[DraftRow], written: Written) -> list[Draft]:
+        if self.chooser is not None and written.best_BK is not None:
+            return chosen_chains(self.chooser, self.sampler, rows, written.best_BK)
+        return grown(self.sampler, rows, self.begin(rows, written))

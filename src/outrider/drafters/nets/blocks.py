@@ -23,22 +23,31 @@ Shapes:  B = texts, S = size of a block, P = tokens of one text, N = packed rows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import count
-from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.core.draft import Draft
-from outrider.core.errors import given
-from outrider.core.protocols import DraftNeeds, DraftRow, StepRow
-from outrider.drafters.common.growth import NOT_DRAFTED, DraftSampler, draft_some
+from outrider.core.clock import host_ints
+from outrider.core.errors import NumericsError, given
+from outrider.core.protocols import DraftRow, StepRow
+from outrider.drafters.common.growth import NOT_DRAFTED, DraftSampler
 from outrider.drafters.nets.hidden import TargetStates, normed
-from outrider.drafters.nets.medusa import ParallelHeadSampler
-from outrider.kernels.native.forward import LayerWeights
+from outrider.kernels.native.blocks import (
+    BlockSizes,
+    BlockText,
+    NativeBlocks,
+    TokenBefore,
+    Written,
+)
+from outrider.kernels.native.forward import (
+    DecoderTraits,
+    ForwardParts,
+    LayerWeights,
+    NativeForward,
+)
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan, sent
 from outrider.models.configs import LlamaConfig
@@ -181,12 +190,51 @@ class Backbone:
             capacity.max_rows, config.layer.hidden_size, device=placement.device
         )
         self.state = self._passes.kv
+        self._native = self._native_pass()
         self.num_texts = max(capacity.max_rows // (2 * config.block_size), 1)
+
+    def follow(self, before: TokenBefore) -> bool:
+        """Choose greedy drafts by logits with the part of the token `before`, if there is a native
+        pass that can; return whether there is."""
+        if self._native is None or before.table_VR.dtype != self._parts.embedding_VD.dtype:
+            return False
+        self._native.follow(before, self._parts.ids_W)
+        return True
+
+    def write(self, parts: Sequence[NewContext], depth: int, *, chooses: bool = False) -> Written:
+        """Read new context, which is staged, and write a block for each text, in one call if it has
+        a native pass, which then `chooses` greedy drafts too. Logits are of the first `depth`
+        drafted positions."""
+        if self._native is not None:
+            return self._natively(self._native, parts, depth, chooses=chooses)
+        hidden_BSD = self.read(parts)
+        first = self.config.block_size - self.config.most
+        hidden_BKD = hidden_BSD[:, first : first + depth]
+        logits_RW = self.logits(hidden_BKD.flatten(0, 1))
+        return Written(hidden_BSD, logits_RW.view(*hidden_BKD.shape[:2], -1))
+
+    @torch.inference_mode()
+    def _natively(
+        self, native: NativeBlocks, parts: Sequence[NewContext], depth: int, *, chooses: bool
+    ) -> Written:
+        counts = {part.row.seq_id: part.stop - part.start for part in parts}
+        size = self.config.block_size
+        self.state.reserve({seq_id: count + size for seq_id, count in counts.items()})
+        states_PX = torch.cat([part.states().flatten(1) for part in parts]).float()
+        texts = [
+            BlockText(part.start, count, self.state.pages(seq_id), part.row.tokens[-1])
+            for part, (seq_id, count) in zip(parts, counts.items(), strict=True)
+        ]
+        written = native(texts, states_PX, depth, chooses=chooses)
+        for part, (seq_id, count) in zip(parts, counts.items(), strict=True):
+            if count:
+                self.state.note_chain(seq_id, part.row.tokens[part.start : part.stop])
+        return written
 
     @torch.inference_mode()
     def read(self, parts: Sequence[NewContext], *, writes: bool = True) -> Tensor:
         """Stage new context and, if it `writes`, a block for each text; return the block's hidden
-        states after the last norm, of shape [B, S, D]."""
+        states after the last norm, of shape [B, S, D]. Its operators define a `native` pass."""
         config, size = self.config, self.config.block_size if writes else 0
         rows = [StepRow.chain(part.row.seq_id, self._tokens(part, writes=writes)) for part in parts]
         plan = self.state.plan(rows)
@@ -210,6 +258,45 @@ class Backbone:
         hidden_MD = normed(self.kernels, x_MD, self._parts.norm_D, config.layer.rms_norm_eps)
         return hidden_MD.view(len(parts), size, -1)
 
+    def _native_pass(self) -> NativeBlocks | None:
+        """Return the native pass; None without native kernels, and for layers that convolve."""
+        config, parts, buffers = self.config, self._parts, self._passes.scratch.for_native
+        convolves = any(one.attention_conv or one.ffn_conv for one in parts.layers)
+        if self.kernels.forward is None or convolves or parts.states.join is None:
+            return None
+        forward = self.kernels.forward(
+            ForwardParts(
+                embedding_VD=parts.embedding_VD,
+                final_norm_D=parts.norm_D,
+                head=parts.head,
+                turns=[parts.turns] * len(parts.layers),
+                layers=[replace(one.weights, attention=None) for one in parts.layers],
+                kv=self.state.layers,
+                buffers=buffers,
+                eps=config.layer.rms_norm_eps,
+                scale=config.layer.scale,
+                ffn_size=config.layer.ffn_size,
+                hidden_SKD=parts.embedding_VD.new_empty(0),
+                traits=DecoderTraits(
+                    embedding_scale=config.embedding_scale,
+                    logit_scale=config.logit_scale,
+                    logit_cap=config.logit_cap,
+                ),
+            )
+        )
+        if not isinstance(forward, NativeForward):
+            return None
+        return NativeBlocks(
+            forward,
+            join=parts.states.join,
+            context_norm_D=parts.context_norm_D,
+            reads_ND=self._reads_ND,
+            sights=[(one.window, one.causal, one.from_block) for one in config.sights],
+            sizes=BlockSizes(
+                config.block_size, config.most, config.mask_token, self.state.page_size
+            ),
+        )
+
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Return float32 logits over the ids that are drafted, of shape [R, W]."""
         hidden_RD = hidden_RD.contiguous()
@@ -228,6 +315,14 @@ class Backbone:
             return logits_RW
         out_RV = logits_RW.new_full((len(logits_RW), self.config.layer.vocab_size), NOT_DRAFTED)
         return out_RV.index_copy_(1, ids_W, logits_RW)
+
+    def chosen(self, best: Sequence[int], sampler: DraftSampler) -> list[int]:
+        """Return the target's ids of chosen ones. Raises NumericsError for logits that are no
+        numbers, of which none was chosen."""
+        if min(best) < 0:
+            raise NumericsError(sampler.model_name)
+        ids_W = self._parts.ids_W
+        return list(best) if ids_W is None else host_ints(ids_W[list(best)])
 
     def target_ids(self, ids: Tensor) -> Tensor:
         """Return the target's ids of drafted ones."""
@@ -377,120 +472,3 @@ def _ordered(plan: PackedPlan, rows: Tensor | slice) -> PackedPlan:
         seq_N=plan.seq_N[rows],
         visible_N=plan.visible_N[rows],
     )
-
-
-# Makes the drafts of texts, each to its budget, from the hidden states of their blocks, [B, S, D].
-Write: TypeAlias = Callable[[Sequence[DraftRow], Tensor], list[Draft]]
-
-
-class BlockDrafter:
-    """A drafter with a backbone, whose blocks `write` makes drafts of. One pass reads at most
-    `chunk` tokens of a text; there are blocks up to position `window`.
-
-    It drafts nothing before the target has read a text up to its pending token."""
-
-    def __init__(
-        self, name: str, backbone: Backbone, write: Write, *, chunk: int, window: int
-    ) -> None:
-        self.name, self._backbone, self._write = name, backbone, write
-        self._chunk, self._window = chunk, window
-        self.needs = DraftNeeds(hidden_layers=backbone.hidden_layers)
-
-    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
-        self._backbone.state.open(seq_id, prompt[:-1])
-
-    def close(self, seq_id: int) -> None:
-        self._backbone.state.close(seq_id)
-
-    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        return draft_some(rows, [self._depth(row) for row in rows], self._drafts)
-
-    def _depth(self, row: DraftRow) -> int:
-        length = len(row.tokens)
-        if row.hidden is None or row.hidden.length < length - 1:
-            return 0
-        most = min(row.budget.depth, self._backbone.config.most)
-        return max(0, min(most, self._window - length + 1))
-
-    def _drafts(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        size, drafts = self._backbone.num_texts, list[Draft]()
-        for at in range(0, len(rows), size):
-            some = rows[at : at + size]
-            drafts += self._write(some, self._hidden(some))
-        return drafts
-
-    def _hidden(self, rows: Sequence[DraftRow]) -> Tensor:
-        """Read these texts up to their pending tokens; return the hidden states of their blocks."""
-        state, share = self._backbone.state, self._backbone.config.block_size
-        parts: list[NewContext] = []
-        for row in rows:
-            start, stop = state.length(row.seq_id), len(row.tokens) - 1
-            most = share if len(rows) > 1 else self._chunk
-            while stop - start > most:
-                end = min(start + self._chunk, stop)
-                self._staged([NewContext(row, start, end)], writes=False)
-                start = end
-            parts.append(NewContext(row, start, stop))
-        return self._staged(parts, writes=True)
-
-    def _staged(self, parts: Sequence[NewContext], *, writes: bool) -> Tensor:
-        """Run a pass; retain the context that it read, and nothing after a failure."""
-        kept = {part.row.seq_id: range(0) for part in parts}
-        try:
-            hidden_BSD = self._backbone.read(parts, writes=writes)
-            kept = {part.row.seq_id: range(part.stop - part.start) for part in parts}
-        finally:
-            self._backbone.state.commit(kept)
-        return hidden_BSD
-
-
-@dataclass(frozen=True, slots=True)
-class AtOnce:
-    """Drafts of all positions at once, from logits that do not depend on drafted tokens. `refine`
-    changes logits_BKW by pending tokens and hidden_BKD of the same positions."""
-
-    backbone: Backbone
-    sampler: ParallelHeadSampler
-    refine: Callable[[Sequence[DraftRow], Tensor, Tensor], Tensor] | None = None
-
-    def __call__(self, rows: Sequence[DraftRow], hidden_BSD: Tensor) -> list[Draft]:
-        return [
-            self.sampler.draft(row, logits_KV[: row.budget.depth])
-            for row, logits_KV in zip(rows, self._logits(rows, hidden_BSD), strict=True)
-        ]
-
-    @torch.inference_mode()
-    def _logits(self, rows: Sequence[DraftRow], hidden_BSD: Tensor) -> Tensor:
-        """Return logits_BKV."""
-        hidden_BKD = hidden_BSD[:, -self.backbone.config.most :]
-        shape = hidden_BKD.shape[:2]
-        logits_BKW = self.backbone.logits(hidden_BKD.flatten(0, 1)).view(*shape, -1)
-        if self.refine is not None:
-            logits_BKW = self.refine(rows, hidden_BSD, logits_BKW)
-        return self.backbone.over_all(logits_BKW.flatten(0, 1)).view(*shape, -1)
-
-
-class DraftPath(Protocol):
-    """Logits after the tokens of drafts that grow, for a batch of texts."""
-
-    def first(self) -> Tensor:
-        """Logits after the pending tokens, a row for each text; the caller may overwrite them."""
-        ...
-
-    def next(self, above: Sequence[int], tokens: Sequence[int], depth: int) -> Tensor:
-        """Logits after `tokens`, of depth `depth` from 1 on; `above` has for each the row of the
-        last call's logits that it was drafted from."""
-        ...
-
-
-def grown(sampler: DraftSampler, rows: Sequence[DraftRow], path: DraftPath) -> list[Draft]:
-    """Return chains or trees of `rows`, each of at least one token, along `path`."""
-    builder = sampler.builder(rows, [0] * len(rows))
-    logits_MV = path.first()
-    for depth in count(1):
-        steps = builder.grow(logits_MV)
-        if not steps:
-            break
-        tokens = [token for step in steps for token in step.tokens]
-        logits_MV = path.next(builder.above, tokens, depth)
-    return builder.drafts()

@@ -32,8 +32,8 @@ from outrider.core.errors import CheckpointError
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.common.context import BuildContext, Stateless
 from outrider.drafters.common.growth import DraftSampler, draft_some
+from outrider.drafters.nets.block_drafts import DraftPath, grown
 from outrider.drafters.nets.block_heads import rows_of
-from outrider.drafters.nets.blocks import DraftPath, grown
 from outrider.drafters.nets.eagle import check_numbers
 from outrider.drafters.nets.hidden import (
     BlockLayer,

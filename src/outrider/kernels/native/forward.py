@@ -459,6 +459,11 @@ class NativeForward:
         return self._parts.entrance
 
     @property
+    def num_logits(self) -> int:
+        """The number of logits that the output head gives of a token."""
+        return self._parts.head.num_out
+
+    @property
     def max_tokens(self) -> int:
         """The number of packed tokens that the buffers can hold."""
         return self._parts.buffers.x_ND.shape[0]

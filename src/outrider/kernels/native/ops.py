@@ -154,6 +154,7 @@ _SIGNATURES = {
     "team": "ip:p",
     "top_k": "pplpil",
     "tree_drafts": "p:i",
+    "write_blocks": "p:i",
 }
 
 

@@ -200,16 +200,18 @@ def machine(batch: int, right: Right, *shares: float, reading: float = 0.0) -> M
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("shares", [(0.1,), (0.5,), (2.0,), (0.05, 0.4)], ids=str)
+@pytest.mark.parametrize("shares", [(0.1,), (0.5,), (2.0,), (0.05, 0.2, 0.4)], ids=str)
 def test_drafters_that_are_never_right_cost_little(batch: int, shares: tuple[float, ...]) -> None:
     assert machine(batch, never, *shares).run(STATED) <= 1.02
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("share", [0.1, 0.5])
-def test_drafters_that_were_right_for_a_while_cost_little(batch: int, share: float) -> None:
+@pytest.mark.parametrize("shares", [(0.1,), (0.5,), (0.05, 0.2, 0.4)], ids=str)
+def test_drafters_that_were_right_for_a_while_cost_little(
+    batch: int, shares: tuple[float, ...]
+) -> None:
     """Counted from the turn on: the good time pays for no bad one."""
-    run = machine(batch, at_first, share)
+    run = machine(batch, at_first, *shares)
     assert run.run(50) < 0.9
     while min(map(len, run.texts.values())) < PROMPT + 600:
         run.run(1)
