@@ -129,6 +129,46 @@ EXPERTS = {
 }
 
 
+LATENT = {
+    "attention.kv_lora_rank": 16,
+    "attention.key_length": 24,
+    "attention.value_length": 16,
+    "attention.key_length_mla": 16,
+    "attention.value_length_mla": 8,
+    "rope.dimension_count": 8,
+}
+
+
+@pytest.mark.parametrize("arch", ["deepseek2", "mistral4"])
+@pytest.mark.parametrize("key", [S + "factor", "rope.scale_linear", S + "attn_factor"])
+def test_latents_are_stretched_by_yarn_alone(tmp_path: Path, arch: str, key: str) -> None:
+    yarn = {S + "type": "yarn", S + "factor": 4.0, S + "original_context_length": 16}
+    assert read(tmp_path, LATENT | yarn, arch).rope.kind == "yarn"
+    with pytest.raises(CheckpointError, match="linear, or a factor of attention"):
+        read(tmp_path, LATENT | {key: 4.0}, arch)
+
+
+def test_queries_that_grow_with_positions_end_the_window(tmp_path: Path) -> None:
+    yarn = {S + "type": "yarn", S + "factor": 4.0, S + "original_context_length": 16}
+    config = read(tmp_path, {"attention.temperature_scale": 0.1, **yarn}, "mistral3")
+    assert config.max_tokens == 16
+    assert any("queries that grow" in note for note in config.notes)
+    assert read(tmp_path, yarn, "mistral3").max_tokens == 64
+
+
+def test_layers_of_granite_rotate_and_slide_by_their_lists(tmp_path: Path) -> None:
+    keys = {"attention.sliding_window": 8, "rope.freq_base": 500.0}
+    lists = {
+        "attention.sliding_window_pattern": [True, False, True],
+        "attention.rope_pattern": [False, True, True],
+    }
+    config = read(tmp_path, keys | lists, "granite_swa", num_layers=3)
+    assert [config.layer_kind(i).window for i in range(3)] == [8, 0, 8]
+    turns = [config.layer_kind(i).rope for i in range(3)]
+    assert turns == [None, Rope(theta=500.0), Rope(theta=500.0)]
+    assert config.traits.sinks
+
+
 def test_gpt_oss_is_stretched_only_where_its_file_says_so(tmp_path: Path) -> None:
     config = read(tmp_path, {**EXPERTS, "expert_used_count": [2, 2]}, "gpt-oss", 2)
     assert config.rope == PLAIN

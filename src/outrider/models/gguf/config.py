@@ -453,6 +453,10 @@ class _Scaling:
     def whole(self) -> dict[str, Any]:
         """The scaling of layers that see the whole text."""
         entries, ways = self.sizes.header.entries, self.sizes.row.positions
+        is_linear = self.kind == "linear" and self.factor != 1.0
+        if self.sizes.row.latent and (is_linear or self.strength != 1.0):
+            # llama.cpp then scales scores as well, which no published file has.
+            raise self._unsupported("linear, or a factor of attention,")
         entry = None if ways.ignores_factors else entries.get("rope_freqs.weight")
         if entry is not None:
             return self._by_factors(self._factors(entry))
