@@ -36,9 +36,10 @@ find_python() {
 
 # What pip says is shown where it fails. Where it succeeds, its warnings are about indexes of the
 # machine's own configuration, and about attempts that a later one made up for.
+# Installs into the environment `venv`, or else .venv.
 pip_install() {
-    pip_output=$(.venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
-        --no-compile "$@" 2>&1) && return 0
+    pip_output=$("${venv:-.venv}/bin/python" -m pip install --quiet --quiet \
+        --disable-pip-version-check --no-compile "$@" 2>&1) && return 0
     pip_status=$?
     printf '%s\n' "$pip_output" >&2
     return "$pip_status"

@@ -172,11 +172,11 @@ def test_scripts_are_valid_shell() -> None:
 
 
 def test_pip_is_heard_only_where_it_fails(tmp_path: Path) -> None:
-    python = tmp_path / ".venv" / "bin" / "python"
+    python = tmp_path / ".own" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text('#!/bin/sh\necho "WARNING: Retrying" >&2\nfor last; do :; done\nexit $last\n')
     python.chmod(0o755)
-    script = f'. "{ROOT}/scripts/lib.sh"; pip_install "$1"'
+    script = f'. "{ROOT}/scripts/lib.sh"; venv=.own pip_install "$1"'
     for status, heard in ((0, ""), (7, "WARNING: Retrying\n")):
         done = subprocess.run(
             ["sh", "-euc", script, "sh", str(status)],
