@@ -44,7 +44,7 @@ def audits(options: Options, report: Report) -> bool:
     planted = [_group(options, name, each, fault=name) for name in PLANTED]
     for group in planted:
         note(report, **group)
-    for name in () if options.quick else OTHERS:
+    for name in () if options.quick or not options.others else OTHERS:
         note(report, **_group(options, name, options.others, fault=name))
     for name in () if options.quick else [name for name in PLANTED if name != "zero_logprob"]:
         title = f"{name}, no log-probabilities"
