@@ -28,8 +28,9 @@ PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 KINDS = ["sliding_attention", "sliding_attention", "full_attention"]
 
 
-def write_assistant(folder: Path, target: Path, **changes: Any) -> Any:
-    """An assistant for the tiny checkpoint `target`, and transformers' model of it."""
+def write_assistant(folder: Path, target: Path, *, grouped: bool = False, **changes: Any) -> Any:
+    """An assistant for the tiny checkpoint `target`, and transformers' model of it. Its tokens may
+    be `grouped`, in an order of their own."""
     theirs: dict[str, Any] = json.loads((target / "config.json").read_text())
     whole = theirs["per_layer_config"][str(theirs["layer_types"].index("full_attention"))]
     heads = theirs["num_key_value_heads"]
@@ -66,13 +67,20 @@ def write_assistant(folder: Path, target: Path, **changes: Any) -> Any:
         library.Gemma4TextConfig.kv_sharing_modes = property(modes)
         try:
             settings = library.Gemma4AssistantConfig(
-                text_config=text, backbone_hidden_size=theirs["hidden_size"]
+                text_config=text,
+                backbone_hidden_size=theirs["hidden_size"],
+                use_ordered_embeddings=grouped,
+                num_centroids=8,
+                centroid_intermediate_top_k=3,
             )
             model = library.Gemma4AssistantForCausalLM(settings).eval()
         finally:
             library.Gemma4TextConfig.kv_sharing_modes = usual
         randomise(model, 5)
         model.tie_weights()
+        if grouped:
+            order = torch.randperm(96, generator=torch.Generator().manual_seed(1))
+            model.masked_embedding.token_ordering.copy_(order)
         model.save_pretrained(folder)
     return model
 
@@ -118,9 +126,12 @@ def texts(folder: Path, draft: Path | None, **settings: Any) -> list[Sequence[in
         return [result.token_ids for result in llm.generate(PROMPTS, PARAMS)]
 
 
-def test_logits_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("grouped", [False, True])
+def test_logits_are_those_of_transformers(
+    grouped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, draft = add_words(write_family(tmp_path / "a", "gemma4_shared")), tmp_path / "b"
-    model = write_assistant(draft, folder)
+    model = write_assistant(draft, folder, grouped=grouped)
     seen: list[Tensor] = []
     logits = nets.AssistantPath.logits
 
@@ -132,7 +143,14 @@ def test_logits_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.Mo
     with closing(opened(folder, draft, batch_size=1, k=4)) as llm:
         first = llm.generate([PROMPTS[0]], PARAMS)[0].token_ids[0]
     expected = their_logits(folder, model, [*PROMPTS[0], first], 4)
-    torch.testing.assert_close(torch.cat(seen[:4]), expected, atol=1e-4, rtol=1e-5)
+    found = torch.cat(seen[:4])
+    # transformers gives the tokens of other groups one logit, below those of the chosen groups.
+    chosen = expected > (expected.min(-1, keepdim=True).values if grouped else -torch.inf)
+    assert (chosen.sum(-1) == (36 if grouped else 96)).all()
+    torch.testing.assert_close(found[chosen], expected[chosen], atol=1e-4, rtol=1e-5)
+    assert (found[~chosen] < -1e8).all()
+    if grouped:
+        return
     num, file = len(seen), write_gguf(draft, tmp_path / "a.gguf")
     with closing(opened(folder, file, batch_size=1, k=4)) as llm:
         llm.generate([PROMPTS[0]], PARAMS)
@@ -144,7 +162,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_greedy_text_is_that_of_the_target(name: str, dtype: str, tmp_path: Path) -> None:
     folder, draft = add_words(write_family(tmp_path / "a", name)), tmp_path / "b"
-    write_assistant(draft, folder)
+    write_assistant(draft, folder, grouped=name == "gemma4_shared")
     expected = texts(folder, None, drafter="none", batch_size=1, dtype=dtype)
     ways: Sequence[dict[str, Any]] = (
         {"k": 4},

@@ -6,33 +6,31 @@
 
 h begins as the target's state of the last token that it has read, after the target's last norm.
 Every token of a draft has the position of the pending one and sees the same keys: those that the
-last layer of its kind in the target stores. So a draft stores nothing. Files may have groups of
-tokens (`masked_embedding`), which save a part of the head's product; the head is multiplied whole.
+last layer of its kind in the target stores. So a draft stores nothing. Tokens may be in groups
+(`masked_embedding`), each with a vector: then only those of the best groups get logits.
 
-Shapes:  B = texts, M = tokens of a level, D = hidden size of the target, H = that of the assistant.
+Shapes:  B = texts, M = tokens of a level, D = hidden size of the target, H = that of the assistant,
+         V = vocabulary, G = groups, T = tokens of a group or of several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from outrider.cache.paged_kv import PagedKV
 from outrider.core.draft import Draft
 from outrider.core.errors import CheckpointError, ConfigError
-from outrider.core.protocols import CausalLM, DraftRow
-from outrider.drafters.common.context import BuildContext
-from outrider.drafters.common.growth import DraftSampler
+from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow
+from outrider.drafters.common.context import BuildContext, Stateless
+from outrider.drafters.common.growth import NOT_DRAFTED, DraftSampler, draft_some
 from outrider.drafters.nets.block_heads import rows_of
 from outrider.drafters.nets.blocks import grown
 from outrider.drafters.nets.eagle import check_numbers
 from outrider.drafters.nets.hidden import normed
 from outrider.drafters.nets.medusa import last_state
-from outrider.drafters.nets.paths import PathDrafter
 from outrider.kernels.native.forward import LayerWeights
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedTable
@@ -42,14 +40,52 @@ from outrider.models.families import parse_assistant
 from outrider.models.gemma4 import GemmaModel, GemmaOperators, read_gemma_layer
 from outrider.models.gemma_kinds import GemmaConfig
 from outrider.models.heads import HeadsToLoad, own_kernels
+from outrider.models.json_object import CONTRADICTION, JsonObject
 from outrider.models.llama import layer_turns
 from outrider.models.llama_weights import Tables, read_tables
 from outrider.models.weights import Placement, WeightReader, Weights
 
-# Drafts are as long as their budget: an assistant reads its own output.
-_MOST_TOKENS = 64
-# Groups of tokens, which are not read.
-_UNREAD = ("masked_embedding.",)
+_GROUPS = "masked_embedding."
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGroups:
+    """Groups of tokens: the vectors of groups, their tokens, and the number of groups whose tokens
+    get logits."""
+
+    vectors: PackedLinear
+    tokens_GT: Tensor
+    num_best: int
+
+    @classmethod
+    def read(
+        cls, raw: JsonObject, config: GemmaConfig, weights: Weights, reader: WeightReader
+    ) -> TokenGroups | None:
+        """Read them; None if the file has none. Raises CheckpointError for groups that do not fit
+        the vocabulary."""
+        if not raw.flag("use_ordered_embeddings", default=False):
+            return None
+        count, best = raw.integer("num_centroids"), raw.integer("centroid_intermediate_top_k")
+        size, rest = divmod(config.vocab_size, count)
+        tokens_V = weights.take_integers(f"{_GROUPS}token_ordering", config.vocab_size)
+        is_order = torch.equal(tokens_V.sort().values, torch.arange(len(tokens_V)))
+        if rest or best > count or not is_order:
+            raise CheckpointError(
+                f"{raw.where}: {count} groups (num_centroids), of which {best} are chosen, do not "
+                f"hold each of {config.vocab_size} tokens once.",
+                hint=CONTRADICTION,
+            )
+        vectors = reader.linear({f"{_GROUPS}centroids": count}, config.hidden_size)
+        return cls(vectors, tokens_V.view(count, size).to(vectors.data.device), best)
+
+    def logits(self, kernels: Kernels, table_VH: Tensor, last_MH: Tensor) -> Tensor:
+        """Logits, row by row, so that none depends on the others."""
+        scores_MG = rows_of(kernels, last_MH, self.vectors)
+        out_MV = last_MH.new_full((len(last_MH), len(table_VH)), NOT_DRAFTED)
+        for scores_G, last_H, out_V in zip(scores_MG, last_MH, out_MV, strict=True):
+            tokens_T = self.tokens_GT[scores_G.topk(self.num_best).indices].flatten()
+            out_V[tokens_T] = table_VH.index_select(0, tokens_T).float() @ last_H
+        return out_MV
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +99,14 @@ class Assistant:
     before: PackedLinear
     after: PackedLinear
     layers: tuple[tuple[GemmaOperators, LayerWeights, int], ...]
-
-    num_heads = _MOST_TOKENS
+    groups: TokenGroups | None
 
     @classmethod
     def read(cls, heads: HeadsToLoad, target: GemmaModel) -> Assistant:
         """Read a folder. Raises CheckpointError for tensors that are missing, misshapen or no
         numbers, and for the assistant of another target."""
-        config, table = _config(heads.folder, target), target.tables.embedding
+        raw = open_checkpoint(heads.folder).document(CONFIG)
+        config, table = _config(raw, target), target.tables.embedding
         placement = Placement("assistant", table.dtype, target.state.arena.device)
         kernels, hidden, size = own_kernels(target), config.hidden_size, target.spec.hidden_size
         turns = layer_turns(
@@ -94,8 +130,9 @@ class Assistant:
                     )
                     for index in range(config.num_layers)
                 ),
+                groups=TokenGroups.read(raw, config, weights, reader),
             )
-            weights.check_all_taken(unread=_UNREAD)
+            weights.check_all_taken(unread=() if found.groups else (_GROUPS,))
         return found
 
 
@@ -135,29 +172,36 @@ class AssistantPath:
             scratch.x_ND.mul_(layer.scale)
         last_MH = normed(kernels, scratch.x_ND, one.tables.norm_D, config.rms_norm_eps)
         self._states_MD = rows_of(kernels, last_MH, one.after)
+        if one.groups is not None:
+            return one.groups.logits(kernels, one.tables.embeddings, last_MH)
         return rows_of(kernels, last_MH, one.tables.head)
 
 
-class AssistantDrafter(PathDrafter):
+class AssistantDrafter(Stateless):
     """A drafter with an assistant. It drafts nothing before the target has read a text up to its
     pending token."""
 
     def __init__(
         self, name: str, assistant: Assistant, target: GemmaModel, sampler: DraftSampler
     ) -> None:
-        super().__init__(name, assistant, target, sampler)
-        self._assistant, self._memory = assistant, target
+        self.name, self._assistant = name, assistant
+        self._target, self._sampler = target, sampler
+        self.needs = DraftNeeds(hidden_layers=(target.spec.num_layers,))
 
-    def _depth(self, row: DraftRow) -> int:
-        has_read = self._memory.state.length(row.seq_id) == len(row.tokens) - 1
-        return super()._depth(row) if has_read else 0
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        return draft_some(rows, [_depth(row) for row in rows], self._drafts)
 
     def _drafts(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        target = self._memory
+        target, kernels = self._target, self._assistant.kernels
         states_BD = torch.stack([last_state(row) for row in rows]).float()
         eps = target.config.rms_norm_eps
-        states_BD = normed(self._kernels, states_BD, target.tables.norm_D, eps)
+        states_BD = normed(kernels, states_BD, target.tables.norm_D, eps)
         return grown(self._sampler, rows, AssistantPath(self._assistant, target, rows, states_BD))
+
+
+def _depth(row: DraftRow) -> int:
+    has_read = row.hidden is not None and 0 < row.hidden.length == len(row.tokens) - 1
+    return row.budget.depth if has_read else 0
 
 
 def _embedded(target: GemmaModel, tokens_M: Tensor) -> Tensor:
@@ -171,9 +215,8 @@ def _embedded(target: GemmaModel, tokens_M: Tensor) -> Tensor:
     return rows_MD.mul_(target.config.traits.embedding_scale)
 
 
-def _config(folder: Path, target: GemmaModel) -> GemmaConfig:
+def _config(raw: JsonObject, target: GemmaModel) -> GemmaConfig:
     """The config. Raises CheckpointError for an assistant of another target."""
-    raw = open_checkpoint(folder).document(CONFIG)
     config, spec = parse_assistant(raw), target.spec
     sizes = {
         "backbone_hidden_size": (raw.integer("backbone_hidden_size"), spec.hidden_size),
@@ -181,7 +224,7 @@ def _config(folder: Path, target: GemmaModel) -> GemmaConfig:
     }
     for name, (own, other) in sizes.items():
         if own != other:
-            raise _other_target(folder, f"{name} {own}", str(other))
+            raise _other_target(raw.where, f"{name} {own}", str(other))
     return config
 
 
@@ -213,7 +256,7 @@ def _without_own_key(config: GemmaConfig, index: int, layer: LayerWeights) -> La
     return replace(layer, attention=AttentionKind(config.scale, max(1, window - 1)))
 
 
-def _other_target(where: Path | str, what: str, other: str) -> CheckpointError:
+def _other_target(where: str, what: str, other: str) -> CheckpointError:
     return CheckpointError(
         f"{where}: the assistant has {what}, the target {other}.",
         hint="choose the assistant that was trained for this very target",
@@ -221,7 +264,7 @@ def _other_target(where: Path | str, what: str, other: str) -> CheckpointError:
 
 
 def _gemma_target(target: CausalLM) -> GemmaModel:
-    if not isinstance(target, GemmaModel) or not isinstance(target.state, PagedKV):
+    if not isinstance(target, GemmaModel):
         raise ConfigError(
             f"the target {target.spec.name} ({target.spec.family}) is no Gemma 4, whose keys and "
             "values an assistant reads.",
