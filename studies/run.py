@@ -17,6 +17,7 @@ STUDIES = {
     "launches": "launches",
     "ssd": "cost_study.ssd",
     "verify_cost": "pass_cost",
+    "linear_rows": "linear_rows",
     "memory_cost": "pass_cost",
     "accept_cost": "accept_cost",
     "drafter_cost": "round_cost",

@@ -20,7 +20,7 @@ from outrider.core import env
 from outrider.core.errors import given
 from outrider.core.sampling import PLAIN
 from outrider.kernels.native.build import built_kernels
-from outrider.kernels.native.cpu import RULE, VECTORS, refused_kinds
+from outrider.kernels.native.cpu import RULE, TILES, VECTORS, refused_kinds
 from outrider.kernels.native.delta import NativeDelta
 from outrider.kernels.native.forward import NativeForward, NativeMixture
 from outrider.kernels.native.latent import NativeLatent
@@ -164,10 +164,16 @@ def _grouped(kernels: Kernels, library: ctypes.CDLL, quantise: str) -> Kernels:
     """Native kernels with linears over blocks, for AS_STORED or int4."""
     threads = int(given(kernels.threads, "number of threads").name)
     linear, *others = kernels.choices
+    # One layout and the same bits, so that the kind is no part of the model's identity.
+    on_tiles = env.linears() in (None, TILES) and TILES not in refused_kinds(
+        library, torch.bfloat16, "int4"
+    )
+    kind = TILES if on_tiles else VECTORS
     if quantise == "int4":
-        kernels = replace(kernels, choices=(replace(linear, kind=VECTORS, why=""), *others))
-        return _quantised(kernels, NativeInt4(library, threads))
-    grouped = NativeGrouped(library, threads)
+        why = "many rows on tiles" if on_tiles else ""
+        kernels = replace(kernels, choices=(replace(linear, kind=VECTORS, why=why), *others))
+        return _quantised(kernels, NativeInt4(library, threads, kind=kind))
+    grouped = NativeGrouped(library, threads, kind=kind)
     own: dict[str, Any] = {"pack_blocks": grouped.pack, "table": grouped.table}
     own["choices"] = (replace(linear, name=f"{linear.name} blocks"), *others)
     return changed(kernels, lambda one: replace(one, linear=grouped.with_plain(one.linear), **own))

@@ -21,6 +21,7 @@ SAYS = {
     "limits": ("ceilings", "cells", "layers", "bars"),
     "verify_cost": ("kernels", "cells"),
     "drafter_cost": ("kernels", "cells"),
+    "linear_rows": ("arithmetic", "cells"),
     "lookup_cost": ("k", "cells"),
     "predicted": ("cells", "bar"),
     "tiers": ("kernels", "cells", "bar", "met"),

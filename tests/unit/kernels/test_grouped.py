@@ -18,11 +18,13 @@ from outrider.core import env
 from outrider.core.errors import ContractError
 from outrider.kernels.native import build
 from outrider.kernels.native import build as levels
+from outrider.kernels.native.build import Built
+from outrider.kernels.native.cpu import TILES, tiles_refusal
 from outrider.kernels.native.ops import NativeGrouped
 from outrider.kernels.plan import BlockRows, PackedLinear
 from outrider.models.gguf.blocks import TYPES, decode, held_bytes
 from outrider.models.gguf.codebooks import codebook, has_codebook
-from unit.kernels.implementations import kernels_named, randn, row_choices, software
+from unit.kernels.implementations import kernels_named, library_of, randn, row_choices, software
 
 KINDS = (*SCALES, *OTHER_SCALES)
 # Half a block of columns, several, and a tail; 768 inputs are more than a slice of any type.
@@ -32,9 +34,19 @@ SHAPES = ((768, 45), (256, 8), (1024, 100))
 @functools.cache
 def grouped(num_threads: int) -> NativeGrouped:
     kernels_named("native-1", torch.bfloat16)  # skips where there are none
-    library = build.built_kernels(env.compiler(), env.cache_folder()).library
-    assert library is not None
-    return NativeGrouped(library, num_threads)
+    return NativeGrouped(library_of(built()), num_threads)
+
+
+def built() -> Built:
+    return build.built_kernels(env.compiler(), env.cache_folder())
+
+
+def on_tiles(num_threads: int, *, in_software: bool) -> NativeGrouped:
+    """Skips the test, with the reason, where the CPU has no tiles."""
+    library = software() if in_software else library_of(built())
+    if refusal := tiles_refusal(library):
+        pytest.skip(refusal)
+    return NativeGrouped(library, num_threads, kind=TILES)
 
 
 def blocks(kind: str, num_out: int, num_in: int, *, seed: int = 0) -> BlockRows:
@@ -157,6 +169,23 @@ def test_a_row_does_not_depend_on_the_pass(kind: str, num_threads: int) -> None:
     alone_NO = torch.cat([run(grouped(1), matrix, row_I[None]) for row_I in x_NI])
     for rows in row_choices(100):
         assert run(side, matrix, x_NI[rows]).equal(alone_NO[rows])
+
+
+@pytest.mark.parametrize("in_software", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiles_give_the_bits_of_other_kernels(kind: str, in_software: bool) -> None:
+    """With tails of blocks and of tiles, slices of blocks, and a part that tiles leave out."""
+    side, (float_part, _) = on_tiles(2, in_software=in_software), float8(5, 1280)
+    parts = (blocks(kind, 77, 1280), float_part, blocks(kind, 5, 1280, seed=2))
+    matrix, alone = packed(side, *parts), packed(grouped(1), *parts)
+    x_NI = randn(35, 1280) * torch.logspace(-9, 9, 35)[:, None]
+    x_NI[7, 300] = torch.nan
+    alone_NO = torch.cat([run(grouped(1), alone, x_1I) for x_1I in x_NI.split(1)])
+    for num_rows in (1, 4, 5, 6, 9, 16, 17, 35):
+        found_NO = run(side, matrix, x_NI[:num_rows])
+        fine_N = torch.arange(num_rows) != 7
+        assert found_NO[fine_N].equal(alone_NO[:num_rows][fine_N])
+        assert bool(found_NO[~fine_N].isnan().all())
 
 
 @pytest.mark.parametrize("kinds", [("Q4_0",), ("Q4_1",), ("Q4_1", "Q4_0", "Q4_1")], ids=str)

@@ -463,16 +463,21 @@ class _Rows(Structure):
 
 class _Grouped(Structure):
     _fields_ = [
-        *struct_fields((c_void_p, "team"), (c_int32, "num_in num_out num_parts unused")),
+        *struct_fields((c_void_p, "team"), (c_int32, "num_in num_out num_parts on_tiles")),
         ("parts", _Rows * MOST_PARTS),
     ]
 
 
 class NativeGrouped(NativeLinear):
-    """`pack` and `linear` of blocks. Activations are contiguous float32, on the CPU."""
+    """`pack` and `linear` of blocks. Activations are contiguous float32, on the CPU.
 
-    def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
+    With TILES as `kind`, which `refused_kinds` must allow, more than a few rows are multiplied on
+    tiles; the layout and all bits are those of VECTORS.
+    """
+
+    def __init__(self, library: ctypes.CDLL, num_threads: int, *, kind: str = VECTORS) -> None:
         super().__init__(library, num_threads, "grouped", VECTORS)
+        self._on_tiles = kind == TILES
         self._bytes = function(library, "grouped_bytes")
         self._pack = function(library, "pack_grouped")
         self._rows = function(library, "grouped_rows")
@@ -487,7 +492,7 @@ class NativeGrouped(NativeLinear):
             end += -(-self._size(one) // _ALIGNMENT) * _ALIGNMENT
         data = huge_pages.empty(end, dtype=torch.uint8)
         num_in, num_out = parts[0].num_in, sum(one.num_out for one in parts)
-        grouped = _Grouped(self.team, num_in, num_out, len(parts))
+        grouped = _Grouped(self.team, num_in, num_out, len(parts), self._on_tiles)
         first_out = 0
         for index, (one, start) in enumerate(zip(parts, starts, strict=True)):
             if one.num_in != num_in:
@@ -536,8 +541,8 @@ class NativeInt4:
 
     scheme = "int4"
 
-    def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
-        self._blocks = NativeGrouped(library, num_threads)
+    def __init__(self, library: ctypes.CDLL, num_threads: int, *, kind: str = VECTORS) -> None:
+        self._blocks = NativeGrouped(library, num_threads, kind=kind)
         self._quantise = function(library, "quantise")
         self.linear, self.table = self._blocks.linear, self._blocks.table
 

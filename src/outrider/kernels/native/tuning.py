@@ -42,6 +42,7 @@ from outrider.kernels.native import huge_pages
 from outrider.kernels.native.build import needed_library
 from outrider.kernels.native.cpu import (
     ENDINGS,
+    TILES,
     VECTORS,
     cache_bytes,
     hardware_threads,
@@ -50,6 +51,7 @@ from outrider.kernels.native.cpu import (
     num_fast_cores,
     num_physical_cores,
     refused_kinds,
+    tiles_refusal,
 )
 from outrider.kernels.native.ops import NativeInt8, NativeOps, function, team
 from outrider.kernels.plan import PackedLinear
@@ -437,7 +439,7 @@ def level_sizes(caches: dict[int, int]) -> list[tuple[str, int]]:
 
 
 # In the order of `Kind` in csrc/peak.cpp.
-ARITHMETIC = ("bfloat16", "bfloat16 dots", "int8", "int4")
+ARITHMETIC = ("bfloat16", "bfloat16 dots", "int8", "int4", "bfloat16 tiles", "int8 tiles")
 # The best turn counts: in others, a thread of PyTorch or of another program interfered.
 SPEED_TURNS = 12
 # So many that a turn takes some milliseconds.
@@ -447,8 +449,8 @@ STEPS = 1 << 17
 @dataclass(frozen=True, slots=True)
 class ArithmeticCeiling:
     """Billions of operations a second by `threads` threads; a multiplication with its addition is
-    two. `arithmetic` is "bfloat16" (products in float32), "bfloat16 dots" (dot products of pairs,
-    if the CPU has them), "int8" or "int4"."""
+    two. `arithmetic` is "bfloat16" (products in float32), "bfloat16 dots" (dot products of pairs),
+    "int8", "int4", "bfloat16 tiles" or "int8 tiles"; dots and tiles if the CPU has them."""
 
     arithmetic: str
     threads: int
@@ -462,7 +464,10 @@ def arithmetic_ceilings(
     library = needed_library("arithmetic cannot be timed")
     peak = function(library, "peak")
     found: list[ArithmeticCeiling] = []
+    no_tiles = tiles_refusal(library)
     for kind, name in enumerate(ARITHMETIC):
+        if no_tiles and name.endswith(TILES):
+            continue
         for number in dict.fromkeys(threads):
             address = team(library, number)
             rates: list[float] = []

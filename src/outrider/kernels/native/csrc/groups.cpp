@@ -9,39 +9,44 @@ namespace outrider {
 namespace {
 
 constexpr int64_t CACHED_ROWS_BYTES = 128 * 1024;
+// Tiles are faster from so many rows on.
+constexpr int FEWEST_ON_TILES = 5;
+constexpr int64_t LARGE_ROWS_BYTES = 512 * 1024;
+// Of blocks, for each thread, where rows are large.
+constexpr int RANGES = 4;
 
-const Adds& adds_of(int type) {
-    const Adds* common = common_adds(type);
-    return common == nullptr ? *other_adds(type) : *common;
+const Kernels& kernels_of(int type) {
+    const Kernels* common = common_kernels(type);
+    return common == nullptr ? *other_kernels(type) : *common;
 }
 
-struct Output {
-    float* out;
-    int num_rows, num_out;
-    bool accumulate;
-};
+}  // namespace
 
-void finish(const Output& to, const Job& job, const Vec* sums, int row, int rows, int block) {
+const Unpacks& unpacks_of(int type) { return kernels_of(type).unpacks; }
+
+void finish(const Output& to, const Job& job, const float* sums, int row, int rows, int block) {
     for (int r = 0; r < rows; ++r) {
         float* out = to.out + static_cast<int64_t>(row + r) * to.num_out + job.part->first_out;
         for (int v = 0; v < BLOCK_VECS; ++v) {
             const int first = block * UNIT_BLOCK + v * LANES, count = job.part->num_out - first;
             if (count <= 0) break;
-            const Vec sum = sums[r * BLOCK_VECS + v] * splat(job.part->factor);
+            const Vec sum = load(sums + r * UNIT_BLOCK + v * LANES) * splat(job.part->factor);
             const Vec result = to.accumulate ? load_some(out + first, count) + sum : sum;
             store_some(out + first, result, count);
         }
     }
 }
 
+namespace {
+
 // All rows fit one tile: whole blocks, one after the other.
 void one_tile(const Output& to, const Inputs& inputs, const Job& job, int first, int last) {
     const Tile tile{inputs, job, 0, 0, inputs.num_units, BYTES_AHEAD, job.format->unit_bytes()};
-    const Add add = adds_of(job.part->type)[to.num_rows - 1];
-    Vec sums[TILE_ROWS * BLOCK_VECS];
+    const Add add = kernels_of(job.part->type).adds[to.num_rows - 1];
+    Vec sums[ADD_ROWS * BLOCK_VECS];
     for (int block = first; block < last; ++block) {
         add(tile, job.part->packed + block * job.block_bytes, sums);
-        finish(to, job, sums, 0, to.num_rows, block);
+        finish(to, job, reinterpret_cast<const float*>(sums), 0, to.num_rows, block);
     }
 }
 
@@ -49,8 +54,8 @@ void one_tile(const Output& to, const Inputs& inputs, const Job& job, int first,
 // a slice of one block.
 void many_tiles(const Output& to, const Inputs& inputs, const Job& job, int first, int last,
                 Scratch& scratch) {
-    constexpr int TILE_VECS = TILE_ROWS * BLOCK_VECS;
-    const Adds& of = adds_of(job.part->type);
+    constexpr int TILE_VECS = ADD_ROWS * BLOCK_VECS;
+    const Adds& of = kernels_of(job.part->type).adds;
     const int unit_bytes = job.format->unit_bytes(), units = inputs.num_units;
     // Whole heads of floats.
     const int whole = job.format->is_float() ? job.format->units_of_head() : 1;
@@ -58,10 +63,10 @@ void many_tiles(const Output& to, const Inputs& inputs, const Job& job, int firs
     const int64_t row_bytes = job.format->is_float()
                                   ? inputs.num_in * static_cast<int64_t>(sizeof(float))
                                   : inputs.stride + units * (sizeof(float) + sizeof(Begin));
-    const int most = std::max<int64_t>(1, CACHED_ROWS_BYTES / row_bytes / TILE_ROWS) * TILE_ROWS;
+    const int most = std::max<int64_t>(1, CACHED_ROWS_BYTES / row_bytes / ADD_ROWS) * ADD_ROWS;
     for (int begin = 0; begin < to.num_rows; begin += most) {
         const int num_rows = std::min(most, to.num_rows - begin);
-        const int num_tiles = (num_rows + TILE_ROWS - 1) / TILE_ROWS;
+        const int num_tiles = (num_rows + ADD_ROWS - 1) / ADD_ROWS;
         const auto tile_row = [&](int tile) { return begin + num_rows * tile / num_tiles; };
         const int pace = unit_bytes / num_tiles;
         auto* sums = static_cast<Vec*>(scratch.take(sizeof(Vec) * TILE_VECS * num_tiles));
@@ -75,7 +80,8 @@ void many_tiles(const Output& to, const Inputs& inputs, const Job& job, int firs
                     const int ahead = (end - u) * unit_bytes + t * (end - u) * pace;
                     Vec* tile_sums = sums + t * TILE_VECS;
                     of[rows - 1]({inputs, job, row, u, end, ahead, pace}, from, tile_sums);
-                    if (end == units) finish(to, job, tile_sums, row, rows, block);
+                    if (end == units) finish(to, job, reinterpret_cast<const float*>(tile_sums), row, rows,
+                               block);
                 }
             }
         }
@@ -125,7 +131,7 @@ void linear(const Grouped& w, const float* x, const Output& to) {
         num_begins += rows * units * f->sets;
     }
     auto* memory = static_cast<int8_t*>(team.shared().take(
-        rows * stride + sizeof(float) * (rows * units + num_begins + TILE_ROWS)));
+        rows * stride + sizeof(float) * (rows * units + num_begins + ADD_ROWS)));
     const Inputs inputs{memory, reinterpret_cast<float*>(memory + rows * stride), units,
                         to.num_rows, stride, x, w.num_in};
     auto* begins = reinterpret_cast<Begin*>(inputs.scales + rows * units);
@@ -145,15 +151,23 @@ void linear(const Grouped& w, const float* x, const Output& to) {
     const int64_t block_work = rows * w.num_in * UNIT_BLOCK;
     const int64_t worthwhile =
         std::min<int64_t>(MIN_SPLIT_WORK / std::max<int64_t>(block_work, 1), num_blocks);
-    team.run(num_blocks, std::max(1, static_cast<int>(worthwhile)),
+    const bool on_tiles = w.on_tiles != 0 && to.num_rows >= FEWEST_ON_TILES;
+    // Rows that no cache holds are read for every range of blocks anew.
+    const int64_t fewest = on_tiles && rows * stride > LARGE_ROWS_BYTES
+                               ? num_blocks / (RANGES * team.num_threads())
+                               : worthwhile;
+    team.run(num_blocks, std::max(1, static_cast<int>(fewest)),
              [&](int first, int last, int thread) {
                  for (int p = 0; p < w.num_parts; ++p) {
                      const Job& job = jobs[p];
                      const int begin = std::max(first - job.first_block, 0);
                      const int end = std::min(last - job.first_block, job.num_blocks);
                      if (begin >= end) continue;
-                     if (to.num_rows <= TILE_ROWS) one_tile(to, inputs, job, begin, end);
-                     else many_tiles(to, inputs, job, begin, end, team.own(thread));
+                     Scratch& scratch = team.own(thread);
+                     if (on_tiles && many_by_tiles(to, inputs, job, begin, end, scratch)) continue;
+                     if (to.num_rows <= ADD_ROWS) one_tile(to, inputs, job, begin, end);
+                     else if (!many_by_dots(to, inputs, job, begin, end, scratch))
+                         many_tiles(to, inputs, job, begin, end, scratch);
                  }
              });
 }

@@ -157,7 +157,7 @@ constexpr Format FORMAT<132> = {F8, FULL, 1, false, false, 0, nullptr};
 // Null for a type without a format.
 const Format* format_of(int type);
 
-// Some outputs of a matrix: those of one type; `factor` multiplies their sums. Mirrored by `_Rows` in kernels/native/grouped.py.
+// Some outputs of a matrix: those of one type; `factor` multiplies their sums. Mirrored by `_Rows` in kernels/native/ops.py.
 struct Part {
     const uint8_t* packed;
     int32_t type, first_out, num_out;
@@ -166,10 +166,10 @@ struct Part {
 
 constexpr int MOST_PARTS = 8;
 
-// Mirrored by `_Grouped` in kernels/native/grouped.py.
+// Mirrored by `_Grouped` in kernels/native/ops.py. `on_tiles`: this process may use matrix tiles.
 struct Grouped {
     Team* team;
-    int32_t num_in, num_out, num_parts, unused;
+    int32_t num_in, num_out, num_parts, on_tiles;
     Part parts[MOST_PARTS];
 };
 

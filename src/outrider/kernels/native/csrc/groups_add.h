@@ -15,55 +15,21 @@
 #include <algorithm>
 #include <array>
 
-#include "groups.h"
+#include "groups_many.h"
 #include "integers.h"
 #include "unrolled.h"
 
 namespace outrider {
 
-constexpr int VEC_BYTES = LANES * DOT_INPUTS;
 // Rows of a tile: both their sums, of integers and of float32, stay in 32 registers, which leaves the
 // units of multiplication to products.
-constexpr int TILE_ROWS = 6;
+constexpr int ADD_ROWS = 6;
 
 // Of what is multiplied, by Codes.
 constexpr int BITS[] = {4, 5, 6, 8, 8, 8};
 
 // Whether codes are taken as signed: sums then begin at 0, whatever `zero` is.
 constexpr bool is_signed_code(int codes) { return HAS_SIGNED && (codes == U8 || codes == TABLE4); }
-
-// Rows of x as integers, and themselves; for each part of the matrix, what sums of sets begin with and what its
-// minimums are multiplied by.
-struct Inputs {
-    int8_t* values;
-    float* scales;  // [units][rows]
-    int num_units, num_rows;
-    int64_t stride;
-    const float* x;
-    int num_in;
-
-    int8_t* values_of(int row) const { return values + row * stride; }
-    float* scales_of(int unit, int row) const {
-        return scales + static_cast<int64_t>(unit) * num_rows + row;
-    }
-};
-
-// For every set of a part and every row: the integer from which its sum starts, or, where there are
-// minimums, row's scale times the sum of integers.
-union Begin {
-    int32_t below;
-    float total;
-
-    uint32_t modulo() const { return static_cast<uint32_t>(below); }
-};
-
-struct Job {
-    const Part* part;
-    const Format* format;
-    int64_t block_bytes;
-    Begin* begins;
-    int first_block, num_blocks;
-};
 
 // Units first to last of rows from `row` on. With each unit memory is asked for weights: `ahead` bytes
 // from those of the first one; then `pace` bytes further each time.
@@ -133,6 +99,26 @@ inline Vec halves(const uint8_t* from, int v, bool is_brain) {
     return is_brain ? cast<Vec>(__builtin_convertvector(bits, BitVec) << 16) : from_float16(bits);
 }
 
+// What multiplies the sums of set `set` of a unit at `scales`, and the minimum that is added to them.
+// `heads` are the float16 scales of scales and of minimums; two sets of integers share theirs.
+template <const Format& F>
+ALWAYS_INLINE Vec scale_of(const uint8_t* scales, const Vec* heads, int set, int v) {
+    if constexpr (F.scales != SUPER)
+        return halves(scales + set * UNIT_BLOCK * 2, v, F.scales == BRAIN);
+    else if constexpr (F.sets == 1)
+        return heads[v] * floats(integers(scales + v * LANES, F.is_signed));
+    else return heads[v];
+}
+
+template <const Format& F>
+ALWAYS_INLINE Vec min_of(const uint8_t* scales, const Vec* heads, int set, int v) {
+    const uint8_t* mins = scales + F.scale_bytes();
+    if constexpr (F.scales != SUPER) return halves(mins, v, F.scales == BRAIN);
+    else
+        return heads[BLOCK_VECS + v] *
+               floats(-integers(mins + set * UNIT_BLOCK + v * LANES, F.is_signed));
+}
+
 // What one unit of a tile works on: codes and factors of a block, inputs of the rows.
 template <int ROWS>
 struct Place {
@@ -147,18 +133,18 @@ ALWAYS_INLINE void add_eight(const Place<ROWS>& at, int eight, const uint8_t* ta
                              BitVec (&sums)[ROWS][BLOCK_VECS]) {
     constexpr bool IS_SIGNED = is_signed_code(F.codes);
     BitVec codes[2][BLOCK_VECS], sizes[2][BLOCK_VECS];
-    unrolled<BLOCK_VECS>([&](auto v) {
+    unrolled<BLOCK_VECS>([&](auto v) INLINED {
         codes_of<F.codes>(at.codes, eight, v, table, &codes[0][v], &codes[1][v]);
     });
-    unrolled<2>([&](auto half) {
+    unrolled<2>([&](auto half) INLINED {
         if constexpr (IS_SIGNED)
-            unrolled<BLOCK_VECS>([&](auto v) {
+            unrolled<BLOCK_VECS>([&](auto v) INLINED {
                 if constexpr (F.codes == U8) codes[half][v] ^= SIGN_BITS;
                 sizes[half][v] = magnitudes(codes[half][v]);
             });
-        unrolled<ROWS>([&](auto r) {
+        unrolled<ROWS>([&](auto r) INLINED {
             const BitVec inputs = splat_inputs(at.x[r] + at.input + eight * 8 + half * DOT_INPUTS);
-            unrolled<BLOCK_VECS>([&](auto v) {
+            unrolled<BLOCK_VECS>([&](auto v) INLINED {
                 BitVec& sum = sums[r][v];
                 const BitVec code = codes[half][v];
                 if constexpr (IS_SIGNED) sum = add_signed(sum, code, sizes[half][v], inputs);
@@ -182,10 +168,10 @@ ALWAYS_INLINE void add_set(const Place<ROWS>& at, int set, const uint8_t* table,
     if constexpr (is_signed_code(F.codes)) {
         BitVec sums[ROWS][BLOCK_VECS] = {};
         for (int e = 0; e < EIGHTS; ++e) add_eight<F>(at, set * EIGHTS + e, table, sums);
-        unrolled<BLOCK_VECS>([&](auto v) {
+        unrolled<BLOCK_VECS>([&](auto v) INLINED {
             const auto scale =
                 cast<BitVec>(integers(at.scales + set * UNIT_BLOCK + v * LANES, F.is_signed));
-            unrolled<ROWS>([&](auto r) { part[r][v] += sums[r][v] * scale; });
+            unrolled<ROWS>([&](auto r) INLINED { part[r][v] += sums[r][v] * scale; });
         });
         return;
     }
@@ -193,11 +179,11 @@ ALWAYS_INLINE void add_set(const Place<ROWS>& at, int set, const uint8_t* table,
         BitVec sums[ROWS][BLOCK_VECS] = {};
 #pragma GCC unroll 4
         for (int i = 0; i < TOGETHER; ++i) add_eight<F>(at, set * EIGHTS + e + i, table, sums);
-        unrolled<BLOCK_VECS>([&](auto v) {
+        unrolled<BLOCK_VECS>([&](auto v) INLINED {
             IntVec scale;
             if constexpr (F.has_two_integers())
                 scale = integers(at.scales + set * UNIT_BLOCK + v * LANES, F.is_signed);
-            unrolled<ROWS>([&](auto r) {
+            unrolled<ROWS>([&](auto r) INLINED {
                 if constexpr (F.has_two_integers()) part[r][v] += scaled<BITS[F.codes]>(sums[r][v], scale);
                 else part[r][v] += widened<BITS[F.codes]>(sums[r][v]);
             });
@@ -216,19 +202,48 @@ struct Factors {
 template <const Format& F, int ROWS>
 ALWAYS_INLINE void add_two(const Place<ROWS>& at, const Factors& by, const uint8_t* table,
                            Vec (&sums)[ROWS][BLOCK_VECS]) {
-    unrolled<2>([&](auto set) {
+    unrolled<2>([&](auto set) INLINED {
         BitVec part[ROWS][BLOCK_VECS];
-        unrolled<ROWS>([&](auto r) {
+        unrolled<ROWS>([&](auto r) INLINED {
             const uint32_t below =
                 is_signed_code(F.codes) ? 0 : by.begins[set * by.num_rows + r].modulo();
-            unrolled<BLOCK_VECS>([&](auto v) { part[r][v] = below - BitVec{}; });
+            unrolled<BLOCK_VECS>([&](auto v) INLINED { part[r][v] = below - BitVec{}; });
         });
         add_set<F>(at, set, table, part);
-        unrolled<BLOCK_VECS>([&](auto v) {
-            const Vec scale = halves(at.scales + set * UNIT_BLOCK * 2, v, F.scales == BRAIN);
-            unrolled<ROWS>([&](auto r) {
+        unrolled<BLOCK_VECS>([&](auto v) INLINED {
+            const Vec scale = scale_of<F>(at.scales, nullptr, set, v);
+            unrolled<ROWS>([&](auto r) INLINED {
                 Vec& sum = sums[r][v];
                 sum = fused(floats(cast<IntVec>(part[r][v])), scale * splat(by.xs[r]), sum);
+            });
+        });
+    });
+}
+
+// Whether sums of a unit's two sets are multiplied by their integers in float32: below 2^24 together,
+// they stay exact, and take fewer steps than integers of 32 bits.
+template <const Format& F>
+constexpr bool joined_as_floats() {
+    return F.has_two_integers() && !is_narrow(BITS[F.codes]) && !is_signed_code(F.codes);
+}
+
+template <const Format& F, int ROWS>
+ALWAYS_INLINE void join_sets(const Place<ROWS>& at, const Factors& by, const uint8_t* table,
+                             Vec (&joined)[ROWS][BLOCK_VECS]) {
+    constexpr int EIGHTS = UNIT / 8 / 2;
+    unrolled<2>([&](auto set) INLINED {
+        BitVec part[ROWS][BLOCK_VECS];
+        unrolled<ROWS>([&](auto r) INLINED {
+            const uint32_t below = F.has_min ? 0 : by.begins[set * by.num_rows + r].modulo();
+            unrolled<BLOCK_VECS>([&](auto v) INLINED { part[r][v] = below - BitVec{}; });
+        });
+        unrolled<EIGHTS>([&](auto e) INLINED { add_eight<F>(at, set * EIGHTS + e, table, part); });
+        unrolled<BLOCK_VECS>([&](auto v) INLINED {
+            const uint8_t* scales = at.scales + set * UNIT_BLOCK + v * LANES;
+            const Vec scale = floats(integers(scales, F.is_signed));
+            unrolled<ROWS>([&](auto r) INLINED {
+                const Vec sum = floats(cast<IntVec>(part[r][v]));
+                joined[r][v] = set == 0 ? sum * scale : fused(sum, scale, joined[r][v]);
             });
         });
     });
@@ -238,45 +253,44 @@ ALWAYS_INLINE void add_two(const Place<ROWS>& at, const Factors& by, const uint8
 template <const Format& F, int ROWS>
 ALWAYS_INLINE void add_unit(const Place<ROWS>& at, const Factors& by, const Vec* heads,
                             const uint8_t* table, Vec (&sums)[ROWS][BLOCK_VECS]) {
+    constexpr bool IN_FLOATS = joined_as_floats<F>();
     BitVec part[ROWS][BLOCK_VECS];
-    const uint8_t* mins = at.scales + F.scale_bytes();
-    unrolled<ROWS>([&](auto r) {
-        unrolled<BLOCK_VECS>([&](auto v) {
-            part[r][v] = F.has_min || F.has_zeros() || F.sets == 2 || is_signed_code(F.codes)
-                             ? BitVec{}
-                             : by.begins[r].modulo() - BitVec{};
+    Vec joined[ROWS][BLOCK_VECS];
+    if constexpr (IN_FLOATS) {
+        join_sets<F>(at, by, table, joined);
+    } else {
+        unrolled<ROWS>([&](auto r) INLINED {
+            unrolled<BLOCK_VECS>([&](auto v) INLINED {
+                part[r][v] = F.has_min || F.has_zeros() || F.sets == 2 || is_signed_code(F.codes)
+                                 ? BitVec{}
+                                 : by.begins[r].modulo() - BitVec{};
+            });
         });
-    });
-    unrolled<F.sets>([&](auto set) { add_set<F>(at, set, table, part); });
-    unrolled<BLOCK_VECS>([&](auto v) {
-        Vec scale = heads[v];
-        if constexpr (F.scales != SUPER) scale = halves(at.scales, v, F.scales == BRAIN);
-        else if constexpr (F.sets == 1)
-            scale *= floats(integers(at.scales + v * LANES, F.is_signed));
-        if constexpr (!F.has_min && F.has_two_integers() && !is_signed_code(F.codes))
-            unrolled<2>([&](auto set) {
+        unrolled<F.sets>([&](auto set) INLINED { add_set<F>(at, set, table, part); });
+    }
+    unrolled<BLOCK_VECS>([&](auto v) INLINED {
+        const Vec scale = scale_of<F>(at.scales, heads, 0, v);
+        if constexpr (!F.has_min && F.has_two_integers() && !is_signed_code(F.codes) && !IN_FLOATS)
+            unrolled<2>([&](auto set) INLINED {
                 const auto factor =
                     cast<BitVec>(integers(at.scales + set * UNIT_BLOCK + v * LANES, F.is_signed));
-                unrolled<ROWS>([&](auto r) {
+                unrolled<ROWS>([&](auto r) INLINED {
                     part[r][v] += factor * by.begins[set * by.num_rows + r].modulo();
                 });
             });
         if constexpr (F.has_zeros()) {
             const auto zeros = cast<BitVec>(integers(at.scales + F.zeros_at() + v * LANES, false));
-            unrolled<ROWS>([&](auto r) { part[r][v] += zeros * by.begins[r].modulo(); });
+            unrolled<ROWS>([&](auto r) INLINED { part[r][v] += zeros * by.begins[r].modulo(); });
         }
-        unrolled<ROWS>([&](auto r) {
+        unrolled<ROWS>([&](auto r) INLINED {
             Vec& sum = sums[r][v];
-            sum = fused(floats(cast<IntVec>(part[r][v])), scale * splat(by.xs[r]), sum);
+            const Vec own = IN_FLOATS ? joined[r][v] : floats(cast<IntVec>(part[r][v]));
+            sum = fused(own, scale * splat(by.xs[r]), sum);
         });
         if constexpr (F.has_min)
-            unrolled<F.sets>([&](auto set) {
-                Vec min;
-                if constexpr (F.scales != SUPER) min = halves(mins, v, F.scales == BRAIN);
-                else
-                    min = heads[BLOCK_VECS + v] *
-                          floats(-integers(mins + set * UNIT_BLOCK + v * LANES, F.is_signed));
-                unrolled<ROWS>([&](auto r) {
+            unrolled<F.sets>([&](auto set) INLINED {
+                const Vec min = min_of<F>(at.scales, heads, set, v);
+                unrolled<ROWS>([&](auto r) INLINED {
                     Vec& sum = sums[r][v];
                     sum = fused(min, splat(by.begins[set * by.num_rows + r].total), sum);
                 });
@@ -284,16 +298,27 @@ ALWAYS_INLINE void add_unit(const Place<ROWS>& at, const Factors& by, const Vec*
     });
 }
 
+// Types that differ only by their table and step share a kernel; `own` is the format at hand.
+template <const Format& F>
+inline void fill_table(const Format& own, bool is_signed, uint8_t* table) {
+    for (int i = 0; i < 16; ++i)
+        table[i] = F.codes != TABLE4 ? 0 : static_cast<uint8_t>(own.table[i] + (is_signed ? 0 : F.zero));
+}
+
+template <const Format& F>
+ALWAYS_INLINE void read_heads(const Format& own, const uint8_t* from, Vec (&heads)[2 * BLOCK_VECS]) {
+    unrolled<(F.has_min ? 2 : 1) * BLOCK_VECS>([&](auto v) INLINED {
+        heads[v] = halves(from, v, false);
+        if constexpr (F.codes == TABLE4) heads[v] *= splat(own.step);
+    });
+}
+
 // Units of one tile by a block, onto the sums at `to`, [ROWS][BLOCK_VECS].
 template <const Format& F, int ROWS>
 void add(const Tile& tile, const uint8_t* block, Vec* to) {
-    constexpr int FACTORS = F.has_min ? 2 : 1;
-    // Types that differ only by their table and step share a kernel.
     const Format& own = *tile.job.format;
-    uint8_t table[16] = {};
-    if constexpr (F.codes == TABLE4)
-        for (int i = 0; i < 16; ++i)
-            table[i] = static_cast<uint8_t>(own.table[i] + (is_signed_code(TABLE4) ? 0 : F.zero));
+    uint8_t table[16];
+    fill_table<F>(own, is_signed_code(TABLE4), table);
     const int8_t* x[ROWS];
     for (int r = 0; r < ROWS; ++r) x[r] = tile.inputs.values_of(tile.row + r);
     Vec sums[ROWS][BLOCK_VECS];
@@ -306,10 +331,7 @@ void add(const Tile& tile, const uint8_t* block, Vec* to) {
     const uint8_t* asked = block + F.unit_at(tile.first) + tile.ahead;
     for (int u = tile.first; u < tile.last; ++u, asked += tile.pace) {
         if (F.scales == SUPER && (u == tile.first || u % UNITS_OF_SUPER == 0))
-            unrolled<FACTORS * BLOCK_VECS>([&](auto v) {
-                heads[v] = halves(block + F.head_at(u), v, false);
-                if constexpr (F.codes == TABLE4) heads[v] *= splat(own.step);
-            });
+            read_heads<F>(own, block + F.head_at(u), heads);
         const uint8_t* unit = block + F.unit_at(u);
         for (int line = 0; line < tile.pace; line += CACHE_LINE) __builtin_prefetch(asked + line);
         const Place<ROWS> at{unit + F.codes_at(), unit, x, u * UNIT};
@@ -371,7 +393,7 @@ template <const Format& F, int ROWS>
 void add_rows(const Tile& tile, const uint8_t* block, Vec* to) {
     if constexpr (F.is_float()) {
         add_floats<F, ROWS>(tile, block, to);
-    } else if constexpr (F.sets == 2 && ROWS == TILE_ROWS && 2 * ROWS * BLOCK_VECS > NUM_REGISTERS) {
+    } else if constexpr (F.sets == 2 && ROWS == ADD_ROWS && 2 * ROWS * BLOCK_VECS > NUM_REGISTERS) {
         constexpr int HALF_ROWS = ROWS / 2;
         add<F, HALF_ROWS>(tile, block, to);
         Tile other = tile;
@@ -382,11 +404,54 @@ void add_rows(const Tile& tile, const uint8_t* block, Vec* to) {
     }
 }
 
+// Units first to last of a block, each once for all rows (groups_many.h).
+template <const Format& F, bool AS_NUMBERS>
+void unpack(const Job& job, const uint8_t* block, int first, int last, Unpacked* to) {
+    typedef uint8_t Bytes __attribute__((vector_size(VEC_BYTES)));
+    const Format& own = *job.format;
+    uint8_t table[16];
+    fill_table<F>(own, AS_NUMBERS, table);
+    Vec heads[2 * BLOCK_VECS] = {};
+    for (int u = first; u < last; ++u, ++to) {
+        if (F.scales == SUPER && (u == first || u % UNITS_OF_SUPER == 0))
+            read_heads<F>(own, block + F.head_at(u), heads);
+        const uint8_t* unit = block + F.unit_at(u);
+        unrolled<BLOCK_VECS>([&](auto v) {
+            Bytes zeros = Bytes{} + static_cast<uint8_t>(F.codes == TABLE4 ? 0 : F.zero);
+            if constexpr (F.has_zeros())
+                zeros = cast<Bytes>(cast<BitVec>(integers(unit + F.zeros_at() + v * LANES, false)) *
+                                    0x01010101u);
+            unrolled<UNIT / 8>([&](auto eight) {
+                BitVec codes[2];
+                codes_of<F.codes>(unit + F.codes_at(), eight, v, table, &codes[0], &codes[1]);
+                unrolled<2>([&](auto half) {
+                    Bytes bytes = cast<Bytes>(codes[half]);
+                    if constexpr (AS_NUMBERS) bytes -= zeros;
+                    std::memcpy(to->codes[2 * eight + half][v * LANES], &bytes, sizeof(bytes));
+                });
+            });
+            constexpr Steps STEPS = steps_of(F);
+            unrolled<STEPS == TWO ? 2 : 1>([&](auto set) {
+                store(to->scales[set] + v * LANES, scale_of<F>(unit, heads, set, v));
+            });
+            if constexpr (STEPS == JOINED)
+                unrolled<2>([&](auto set) {
+                    const uint8_t* scales = unit + set * UNIT_BLOCK + v * LANES;
+                    store(to->scales[1 + set] + v * LANES, floats(integers(scales, F.is_signed)));
+                });
+            if constexpr (F.has_min)
+                unrolled<F.sets>([&](auto set) {
+                    store(to->mins[set] + v * LANES, min_of<F>(unit, heads, set, v));
+                });
+        });
+    }
+}
+
 using Add = void (*)(const Tile&, const uint8_t*, Vec*);
 
 // Kernels by their rows, from 1 on. Each is compiled for every type, and takes the compiler as long as a file of
 // other code does.
-using Adds = std::array<Add, TILE_ROWS>;
+using Adds = std::array<Add, ADD_ROWS>;
 
 template <int TYPE>
 constexpr Adds ADDS = {
@@ -394,8 +459,23 @@ constexpr Adds ADDS = {
     add_rows<FORMAT<TYPE>, 4>, add_rows<FORMAT<TYPE>, 5>, add_rows<FORMAT<TYPE>, 6>,
 };
 
+struct Kernels {
+    Adds adds;
+    Unpacks unpacks;
+};
+
+template <const Format& F>
+constexpr Unpacks unpacks() {
+    if constexpr (F.is_float()) return {nullptr, nullptr};
+    else if constexpr (F.has_zeros()) return {unpack<F, true>, nullptr};
+    else return {unpack<F, true>, unpack<F, false>};
+}
+
+template <int TYPE>
+constexpr Kernels KERNELS = {ADDS<TYPE>, unpacks<FORMAT<TYPE>>()};
+
 // Of a type that files often hold, or else of another; null for one that is not among them.
-const Adds* common_adds(int type);
-const Adds* other_adds(int type);
+const Kernels* common_kernels(int type);
+const Kernels* other_kernels(int type);
 
 }  // namespace outrider

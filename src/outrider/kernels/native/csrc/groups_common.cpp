@@ -3,18 +3,18 @@
 
 namespace outrider {
 
-const Adds* common_adds(int type) {
+const Kernels* common_kernels(int type) {
     switch (type) {
         case 2:
         case 34:
         case 35:
         case 41:
-        case 42: return &ADDS<2>;
-        case 3: return &ADDS<3>;
-        case 8: return &ADDS<8>;
-        case 12: return &ADDS<12>;
-        case 13: return &ADDS<13>;
-        case 14: return &ADDS<14>;
+        case 42: return &KERNELS<2>;
+        case 3: return &KERNELS<3>;
+        case 8: return &KERNELS<8>;
+        case 12: return &KERNELS<12>;
+        case 13: return &KERNELS<13>;
+        case 14: return &KERNELS<14>;
         default: return nullptr;
     }
 }

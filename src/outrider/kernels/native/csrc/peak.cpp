@@ -3,6 +3,7 @@
 #include "dots.h"
 #include "pairs.h"
 #include "team.h"
+#include "tiles.h"
 #include "unrolled.h"
 #include "vectors.h"
 
@@ -10,8 +11,8 @@ namespace outrider {
 
 namespace {
 
-// In the order of `ARITHMETIC` in kernels/arithmetic.py.
-enum Kind { PRODUCTS, PAIRS, BYTES, NIBBLES };
+// In the order of `ARITHMETIC` in kernels/native/tuning.py.
+enum Kind { PRODUCTS, PAIRS, BYTES, NIBBLES, TILED_PAIRS, TILED_BYTES };
 
 // Chains that hide the latency of an addition and fit 16 registers; those of integers are copied.
 constexpr int sums_of(Kind kind) { return kind == NIBBLES ? 6 : 10; }
@@ -42,6 +43,28 @@ void repeat(int64_t steps, const Step& step) {
     unrolled<SUMS>([&](auto s) __attribute__((always_inline)) { vary(sums[s]); });
 }
 
+#if defined(OUTRIDER_HAS_TILES) && !defined(OUTRIDER_SOFTWARE_TILES)
+constexpr bool TIMES_TILES = true;
+
+// A dot a step, to four sums in turn.
+void work_on_tiles(Kind kind, int64_t steps) {
+    const Tiles in_use({TILE_ROWS, TILE_BYTES});
+    unrolled<TileShapes::NUM>([](auto tile) { tiles::zero<tile>(); });
+    const auto dot = [&](auto sum) INLINED {
+        constexpr int ROWS = TileShapes::ROWS_0 + sum / 2, COLUMNS = TileShapes::COLUMNS_0 + sum % 2;
+        if (kind == TILED_PAIRS) tiles::dot_bfloat16<sum, ROWS, COLUMNS>();
+        else tiles::dot_signed<sum, ROWS, COLUMNS>();
+    };
+    int64_t step = 0;
+    for (; step + 4 <= steps; step += 4) unrolled<4>(dot);
+    for (; step < steps; ++step) dot(std::integral_constant<int, 0>{});
+}
+#else
+constexpr bool TIMES_TILES = false;
+
+void work_on_tiles(Kind, int64_t) {}
+#endif
+
 void work(Kind kind, int64_t steps) {
     BitVec weights = 0x01070605u - BitVec{};
     vary(weights);
@@ -66,6 +89,8 @@ void work(Kind kind, int64_t steps) {
             return repeat<BitVec, sums_of(NIBBLES)>(steps, [&](BitVec sum, BitVec input) {
                 return add_products<4>(sum, weights, input);
             });
+        case TILED_PAIRS:
+        case TILED_BYTES: return work_on_tiles(kind, steps);
     }
 }
 
@@ -78,16 +103,20 @@ constexpr int inputs_of(Kind kind) { return kind == PRODUCTS ? 1 : kind == PAIRS
 using namespace outrider;
 
 // Multiplications and additions, together, that `steps` steps an item take; 0 if the CPU lacks the
-// instruction.
+// instruction. Only a process that may use tiles asks for them.
 extern "C" int64_t outrider_peak(Team* team, int kind, int64_t steps) {
 #if !defined(OUTRIDER_HAS_PAIRS)
     if (kind == PAIRS) return 0;
 #endif
+    const bool is_tiled = kind == TILED_PAIRS || kind == TILED_BYTES;
+    if (is_tiled && !TIMES_TILES) return 0;
     std::lock_guard<std::mutex> lock(team->entry());
     const int items = ITEMS * team->num_threads();
     team->run(items, 1, [&](int first, int last, int) {
         for (int i = first; i < last; ++i) work(static_cast<Kind>(kind), steps);
     });
+    if (is_tiled)
+        return 2 * items * steps * TILE_ROWS * TILE_COLUMNS * TILE_BYTES / (kind == TILED_PAIRS ? 2 : 1);
     const int num_sums = sums_of(static_cast<Kind>(kind)), inputs = inputs_of(static_cast<Kind>(kind));
     return 2 * items * steps * num_sums * LANES * inputs;
 }

@@ -6,6 +6,8 @@
 namespace outrider {
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
+// For lambdas.
+#define INLINED __attribute__((always_inline))
 
 // Calls `f` with 0 to N - 1 as constants. Arrays that only such indices reach stay in registers:
 // compilers unroll a loop too late for that.

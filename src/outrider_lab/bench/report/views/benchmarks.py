@@ -38,6 +38,7 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "batch": ("Batches", "Plain decoding of several sequences at once."),
     "careless": ("Careless callers", "Requests cancelled, let go, raising, interrupted."),
     "drafter_cost": ("Drafting", "Microseconds of a draft, beside the bare passes in it."),
+    "linear_rows": ("Linears", "One linear by its rows, formats and kinds of kernels."),
     "lookup_cost": ("Look-ups", "Microseconds of a round by the length of the text."),
     "interrupts": ("Interrupts", "Ctrl-C at every line of a short run: what it broke."),
     "limits": ("Limits", "Passes and rounds against a bare read of the weights."),

@@ -1,0 +1,346 @@
+// Many rows over matrices of groups: each slice of a block is unpacked once, and all rows meet it, on
+// tiles (tiles.h) or by dot products. Sums of integers are exact, and floats take the steps of
+// groups_add.h in the same order, so that a row's bits are those that it has alone.
+#include "groups_many.h"
+
+#include <algorithm>
+
+#include "integers.h"
+#include "tiles_blocks.h"
+#include "unrolled.h"
+
+namespace outrider {
+
+namespace {
+
+// Some rows of a call, and units of a block that they meet. With each unit memory is asked for `pace`
+// bytes of the next ones.
+struct Meeting {
+    const Inputs& inputs;
+    const Job& job;
+    const Unpacked* units;
+    int row, rows, first, last;
+    const uint8_t* asked;
+    int pace;
+
+    const float* scales_of(int unit) const { return inputs.scales_of(unit, row); }
+    template <int SETS>
+    const Begin* begins_of(int unit) const {
+        return job.begins + static_cast<int64_t>(unit) * SETS * inputs.num_rows + row;
+    }
+    void ask(int unit) const {
+        const uint8_t* from = asked + (unit - first) * pace;
+        for (int line = 0; line < pace; line += CACHE_LINE) __builtin_prefetch(from + line);
+    }
+};
+
+constexpr int sets_of(Steps steps) { return steps == ONE ? 1 : 2; }
+
+// Of one unit and LANES outputs.
+template <Steps STEPS, bool HAS_MIN>
+struct UnitFactors {
+    static constexpr int SETS = sets_of(STEPS);
+    Vec scales[3], mins[2];
+
+    ALWAYS_INLINE UnitFactors(const Unpacked& from, int at) {
+        constexpr int SCALES = STEPS == ONE ? 1 : STEPS == TWO ? 2 : 3;
+        unrolled<SCALES>([&](auto i) { scales[i] = load(from.scales[i] + at); });
+        if constexpr (HAS_MIN)
+            unrolled<SETS>([&](auto i) { mins[i] = load(from.mins[i] + at); });
+    }
+
+    // `found` are the sums of both sets, `begins` those of a row, `apart` from set to set. Both sets'
+    // integers are below 2^24 together, so that float32 holds what they are joined to.
+    ALWAYS_INLINE Vec add(const Vec* found, float xs, const Begin* begins, int64_t apart,
+                          Vec sum) const {
+        Vec some = found[0];
+        if constexpr (STEPS == JOINED) some = fused(some, scales[1], found[1] * scales[2]);
+        sum = fused(some, scales[0] * splat(xs), sum);
+        if constexpr (STEPS == TWO) sum = fused(found[1], scales[1] * splat(xs), sum);
+        if constexpr (HAS_MIN)
+            unrolled<SETS>([&](auto i) { sum = fused(mins[i], splat(begins[i * apart].total), sum); });
+        return sum;
+    }
+};
+
+using Add = void (*)(const Meeting&, float* sums);
+
+// The function of FIND for the steps of a format.
+template <template <Steps, bool> class FIND>
+Add add_of(const Format& f, int rows) {
+    switch (steps_of(f)) {
+        case ONE: return f.has_min ? FIND<ONE, true>::of(rows) : FIND<ONE, false>::of(rows);
+        case JOINED: return f.has_min ? FIND<JOINED, true>::of(rows) : FIND<JOINED, false>::of(rows);
+        default: return FIND<TWO, false>::of(rows);
+    }
+}
+
+// All rows by blocks first to last. As many rows as a cache holds take turns on a slice of a block.
+template <class Way>
+void by_bands(const Output& to, const Inputs& inputs, const Job& job, Unpack unpack, int first,
+              int last, Scratch& scratch) {
+    const Format& f = *job.format;
+    const int units = inputs.num_units, num_floats = sets_of(steps_of(f)) * (f.has_min ? 2 : 1);
+    const int slice = slice_units(units, UNIT_BLOCK * (UNIT + num_floats * sizeof(float)));
+    const int64_t row_bytes = inputs.stride + units * (sizeof(float) + f.sets * sizeof(Begin));
+    const int most = std::max<int64_t>(1, Way::CACHED_BYTES / row_bytes / Way::ROWS) * Way::ROWS;
+    for (int begin = 0; begin < to.num_rows; begin += most) {
+        const Way way(f, std::min(most, to.num_rows - begin));
+        auto* unpacked = static_cast<Unpacked*>(scratch.take(
+            sizeof(Unpacked) * slice + sizeof(float) * UNIT_BLOCK * Way::ROWS * way.count));
+        auto* sums = reinterpret_cast<float*>(unpacked + slice);
+        for (int block = first; block < last; ++block) {
+            const uint8_t* from = job.part->packed + block * job.block_bytes;
+            for (int u = 0; u < units; u += slice) {
+                const int end = std::min(u + slice, units);
+                const int pace = f.unit_bytes() / way.count + 1;
+                unpack(job, from, u, end, unpacked);
+                for (int t = 0; t < way.count; ++t) {
+                    const auto dealt = way.deal(t);
+                    const int row = begin + dealt.row;
+                    // Each asks for its share of the next slice, so that memory is never idle.
+                    const uint8_t* asked = from + f.unit_at(end) + t * (end - u) * pace;
+                    float* own = sums + t * Way::ROWS * UNIT_BLOCK;
+                    way.add({inputs, job, unpacked, row, dealt.rows, u, end, asked, pace}, own);
+                    if (end == units)
+                        finish(to, job, own + dealt.dropped * UNIT_BLOCK, row + dealt.dropped,
+                               dealt.rows - dealt.dropped, block);
+                }
+            }
+        }
+    }
+}
+
+// Rows that meet a slice together; the first `dropped` of them also met it before.
+struct Dealt {
+    int row, rows, dropped;
+};
+
+#if defined(__AVX512VNNI__) && !defined(OUTRIDER_PLAIN_DOTS)
+
+// Rows of which both sums, of integers and of float32, stay in registers.
+constexpr int DOT_ROWS = 6;
+
+template <Steps STEPS, bool HAS_MIN, int ROWS>
+void add_by_dots(const Meeting& m, float* to) {
+    constexpr int SETS = sets_of(STEPS), QUADS = UNIT / DOT_INPUTS / SETS;
+    const int8_t* x[ROWS];
+    Vec sums[ROWS][BLOCK_VECS];
+    unrolled<ROWS>([&](auto r) {
+        x[r] = m.inputs.values_of(m.row + r) + m.first * UNIT;
+        unrolled<BLOCK_VECS>([&](auto v) {
+            sums[r][v] = m.first == 0 ? Vec{} : load(to + r * UNIT_BLOCK + v * LANES);
+        });
+    });
+    for (int u = m.first; u < m.last; ++u) {
+        const Unpacked& unit = m.units[u - m.first];
+        const float* xs = m.scales_of(u);
+        const Begin* begins = m.begins_of<SETS>(u);
+        const int64_t apart = m.inputs.num_rows;
+        m.ask(u);
+        Vec found[ROWS][BLOCK_VECS][SETS];
+        unrolled<SETS>([&](auto set) INLINED {
+            BitVec part[ROWS][BLOCK_VECS];
+            unrolled<ROWS>([&](auto r) {
+                const uint32_t below = HAS_MIN ? 0 : begins[set * apart + r].modulo();
+                unrolled<BLOCK_VECS>([&](auto v) { part[r][v] = below - BitVec{}; });
+            });
+            unrolled<QUADS>([&](auto quad) INLINED {
+                constexpr int AT = set * QUADS + quad;
+                BitVec codes[BLOCK_VECS];
+                unrolled<BLOCK_VECS>(
+                    [&](auto v) { codes[v] = load_bytes(unit.codes[AT][v * LANES]); });
+                unrolled<ROWS>([&](auto r) {
+                    const BitVec inputs = splat_inputs(x[r] + AT * DOT_INPUTS);
+                    unrolled<BLOCK_VECS>([&](auto v) {
+                        part[r][v] = add_dots(part[r][v], codes[v], inputs);
+                    });
+                });
+            });
+            unrolled<ROWS>([&](auto r) {
+                unrolled<BLOCK_VECS>(
+                    [&](auto v) { found[r][v][set] = floats(cast<IntVec>(part[r][v])); });
+            });
+        });
+        unrolled<BLOCK_VECS>([&](auto v) {
+            const UnitFactors<STEPS, HAS_MIN> by(unit, v * LANES);
+            unrolled<ROWS>([&](auto r) {
+                sums[r][v] = by.add(found[r][v], xs[r], begins + r, apart, sums[r][v]);
+            });
+        });
+        unrolled<ROWS>([&](auto r) { x[r] += UNIT; });
+    }
+    unrolled<ROWS>([&](auto r) {
+        unrolled<BLOCK_VECS>([&](auto v) { store(to + r * UNIT_BLOCK + v * LANES, sums[r][v]); });
+    });
+}
+
+template <Steps STEPS, bool HAS_MIN>
+struct DotAdds {
+    static Add of(int rows) {
+        constexpr Add OF[] = {
+            add_by_dots<STEPS, HAS_MIN, 1>, add_by_dots<STEPS, HAS_MIN, 2>,
+            add_by_dots<STEPS, HAS_MIN, 3>, add_by_dots<STEPS, HAS_MIN, 4>,
+            add_by_dots<STEPS, HAS_MIN, 5>, add_by_dots<STEPS, HAS_MIN, 6>,
+        };
+        return OF[rows - 1];
+    }
+};
+
+// Tiles of nearly equal height.
+struct ByDots {
+    static constexpr int ROWS = DOT_ROWS;
+    static constexpr int64_t CACHED_BYTES = 128 * 1024;
+    const Format& format;
+    const int num_rows, count;
+
+    ByDots(const Format& format, int num_rows)
+        : format(format), num_rows(num_rows), count((num_rows + ROWS - 1) / ROWS) {}
+
+    Dealt deal(int tile) const {
+        const int row = num_rows * tile / count;
+        return {row, num_rows * (tile + 1) / count - row, 0};
+    }
+    void add(const Meeting& m, float* sums) const { add_of<DotAdds>(format, m.rows)(m, sums); }
+};
+
+#define OUTRIDER_HAS_DOTS 1
+#endif
+
+#if defined(OUTRIDER_HAS_TILES)
+
+// Outputs of a column tile are whole vectors, and a block is whole column tiles.
+constexpr bool FITS_TILES = UNIT_BLOCK % TILE_COLUMNS == 0;
+
+// Sums of some units ahead of their use, by the places of units.
+template <int SETS>
+struct alignas(CACHE_LINE) Found {
+    static constexpr int AHEAD = 2, PLACES = 2 * AHEAD;
+    int32_t of[PLACES][SETS][TILE_ROWS][TILE_COLUMNS];
+};
+
+// Sums of a unit's products. Neighbouring units have registers of their own.
+template <int SETS, int ODD>
+ALWAYS_INLINE void multiply(const Meeting& m, int u, int column, Found<SETS>& to) {
+    const int8_t* x = m.inputs.values_of(m.row) + u * UNIT;
+    const Unpacked& unit = m.units[u - m.first];
+    unrolled<SETS>([&](auto set) INLINED {
+        constexpr int ROWS = SETS == 1 ? ODD : set, SUM = SETS * ODD + set;
+        constexpr int QUAD = set * (UNIT / DOT_INPUTS / SETS);
+        tiles::zero<SUM>();
+        tiles::load<TileShapes::ROWS_0 + ROWS>(x + QUAD * DOT_INPUTS, m.inputs.stride);
+        tiles::load<TileShapes::COLUMNS_0 + ROWS>(unit.codes[QUAD][column], UNIT_BLOCK * DOT_INPUTS);
+        tiles::dot_signed<SUM, TileShapes::ROWS_0 + ROWS, TileShapes::COLUMNS_0 + ROWS>();
+        tiles::store<SUM>(to.of[u % to.PLACES][set], sizeof(to.of[0][0][0]));
+    });
+}
+
+// One column tile. ROWS are at least those of the tile, whose others are not used.
+template <Steps STEPS, bool HAS_MIN, int ROWS>
+void add_column(const Meeting& m, int column, float* to) {
+    constexpr int SETS = sets_of(STEPS), VECS = TILE_COLUMNS / LANES;
+    Found<SETS> products;
+    Vec sums[ROWS][VECS];
+    unrolled<ROWS>([&](auto r) {
+        unrolled<VECS>([&](auto v) {
+            sums[r][v] = m.first == 0 ? Vec{} : load(to + r * UNIT_BLOCK + v * LANES);
+        });
+    });
+    const auto take = [&](auto odd, int u) INLINED {
+        multiply<SETS, odd>(m, u, column, products);
+    };
+    take(std::integral_constant<int, 0>{}, m.first);
+    if (m.first + 1 < m.last) take(std::integral_constant<int, 1>{}, m.first + 1);
+    for (int pair = m.first; pair < m.last; pair += 2) {
+        unrolled<2>([&](auto odd) INLINED {
+            const int u = pair + odd;
+            if (u >= m.last) return;
+            if (u + products.AHEAD < m.last) take(odd, u + products.AHEAD);
+            if (column == 0) m.ask(u);
+            const float* xs = m.scales_of(u);
+            const Begin* begins = m.begins_of<SETS>(u);
+            const auto& own = products.of[u % products.PLACES];
+            unrolled<VECS>([&](auto v) INLINED {
+                const UnitFactors<STEPS, HAS_MIN> by(m.units[u - m.first], column + v * LANES);
+                unrolled<ROWS>([&](auto r) INLINED {
+                    Vec found[SETS];
+                    unrolled<SETS>([&](auto set) {
+                        IntVec some;
+                        std::memcpy(&some, own[set][r] + v * LANES, sizeof(some));
+                        found[set] = floats(some);
+                    });
+                    sums[r][v] =
+                        by.add(found, xs[r], begins + r, m.inputs.num_rows, sums[r][v]);
+                });
+            });
+        });
+    }
+    unrolled<ROWS>([&](auto r) {
+        unrolled<VECS>([&](auto v) { store(to + r * UNIT_BLOCK + v * LANES, sums[r][v]); });
+    });
+}
+
+template <Steps STEPS, bool HAS_MIN, int ROWS>
+void add_by_tiles(const Meeting& m, float* to) {
+    for (int column = 0; column < UNIT_BLOCK; column += TILE_COLUMNS)
+        add_column<STEPS, HAS_MIN, ROWS>(m, column, to + column);
+}
+
+template <Steps STEPS, bool HAS_MIN>
+struct TileAdds {
+    static Add of(int rows) {
+        constexpr Add OF[] = {add_by_tiles<STEPS, HAS_MIN, 4>, add_by_tiles<STEPS, HAS_MIN, 8>,
+                              add_by_tiles<STEPS, HAS_MIN, 12>, add_by_tiles<STEPS, HAS_MIN, 16>};
+        return OF[(rows + 3) / 4 - 1];
+    }
+};
+
+struct ByTiles {
+    static constexpr int ROWS = TILE_ROWS;
+    static constexpr int64_t CACHED_BYTES = BAND_BYTES;
+    const Format& format;
+    const RowTiles tiles;
+    const int count;
+    const Tiles in_use;
+
+    ByTiles(const Format& format, int num_rows)
+        : format(format),
+          tiles(num_rows),
+          count(tiles.count),
+          in_use({tiles.height, UNIT / format.sets}) {}
+
+    Dealt deal(int tile) const {
+        return {tiles.first(tile), tiles.height, tiles.num_dropped(tile)};
+    }
+    void add(const Meeting& m, float* sums) const { add_of<TileAdds>(format, m.rows)(m, sums); }
+};
+
+#endif
+
+}  // namespace
+
+#if defined(OUTRIDER_HAS_TILES)
+bool many_by_tiles(const Output& to, const Inputs& inputs, const Job& job, int first, int last,
+                   Scratch& scratch) {
+    const Unpack unpack = unpacks_of(job.part->type).as_numbers;
+    if (!FITS_TILES || unpack == nullptr) return false;
+    by_bands<ByTiles>(to, inputs, job, unpack, first, last, scratch);
+    return true;
+}
+#else
+bool many_by_tiles(const Output&, const Inputs&, const Job&, int, int, Scratch&) { return false; }
+#endif
+
+#if defined(OUTRIDER_HAS_DOTS)
+bool many_by_dots(const Output& to, const Inputs& inputs, const Job& job, int first, int last,
+                  Scratch& scratch) {
+    const Unpack unpack = unpacks_of(job.part->type).as_stored;
+    if (unpack == nullptr) return false;
+    by_bands<ByDots>(to, inputs, job, unpack, first, last, scratch);
+    return true;
+}
+#else
+bool many_by_dots(const Output&, const Inputs&, const Job&, int, int, Scratch&) { return false; }
+#endif
+
+}  // namespace outrider
