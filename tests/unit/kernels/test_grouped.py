@@ -178,14 +178,16 @@ def test_tiles_give_the_bits_of_other_kernels(kind: str, in_software: bool) -> N
     side, (float_part, _) = on_tiles(2, in_software=in_software), float8(5, 1280)
     parts = (blocks(kind, 77, 1280), float_part, blocks(kind, 5, 1280, seed=2))
     matrix, alone = packed(side, *parts), packed(grouped(1), *parts)
-    x_NI = randn(35, 1280) * torch.logspace(-9, 9, 35)[:, None]
+    x_NI = randn(50, 1280) * torch.logspace(-9, 9, 50)[:, None]
     x_NI[7, 300] = torch.nan
     alone_NO = torch.cat([run(grouped(1), alone, x_1I) for x_1I in x_NI.split(1)])
-    for num_rows in (1, 4, 5, 6, 9, 16, 17, 35):
+    for num_rows in (7, 16, 31, 32, 33, 50):
         found_NO = run(side, matrix, x_NI[:num_rows])
         fine_N = torch.arange(num_rows) != 7
         assert found_NO[fine_N].equal(alone_NO[:num_rows][fine_N])
         assert bool(found_NO[~fine_N].isnan().all())
+    side.linear(x_NI, matrix, found_NO, accumulate=True)
+    assert found_NO[:7].equal(alone_NO[:7] + alone_NO[:7])
 
 
 @pytest.mark.parametrize("kinds", [("Q4_0",), ("Q4_1",), ("Q4_1", "Q4_0", "Q4_1")], ids=str)

@@ -241,7 +241,7 @@ def _write(path: Path, question: Mapping[str, str], answer: TunedKernel) -> Tune
     return answer
 
 
-ROWS = (1, 9)
+ROWS = (1, 9, 32)
 LARGE_OI, SMALL_OI = (4096, 1024), (1024, 256)
 # More than any cache holds, but little enough to be allocated quickly.
 MAX_LARGE_BYTES = 128 << 20
@@ -326,7 +326,7 @@ def linear_works(kind: Packs) -> dict[str, Callable[[], object]]:
 
     Large weights are many copies of one matrix, together larger than the last cache; small ones are
     one matrix that stays in a cache, where the start of a team of threads counts. Both have the
-    rows of plain decoding and of a draft's verification. Values do not matter for time.
+    rows of plain decoding, of a draft's verification and of prompts. Values do not matter for time.
     """
     rng = torch.Generator().manual_seed(0)
     large = kind.pack(torch.randn(LARGE_OI, generator=rng).bfloat16())

@@ -9,11 +9,16 @@ namespace outrider {
 namespace {
 
 constexpr int64_t CACHED_ROWS_BYTES = 128 * 1024;
-// Tiles are faster from so many rows on.
-constexpr int FEWEST_ON_TILES = 5;
+// Measured on an Emerald Rapids: tiles are faster from so many rows on.
+constexpr int FEWEST_ON_TILES = 32;
 constexpr int64_t LARGE_ROWS_BYTES = 512 * 1024;
 // Of blocks, for each thread, where rows are large.
 constexpr int RANGES = 4;
+
+// As many rows unpack codes anew for each of their tiles: the more a code takes to unpack, the fewer.
+constexpr int most_packed_rows(Codes codes) {
+    return ADD_ROWS * (codes == U8 ? 4 : codes == U5 || codes == U6 ? 1 : 2);
+}
 
 const Kernels& kernels_of(int type) {
     const Kernels* common = common_kernels(type);
@@ -165,9 +170,10 @@ void linear(const Grouped& w, const float* x, const Output& to) {
                      if (begin >= end) continue;
                      Scratch& scratch = team.own(thread);
                      if (on_tiles && many_by_tiles(to, inputs, job, begin, end, scratch)) continue;
+                     const bool is_worth = to.num_rows > most_packed_rows(job.format->codes);
+                     if (is_worth && many_by_dots(to, inputs, job, begin, end, scratch)) continue;
                      if (to.num_rows <= ADD_ROWS) one_tile(to, inputs, job, begin, end);
-                     else if (!many_by_dots(to, inputs, job, begin, end, scratch))
-                         many_tiles(to, inputs, job, begin, end, scratch);
+                     else many_tiles(to, inputs, job, begin, end, scratch);
                  }
              });
 }

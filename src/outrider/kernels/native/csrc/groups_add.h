@@ -466,9 +466,10 @@ struct Kernels {
 
 template <const Format& F>
 constexpr Unpacks unpacks() {
-    if constexpr (F.is_float()) return {nullptr, nullptr};
-    else if constexpr (F.has_zeros()) return {unpack<F, true>, nullptr};
-    else return {unpack<F, true>, unpack<F, false>};
+    Unpacks found = {nullptr, nullptr};
+    if constexpr (!F.is_float() && F.sets == 1) found.as_numbers = unpack<F, true>;
+    if constexpr (!F.is_float() && !F.has_zeros()) found.as_stored = unpack<F, false>;
+    return found;
 }
 
 template <int TYPE>

@@ -65,16 +65,6 @@ struct UnitFactors {
 
 using Add = void (*)(const Meeting&, float* sums);
 
-// The function of FIND for the steps of a format.
-template <template <Steps, bool> class FIND>
-Add add_of(const Format& f, int rows) {
-    switch (steps_of(f)) {
-        case ONE: return f.has_min ? FIND<ONE, true>::of(rows) : FIND<ONE, false>::of(rows);
-        case JOINED: return f.has_min ? FIND<JOINED, true>::of(rows) : FIND<JOINED, false>::of(rows);
-        default: return FIND<TWO, false>::of(rows);
-    }
-}
-
 // All rows by blocks first to last. As many rows as a cache holds take turns on a slice of a block.
 template <class Way>
 void by_bands(const Output& to, const Inputs& inputs, const Job& job, Unpack unpack, int first,
@@ -176,16 +166,22 @@ void add_by_dots(const Meeting& m, float* to) {
 }
 
 template <Steps STEPS, bool HAS_MIN>
-struct DotAdds {
-    static Add of(int rows) {
-        constexpr Add OF[] = {
-            add_by_dots<STEPS, HAS_MIN, 1>, add_by_dots<STEPS, HAS_MIN, 2>,
-            add_by_dots<STEPS, HAS_MIN, 3>, add_by_dots<STEPS, HAS_MIN, 4>,
-            add_by_dots<STEPS, HAS_MIN, 5>, add_by_dots<STEPS, HAS_MIN, 6>,
-        };
-        return OF[rows - 1];
+Add dots_of(int rows) {
+    constexpr Add OF[] = {
+        add_by_dots<STEPS, HAS_MIN, 1>, add_by_dots<STEPS, HAS_MIN, 2>,
+        add_by_dots<STEPS, HAS_MIN, 3>, add_by_dots<STEPS, HAS_MIN, 4>,
+        add_by_dots<STEPS, HAS_MIN, 5>, add_by_dots<STEPS, HAS_MIN, 6>,
+    };
+    return OF[rows - 1];
+}
+
+Add dots_of(const Format& f, int rows) {
+    switch (steps_of(f)) {
+        case ONE: return f.has_min ? dots_of<ONE, true>(rows) : dots_of<ONE, false>(rows);
+        case JOINED: return f.has_min ? dots_of<JOINED, true>(rows) : dots_of<JOINED, false>(rows);
+        default: return dots_of<TWO, false>(rows);
     }
-};
+}
 
 // Tiles of nearly equal height.
 struct ByDots {
@@ -201,7 +197,7 @@ struct ByDots {
         const int row = num_rows * tile / count;
         return {row, num_rows * (tile + 1) / count - row, 0};
     }
-    void add(const Meeting& m, float* sums) const { add_of<DotAdds>(format, m.rows)(m, sums); }
+    void add(const Meeting& m, float* sums) const { dots_of(format, m.rows)(m, sums); }
 };
 
 #define OUTRIDER_HAS_DOTS 1
@@ -209,70 +205,67 @@ struct ByDots {
 
 #if defined(OUTRIDER_HAS_TILES)
 
-// Outputs of a column tile are whole vectors, and a block is whole column tiles.
+// A block is whole column tiles.
 constexpr bool FITS_TILES = UNIT_BLOCK % TILE_COLUMNS == 0;
+// Pairs of units whose sums are kept: one is multiplied while the sums of the other are used.
+constexpr int PAIRS = 2;
 
-// Sums of some units ahead of their use, by the places of units.
-template <int SETS>
-struct alignas(CACHE_LINE) Found {
-    static constexpr int AHEAD = 2, PLACES = 2 * AHEAD;
-    int32_t of[PLACES][SETS][TILE_ROWS][TILE_COLUMNS];
-};
+using Products = int32_t[TILE_ROWS][TILE_COLUMNS];
 
-// Sums of a unit's products. Neighbouring units have registers of their own.
-template <int SETS, int ODD>
-ALWAYS_INLINE void multiply(const Meeting& m, int u, int column, Found<SETS>& to) {
-    const int8_t* x = m.inputs.values_of(m.row) + u * UNIT;
-    const Unpacked& unit = m.units[u - m.first];
-    unrolled<SETS>([&](auto set) INLINED {
-        constexpr int ROWS = SETS == 1 ? ODD : set, SUM = SETS * ODD + set;
-        constexpr int QUAD = set * (UNIT / DOT_INPUTS / SETS);
-        tiles::zero<SUM>();
-        tiles::load<TileShapes::ROWS_0 + ROWS>(x + QUAD * DOT_INPUTS, m.inputs.stride);
-        tiles::load<TileShapes::COLUMNS_0 + ROWS>(unit.codes[QUAD][column], UNIT_BLOCK * DOT_INPUTS);
-        tiles::dot_signed<SUM, TileShapes::ROWS_0 + ROWS, TileShapes::COLUMNS_0 + ROWS>();
-        tiles::store<SUM>(to.of[u % to.PLACES][set], sizeof(to.of[0][0][0]));
-    });
+// Both units of a pair have registers of their own.
+template <int ODD>
+ALWAYS_INLINE void multiply(const int8_t* x, int64_t stride, const uint8_t* codes, Products& to) {
+    constexpr int ROWS = TileShapes::ROWS_0 + ODD, COLUMNS = TileShapes::COLUMNS_0 + ODD;
+    tiles::zero<ODD>();
+    tiles::load<ROWS>(x, stride);
+    tiles::load<COLUMNS>(codes, UNIT_BLOCK * DOT_INPUTS);
+    tiles::dot_signed<ODD, ROWS, COLUMNS>();
+    tiles::store<ODD>(to, TILE_BYTES);
 }
 
-// One column tile. ROWS are at least those of the tile, whose others are not used.
-template <Steps STEPS, bool HAS_MIN, int ROWS>
+// One column tile, of types with one set a unit. ROWS are at least those of the tile, whose others are not
+// used. What the loop reads is copied first: instructions of tiles are taken to write any memory.
+template <bool HAS_MIN, int ROWS>
 void add_column(const Meeting& m, int column, float* to) {
-    constexpr int SETS = sets_of(STEPS), VECS = TILE_COLUMNS / LANES;
-    Found<SETS> products;
+    constexpr int VECS = TILE_COLUMNS / LANES;
+    const int64_t stride = m.inputs.stride, apart = m.inputs.num_rows;
+    const int num_units = m.last - m.first, pace = column == 0 ? m.pace : 0;
+    const int8_t* x = m.inputs.values_of(m.row) + m.first * UNIT;
+    const Unpacked* units = m.units;
+    const float* xs = m.scales_of(m.first);
+    const Begin* begins = m.begins_of<1>(m.first);
+    const uint8_t* asked = m.asked;
+    alignas(CACHE_LINE) Products products[PAIRS][2];
     Vec sums[ROWS][VECS];
     unrolled<ROWS>([&](auto r) {
         unrolled<VECS>([&](auto v) {
             sums[r][v] = m.first == 0 ? Vec{} : load(to + r * UNIT_BLOCK + v * LANES);
         });
     });
-    const auto take = [&](auto odd, int u) INLINED {
-        multiply<SETS, odd>(m, u, column, products);
+    const auto take = [&](auto odd, int u, Products(&pair)[2]) INLINED {
+        if (u < num_units)
+            multiply<odd>(x + u * UNIT, stride, &units[u].codes[0][column][0], pair[odd]);
     };
-    take(std::integral_constant<int, 0>{}, m.first);
-    if (m.first + 1 < m.last) take(std::integral_constant<int, 1>{}, m.first + 1);
-    for (int pair = m.first; pair < m.last; pair += 2) {
+    unrolled<2>([&](auto odd) INLINED { take(odd, odd, products[0]); });
+    for (int first = 0; first < num_units; first += 2) {
         unrolled<2>([&](auto odd) INLINED {
-            const int u = pair + odd;
-            if (u >= m.last) return;
-            if (u + products.AHEAD < m.last) take(odd, u + products.AHEAD);
-            if (column == 0) m.ask(u);
-            const float* xs = m.scales_of(u);
-            const Begin* begins = m.begins_of<SETS>(u);
-            const auto& own = products.of[u % products.PLACES];
+            const int u = first + odd;
+            take(odd, u + 2, products[(first / 2 + 1) % PAIRS]);
+            if (u >= num_units) return;
+            for (int line = 0; line < pace; line += CACHE_LINE) __builtin_prefetch(asked + line);
+            const Products& own = products[first / 2 % PAIRS][odd];
             unrolled<VECS>([&](auto v) INLINED {
-                const UnitFactors<STEPS, HAS_MIN> by(m.units[u - m.first], column + v * LANES);
+                const UnitFactors<ONE, HAS_MIN> by(units[u], column + v * LANES);
                 unrolled<ROWS>([&](auto r) INLINED {
-                    Vec found[SETS];
-                    unrolled<SETS>([&](auto set) {
-                        IntVec some;
-                        std::memcpy(&some, own[set][r] + v * LANES, sizeof(some));
-                        found[set] = floats(some);
-                    });
-                    sums[r][v] =
-                        by.add(found, xs[r], begins + r, m.inputs.num_rows, sums[r][v]);
+                    IntVec some;
+                    std::memcpy(&some, own[r] + v * LANES, sizeof(some));
+                    const Vec found = floats(some);
+                    sums[r][v] = by.add(&found, xs[r], begins + r, apart, sums[r][v]);
                 });
             });
+            xs += apart;
+            begins += apart;
+            asked += pace;
         });
     }
     unrolled<ROWS>([&](auto r) {
@@ -280,20 +273,18 @@ void add_column(const Meeting& m, int column, float* to) {
     });
 }
 
-template <Steps STEPS, bool HAS_MIN, int ROWS>
+template <bool HAS_MIN, int ROWS>
 void add_by_tiles(const Meeting& m, float* to) {
     for (int column = 0; column < UNIT_BLOCK; column += TILE_COLUMNS)
-        add_column<STEPS, HAS_MIN, ROWS>(m, column, to + column);
+        add_column<HAS_MIN, ROWS>(m, column, to + column);
 }
 
-template <Steps STEPS, bool HAS_MIN>
-struct TileAdds {
-    static Add of(int rows) {
-        constexpr Add OF[] = {add_by_tiles<STEPS, HAS_MIN, 4>, add_by_tiles<STEPS, HAS_MIN, 8>,
-                              add_by_tiles<STEPS, HAS_MIN, 12>, add_by_tiles<STEPS, HAS_MIN, 16>};
-        return OF[(rows + 3) / 4 - 1];
-    }
-};
+template <bool HAS_MIN>
+Add tiles_of(int rows) {
+    constexpr Add OF[] = {add_by_tiles<HAS_MIN, 4>, add_by_tiles<HAS_MIN, 8>,
+                          add_by_tiles<HAS_MIN, 12>, add_by_tiles<HAS_MIN, 16>};
+    return OF[(rows + 3) / 4 - 1];
+}
 
 struct ByTiles {
     static constexpr int ROWS = TILE_ROWS;
@@ -304,15 +295,14 @@ struct ByTiles {
     const Tiles in_use;
 
     ByTiles(const Format& format, int num_rows)
-        : format(format),
-          tiles(num_rows),
-          count(tiles.count),
-          in_use({tiles.height, UNIT / format.sets}) {}
+        : format(format), tiles(num_rows), count(tiles.count), in_use({tiles.height, UNIT}) {}
 
     Dealt deal(int tile) const {
         return {tiles.first(tile), tiles.height, tiles.num_dropped(tile)};
     }
-    void add(const Meeting& m, float* sums) const { add_of<TileAdds>(format, m.rows)(m, sums); }
+    void add(const Meeting& m, float* sums) const {
+        (format.has_min ? tiles_of<true>(m.rows) : tiles_of<false>(m.rows))(m, sums);
+    }
 };
 
 #endif

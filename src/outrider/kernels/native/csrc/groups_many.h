@@ -69,8 +69,8 @@ struct alignas(CACHE_LINE) Unpacked {
 
 using Unpack = void (*)(const Job& job, const uint8_t* block, int first, int last, Unpacked* to);
 
-// For codes as numbers, and as they are stored. Null for floats of 8 bits; the latter also for types that
-// have no one zero.
+// For codes as numbers, which tiles multiply, null for types of two sets; and as they are stored, null for
+// types that have no one zero. Both are null for floats of 8 bits.
 struct Unpacks {
     Unpack as_numbers, as_stored;
 };

@@ -27,6 +27,18 @@ constexpr int64_t MIN_SPLIT_WORK = 1 << 18;
 // Below this many inputs a second thread costs more than it saves.
 constexpr int MIN_SPLIT_INPUTS = 1 << 13;
 
+// Weights of 8 bits, in the layout of quantised.cpp. Mirrored by `WeightsStruct` in ops.py.
+struct ByteMatrix {
+    Team* team;
+    const uint8_t* packed;
+    int32_t num_in, num_out;
+};
+
+// Multiplies without tiles where blocks of `block` outputs are those of vectors, and says so; a column has whole
+// `padded_to` inputs.
+bool int8_on_vectors(const ByteMatrix& w, int block, int padded_to, const float* x, float* out,
+                     int num_rows, bool accumulate);
+
 struct Floats {
     const float* x;
     int num_rows, num_in;

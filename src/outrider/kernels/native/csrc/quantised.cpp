@@ -80,13 +80,6 @@ constexpr std::array<Add, MAX_ROWS> adds(std::integer_sequence<int, ROWS...>) {
 // By rows, from 1 on.
 constexpr auto ADDS = adds(std::make_integer_sequence<int, MAX_ROWS>());
 
-// Mirrored by `_Weights` in kernels/native/quantised.py.
-struct Weights {
-    Team* team;
-    const uint8_t* packed;
-    int32_t num_in, num_out;
-};
-
 struct Problem {
     const Rows& rows;
     const uint8_t* weights;
@@ -148,13 +141,14 @@ void many_tiles(const Problem& p, int first, int last, Scratch& scratch) {
     }
 }
 
-void linear(const Weights& w, const float* x, float* out, int num_rows, bool accumulate) {
+void linear(const ByteMatrix& w, int padded_to, const float* x, float* out, int num_rows,
+            bool accumulate) {
     if (num_rows == 0) return;
     Team& team = w.team->here();
     std::lock_guard<std::mutex> lock(team.entry());
     const Rows rows = quantised(team, {x, num_rows, w.num_in});
-    const int64_t block_bytes =
-        HEAD_BYTES + static_cast<int64_t>(rows.num_groups) * GROUP_BYTES;
+    const int64_t padded_in = static_cast<int64_t>((w.num_in + padded_to - 1) / padded_to) * padded_to;
+    const int64_t block_bytes = HEAD_BYTES + padded_in * BLOCK;
     const Problem p{rows, w.packed, block_bytes, out, num_rows, w.num_out, accumulate};
     const int num_blocks = (w.num_out + BLOCK - 1) / BLOCK;
     const int64_t block_work = static_cast<int64_t>(num_rows) * rows.num_groups * GROUP * BLOCK;
@@ -169,14 +163,21 @@ void linear(const Weights& w, const float* x, float* out, int num_rows, bool acc
 
 }  // namespace
 
+bool int8_on_vectors(const ByteMatrix& w, int block, int padded_to, const float* x, float* out,
+                     int num_rows, bool accumulate) {
+    if (BLOCK != block) return false;
+    linear(w, padded_to, x, out, num_rows, accumulate);
+    return true;
+}
+
 }  // namespace outrider
 
 using namespace outrider;
 
 extern "C" {
 
-void outrider_linear_int8(const Weights* w, const float* x, float* out, int num_rows,
+void outrider_linear_int8(const ByteMatrix* w, const float* x, float* out, int num_rows,
                           int accumulate) {
-    linear(*w, x, out, num_rows, accumulate != 0);
+    linear(*w, GROUP, x, out, num_rows, accumulate != 0);
 }
 }

@@ -31,7 +31,7 @@ constexpr int CHUNK_BYTES = 32 * 1024;
 // Bytes of rows that meet all blocks of a chunk before other rows do: they stay in the cache.
 constexpr int BAND_BYTES = 512 * 1024;
 
-// Mirrored by `_Weights` in ops.py and in kernels/native/quantised.py.
+// Mirrored by `WeightsStruct` in ops.py.
 struct TileWeights {
     Team* team;
     const uint8_t* packed;

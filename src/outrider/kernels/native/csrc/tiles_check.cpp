@@ -17,6 +17,7 @@ enum Verdict { SOUND = 0, FORBIDDEN = 3, WRONG = 4 };
 
 #if defined(OUTRIDER_HAS_TILES)
 
+#include "integers.h"
 #include "tiles_blocks.h"
 
 using namespace outrider;
@@ -26,13 +27,12 @@ extern "C" {
 void outrider_pack_bfloat16_tiles(Team*, const BFloat16*, BFloat16*, int num_out, int num_in);
 void outrider_linear_bfloat16_tiles(const TileWeights*, const float* x, float* out, int num_rows,
                                     int accumulate);
-void outrider_linear_int8_tiles(const TileWeights*, const float* x, float* out, int num_rows,
+void outrider_linear_int8_tiles(const ByteMatrix*, const float* x, float* out, int num_rows,
                                 int accumulate);
 }
 
 namespace {
 
-using Linear = void (*)(const TileWeights*, const float*, float*, int, int);
 
 // Tails of blocks and of steps; one tile of rows, several, and a height that is odd.
 constexpr int NUM_OUT = 70, NUM_IN = 160;
@@ -64,9 +64,11 @@ std::vector<float> inputs(int largest) {
     return x;
 }
 
-bool gives_exact_sums(Team& team, Linear linear, const Matrix& matrix, const uint8_t* packed,
+template <class Weights>
+bool gives_exact_sums(Team& team, void (*linear)(const Weights*, const float*, float*, int, int),
+                      const Matrix& matrix, const uint8_t* packed,
                       const std::vector<float>& x) {
-    const TileWeights weights{&team, packed, NUM_IN, NUM_OUT};
+    const Weights weights{&team, packed, NUM_IN, NUM_OUT};
     std::vector<float> out(MOST_ROWS * NUM_OUT);
     for (const int num_rows : ROW_COUNTS) {
         linear(&weights, x.data(), out.data(), num_rows, 0);

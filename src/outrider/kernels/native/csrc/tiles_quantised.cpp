@@ -21,8 +21,14 @@ struct Int8Tiles {
     }
 };
 
-void linear_int8(const TileWeights& w, const float* x, TileOutputs to, int num_rows) {
+// Of fewer rows vectors are as fast.
+constexpr int FEWEST_ON_TILES = 9;
+
+void linear_int8(const ByteMatrix& w, const float* x, TileOutputs to, int num_rows) {
     if (num_rows == 0) return;
+    if (num_rows < FEWEST_ON_TILES &&
+        int8_on_vectors(w, TILE_BLOCK, TILE_BYTES, x, to.out, num_rows, to.accumulate))
+        return;
     Team& team = w.team->here();
     std::lock_guard<std::mutex> lock(team.entry());
     const Rows rows = quantised(team, {x, num_rows, w.num_in});
@@ -62,7 +68,7 @@ using namespace outrider;
 
 extern "C" {
 
-void outrider_linear_int8_tiles(const TileWeights* w, const float* x, float* out, int num_rows,
+void outrider_linear_int8_tiles(const ByteMatrix* w, const float* x, float* out, int num_rows,
                                 int accumulate) {
     linear_int8(*w, x, {out, w->num_out, accumulate != 0}, num_rows);
 }
