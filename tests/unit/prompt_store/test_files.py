@@ -185,7 +185,7 @@ def test_sizes_that_cannot_work_are_refused(text: str) -> None:
 def test_folders_of_others_are_refused(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_bytes(b"")
-    with pytest.raises(ConfigError, match="other files"):
+    with pytest.raises(ConfigError, match=r"^\S+photos holds other files than a prompt store\.\n"):
         StoreFolder.opened(str(tmp_path / "photos"))
     with pytest.raises(ConfigError, match="no prompt store"):
         StoreFolder.opened(str(tmp_path / "none"), create=False)

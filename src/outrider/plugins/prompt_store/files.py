@@ -149,6 +149,8 @@ class StoreFolder:
             if read_json(marker, FileKind.SETTINGS) != {"format": FORMAT}:
                 why = f"{folder} has a format of prompts that this version does not read."
                 raise ConfigError(why, hint=hint)
+        except ConfigError:
+            raise  # one is a ValueError
         except (OSError, NotPrivateError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(f"prompt_store: {folder}: {reason}.", hint=hint) from error
