@@ -123,6 +123,12 @@ def test_messages_are_edited_answered_again_saved_deleted_and_brought_back(
     assert page.locator(".messages > li").count() == 2
 
 
+def test_the_first_key_is_in_the_message(opened: OpenPage) -> None:
+    page = opened("/")
+    page.keyboard.type("Hello")
+    assert page.get_by_label("Your message").last.input_value() == "Hello"
+
+
 def test_an_answer_stops_at_the_escape_key_and_keeps_what_was_written(opened: OpenPage) -> None:
     page = opened("/")
     settle(page, max_tokens="1500", temperature="1.5", seed="3")

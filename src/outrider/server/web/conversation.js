@@ -180,6 +180,11 @@ function ModelPicker() {
 }
 
 function Composer() {
+  const field = useRef(null);
+  // Ready to write in at once; a screen keyboard would cover the page, and a tab keeps its focus.
+  useEffect(() => {
+    if (document.activeElement === document.body && matchMedia("(pointer: fine)").matches) field.current?.focus();
+  }, []);
   const canChat = card.value?.has_chat_template !== false;
   const submit = (event) => {
     event.preventDefault();
@@ -199,7 +204,7 @@ function Composer() {
         <button type="button" class="quiet" aria-label=${`Remove ${file.name}`}
           onClick=${() => { files.value = files.value.filter((one) => one !== file); }}>×</button></li>`)}</ul>` : null}
       <label class="hidden" for="message">Your message</label>
-      <textarea id="message" rows="2" value=${draft.value} placeholder="Ask something" onKeyDown=${keys}
+      <textarea id="message" ref=${field} rows="2" value=${draft.value} placeholder="Ask something" onKeyDown=${keys}
         onInput=${(event) => { draft.value = event.currentTarget.value; }}></textarea>
       <div class="row">
         <input id="attach" class="hidden" type="file" multiple onChange=${(event) => {
