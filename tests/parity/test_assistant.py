@@ -183,3 +183,19 @@ def test_the_assistant_of_another_target_is_refused(tmp_path: Path) -> None:
     other = add_words(write_family(tmp_path / "c", "gemma3_text"))
     with pytest.raises(ConfigError, match="is no Gemma 4"):
         opened(other, draft)
+
+
+def test_suppressed_tokens_are_never_written(tmp_path: Path) -> None:
+    """Whatever drafts, as with transformers' `suppress_tokens`; other tokens keep their order."""
+    folder = add_words(write_family(tmp_path / "a", "gemma4_shared"))
+    before = texts(folder, None, drafter="none")
+    banned = sorted({*before[0][:2], *before[1][:2]})
+    (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": banned}))
+    after = texts(folder, None, drafter="none")
+    assert not {token for ids in after for token in ids} & {*banned}
+    assert texts(folder, None, drafter="recycling", k=3, tree_nodes=8) == after
+    drawn = SamplingParams(max_tokens=24, temperature=2.0, seed=1, logprobs=2, ignore_eos=True)
+    with closing(opened(folder, None, drafter="ngram", k=3)) as llm:
+        (result,) = llm.generate([PROMPTS[0]], drawn)
+    assert len(result.token_ids) == 24
+    assert not {*result.token_ids} & {*banned}

@@ -26,8 +26,8 @@ from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow
 from outrider.drafters.common.context import BuildContext, Stateless
 from outrider.drafters.common.growth import NOT_DRAFTED, DraftSampler, draft_some
+from outrider.drafters.nets.block_drafts import grown
 from outrider.drafters.nets.block_heads import rows_of
-from outrider.drafters.nets.blocks import grown
 from outrider.drafters.nets.eagle import check_numbers
 from outrider.drafters.nets.hidden import normed
 from outrider.drafters.nets.medusa import last_state
