@@ -194,7 +194,7 @@ def test_suppressed_tokens_are_never_written(tmp_path: Path) -> None:
     after = texts(folder, None, drafter="none")
     assert not {token for ids in after for token in ids} & {*banned}
     assert texts(folder, None, drafter="recycling", k=3, tree_nodes=8) == after
-    drawn = SamplingParams(max_tokens=24, temperature=2.0, seed=1, logprobs=2, ignore_eos=True)
+    drawn = SamplingParams(max_tokens=24, temperature=2.0, seed=1, logprobs=True, ignore_eos=True)
     with closing(opened(folder, None, drafter="ngram", k=3)) as llm:
         (result,) = llm.generate([PROMPTS[0]], drawn)
     assert len(result.token_ids) == 24
