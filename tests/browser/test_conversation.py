@@ -54,10 +54,27 @@ def answering(page: Any, text: str) -> None:
     """Lets the server answer each chat with `text`."""
     chunks = [{"choices": [{"delta": {"content": text}}]}, {"choices": [{"finish_reason": "stop"}]}]
     body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
-    page.route(
-        "**/v1/chat/completions",
-        lambda route: route.fulfill(body=body, content_type="text/event-stream"),
-    )
+    answer(page, "**/v1/chat/completions", body=body, content_type="text/event-stream")
+
+
+def answer(page: Any, address: str, **given: Any) -> None:
+    """Answers requests to `address` in the server's place."""
+
+    def fulfil(route: Any) -> None:
+        route.fulfill(**given)
+
+    page.route(address, fulfil)
+
+
+def requests(page: Any) -> list[Any]:
+    """The list of the requests that `page` makes from now on."""
+    found: list[Any] = []
+
+    def note(request: Any) -> None:
+        found.append(request)
+
+    page.on("request", note)
+    return found
 
 
 def test_the_line_below_an_answer_says_what_was_compared_and_opens_the_laboratory(
@@ -97,16 +114,16 @@ def test_messages_are_edited_answered_again_saved_deleted_and_brought_back(
     assert page.get_by_role("alert").inner_text() == (
         "blob.bin cannot be attached: it is no text in UTF-8."
     )
-    asked: list[dict[str, Any]] = []
-    page.on("request", lambda one: asked.append(json.loads(one.post_data or "{}")))
+    sent = requests(page)
     say(page, "Hello there")
     say(page, "And again")
+    asked = [json.loads(one.post_data) for one in sent]
     content = asked[0]["messages"][0]["content"]
     assert content == "note.txt\n````\n```\nA file.\n```\n````\n\nHello there"
     assert len(asked[1]["messages"]) == 3
     page.get_by_role("button", name="Regenerate").click()
     page.get_by_role("button", name="Send", exact=True).wait_for()
-    assert asked[2]["messages"] == asked[1]["messages"]
+    assert json.loads(sent[2].post_data)["messages"] == asked[1]["messages"]
     page.get_by_role("button", name="Edit").first.click()
     page.get_by_label("Edit your message").fill("Goodbye")
     page.get_by_role("button", name="Send again").click()
@@ -159,9 +176,9 @@ def test_a_wrong_number_is_refused_by_name_and_the_message_stays(opened: OpenPag
 def test_a_model_is_chosen_among_several(opened: OpenPage) -> None:
     page = opened("/")
     names = {"data": [{"id": "first"}, {"id": "second"}]}
-    card = {"has_chat_template": True, "exact": True, "sampler": "block", "drafters": []}
-    page.route("**/v1/models", lambda route: route.fulfill(json=names))
-    page.route("**/outrider/v1/card?*", lambda route: route.fulfill(json=card))
+    card = {"has_chat_template": True, "exact": True, "sampler": "block", "drafters": ["none"]}
+    answer(page, "**/v1/models", json=names)
+    answer(page, "**/outrider/v1/card?*", json=card)
     answering(page, "An answer.")
     page.reload()
     page.get_by_label("Model", exact=True).select_option("second")
@@ -220,9 +237,8 @@ ATTACK = """async (texts) => {
 def test_no_markdown_becomes_script_or_asks_for_anything(opened: OpenPage) -> None:
     page = opened("/")
     page.locator("nav.history").wait_for(state="attached")
-    asked: list[str] = []
-    page.on("request", lambda one: asked.append(one.url))
+    sent = requests(page)
     texts = [*PAYLOADS, *(f"- x\n\n  {text}" for text in PAYLOADS), *MARKDOWN]
     assert len(PAYLOADS) == 60
     assert page.evaluate(ATTACK, texts) == []
-    assert [url for url in asked if "/web/" not in url] == []
+    assert [one.url for one in sent if "/web/" not in one.url] == []

@@ -138,12 +138,12 @@ def test_what_people_search_for_is_found_first(
     words: str, page: str, written: Mapping[str, str]
 ) -> None:
     copies = script("docs_pages")
-    texts = {
+    texts: dict[str, str] = {
         copy.relative_to(copies.COPIES).as_posix(): path.read_text("utf-8")
         for path, _, copy in copies.sources()
         if copy.suffix == ".md"
     }
-    assert ranked(words, texts | written)[0] == page
+    assert ranked(words, {**texts, **written})[0] == page
 
 
 def script(name: str) -> Any:
