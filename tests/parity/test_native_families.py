@@ -15,7 +15,7 @@ import torch
 from safetensors import torch as safetensors_torch
 
 from doubles.gguf_families import write_gguf
-from doubles.hf_checkpoints import VOCAB, write_hf
+from doubles.hf_checkpoints import VOCAB, random_wrapper, write_hf
 from doubles.published import mxfp4
 from doubles.tiny_checkpoints import save_tensors, variant, write_checkpoint
 from doubles.tiny_families import FAMILIES, WRAPPERS, write_family, write_wrapper
@@ -170,10 +170,31 @@ def test_the_text_part_of_a_model_that_also_sees(name: str, tmp_path: Path) -> N
     torch.testing.assert_close(feed(model, TEXT, [60]), logits_NV, atol=1e-4, rtol=1e-5)
 
 
-def test_what_a_model_cannot_do_ends_its_window(folder_of: Callable[[str], Path]) -> None:
-    model: Decoder = load(folder_of("ministral3"))
-    assert model.spec.max_tokens == 64
-    assert any("queries that grow with the position" in note for note in model.config.notes)
+def test_queries_grow_with_the_position_in_a_longer_context(
+    folder_of: Callable[[str], Path],
+) -> None:
+    folder, text = folder_of("ministral3"), [*TEXT, *TEXT, *TEXT]
+    short: Decoder = load(folder)
+    assert short.spec.max_tokens == 64
+    assert any("queries that grow with the position" in note for note in short.config.notes)
+    capacity = replace(CAPACITY, window=200, max_logits=256)
+    model = load_model(folder, LoadOptions(capacity=capacity, dtype="float32", device="cpu"))
+    assert (model.spec.max_tokens, model.config.notes) == (256, ())
+    whole_NV = feed(model, text, [180])
+    torch.testing.assert_close(whole_NV, Oracle(folder).run(text)[0], atol=1e-4, rtol=1e-5)
+    assert torch.equal(feed(model, text, [70, 1, 59, 50]), whole_NV)
+
+
+def test_queries_over_latents_grow_as_well(tmp_path: Path) -> None:
+    text, eyes = WRAPPERS["mistral4"]
+    rope = {**text["rope_parameters"], "original_max_position_embeddings": 16}
+    oracle = random_wrapper("mistral3", {**text, "rope_parameters": rope}, eyes, seed=3)
+    oracle.save_pretrained(tmp_path)
+    capacity = replace(CAPACITY, window=200)
+    model = load_model(tmp_path, LoadOptions(capacity=capacity, dtype="float32", device="cpu"))
+    with torch.no_grad():
+        logits_NV = oracle(torch.tensor([TEXT])).logits[0]
+    torch.testing.assert_close(feed(model, TEXT, [60]), logits_NV, atol=1e-4, rtol=1e-5)
 
 
 # Cases of which GGUF files say all that counts.

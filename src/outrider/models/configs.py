@@ -10,6 +10,7 @@ from outrider.models.expert_kinds import Experts
 from outrider.models.layer_kinds import (
     BIASED_LAYERS,
     GATED_LAYERS,
+    GROWING,
     PLAIN_LAYERS,
     LayerKind,
     LayerTraits,
@@ -37,7 +38,7 @@ class LayeredConfig(DecoderConfig):
     layer; it is empty if all layers see the whole text and rotate by `rope`. With a `latent`, heads
     attend to rows of the compressed cache, which count as one key head. The FFNs of `sparse_layers`
     are mixtures of `experts`. With its long rotary factors (`for_context`) the
-    model has a window of `longest_tokens`; 0 if it has no such factors.
+    model has a window of `longest_tokens`, as it has with queries that grow; 0 if it has neither.
     """
 
     rms_norm_eps: float = 1e-6
@@ -84,6 +85,12 @@ class LayeredConfig(DecoderConfig):
         traits = self.traits
         return traits.sinks or traits.attention_cap > 0 or self.whole_tokens < self.max_tokens
 
+    @property
+    def queries_grow(self) -> bool:
+        """True if the window is so long that positions scale queries."""
+        growth = self.traits.query_growth
+        return growth is not None and self.max_tokens > growth[1]
+
     def for_context(self, num_tokens: int) -> Self:
         if num_tokens <= self.max_tokens or not self.longest_tokens:
             return self
@@ -91,18 +98,21 @@ class LayeredConfig(DecoderConfig):
         def with_long_factors(rope: Rope) -> Rope:
             return replace(rope, is_long=rope.kind == "longrope")
 
-        notes = tuple(note for note in self.notes if not note.startswith(LONG_FACTORS))
+        reason = LONG_FACTORS if self.rope.long_factors else GROWING
+        notes = tuple(note for note in self.notes if not note.startswith(reason))
         layers = tuple(
             replace(kind, rope=None if kind.rope is None else with_long_factors(kind.rope))
             for kind in self.layers
         )
-        note = f"{LONG_FACTORS} hold for texts of any length, as the context was made longer"
+        if self.rope.long_factors:
+            note = f"{LONG_FACTORS} hold for texts of any length, as the context was made longer"
+            notes += (note,)
         return replace(
             self,
             max_tokens=self.longest_tokens,
             rope=with_long_factors(self.rope),
             layers=layers,
-            notes=(*notes, note),
+            notes=notes,
         )
 
     def stretched(self, scaling: RopeScaling) -> Self:

@@ -173,7 +173,9 @@ def _layered(
     layers = _layer_kinds(raw, family, num_layers)
     rope = next((kind.rope for kind in layers[::-1] if kind.rope is not None), Rope())
     max_tokens, notes = _window(raw, rope, family.reach(raw))
-    longest = bounded_window(raw.integer("max_position_embeddings"))[0] if rope.long_factors else 0
+    traits = family.traits(raw)
+    is_cut = bool(rope.long_factors or traits.query_growth)
+    longest = bounded_window(raw.integer("max_position_embeddings"))[0] if is_cut else 0
     most = max(max_tokens, longest)
     # A window that hides nothing counts as no window.
     layers = tuple(
@@ -209,7 +211,7 @@ def _layered(
         or (bool(family.qk_norm_key) and raw.flag(family.qk_norm_key, default=False)),
         "fused_tensors": family.fused_tensors,
         "layers": () if set(layers) == {LayerKind(rope=rope)} else layers,
-        "traits": family.traits(raw),
+        "traits": traits,
         "latent": latent,
         "experts": experts,
         "sparse_layers": sparse_layers(raw, num_layers) if experts else (),

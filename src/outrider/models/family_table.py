@@ -144,6 +144,7 @@ FAMILY_TABLE: Mapping[str, Family] = {
         {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
         _NO_BIAS,
         kinds.in_all_layers,
+        traits=kinds.growing_traits,
         reach=kinds.query_reach,
     ),
     "qwen2": Family(_QWEN, _NO_BIAS, kinds.qwen_windows, qkv_bias=True),

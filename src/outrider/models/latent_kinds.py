@@ -13,7 +13,7 @@ from outrider.core.errors import CheckpointError
 from outrider.core.spec import LatentShape
 from outrider.models.expert_kinds import Experts, deepseek_experts
 from outrider.models.json_object import CONTRADICTION, JsonObject
-from outrider.models.layer_kinds import LayerTraits, one_rope, query_reach
+from outrider.models.layer_kinds import LayerTraits, one_rope, query_growth, query_reach
 from outrider.models.recurrences import Family
 from outrider.models.rope_config import LATENT_ROPE, Rope, RopeRules
 
@@ -44,7 +44,7 @@ def latent_shape(raw: JsonObject) -> LatentShape:
 def latent_traits(raw: JsonObject) -> LayerTraits:
     """Scores are scaled by the size of a whole key, not of a row of the cache."""
     size = raw.integer("qk_nope_head_dim") + raw.integer("qk_rope_head_dim")
-    return LayerTraits(attention_scale=size**-0.5)
+    return LayerTraits(attention_scale=size**-0.5, query_growth=query_growth(raw))
 
 
 def latent_rope(raw: JsonObject, rules: RopeRules, windows: Sequence[int]) -> Sequence[Rope | None]:

@@ -90,7 +90,8 @@ class LayerTraits:
     Norms of the outputs of attention and FFN have the epsilon `after_eps`, unless that is 0. With
     `normed_embedding`, embeddings are normed without weights. If `from_zero_last`, the last norm is
     stored as it is, despite `from_one`. `curves` has the numbers of xIELU for each layer
-    (activations.py), if settings say them.
+    (activations.py), if settings say them. In texts longer than the step of `query_growth`, queries
+    are scaled by their positions.
     """
 
     norms: Norms = Norms.BEFORE
@@ -120,6 +121,7 @@ class LayerTraits:
     normed_embedding: bool = False
     from_zero_last: bool = False
     curves: tuple[tuple[float, ...], ...] = ()
+    query_growth: tuple[float, int] | None = None
 
     @property
     def by_operator(self) -> bool:
@@ -528,13 +530,26 @@ def gated_traits(raw: JsonObject) -> LayerTraits:
     return GATED_LAYERS
 
 
-def query_reach(raw: JsonObject) -> tuple[int, str] | None:
-    """The number of tokens up to which queries are not scaled, and the reason: Ministral 3 and
-    Mistral 4 scale queries by position, in steps of their original window."""
+GROWING = "queries that grow with the position"
+
+
+def query_growth(raw: JsonObject) -> tuple[float, int] | None:
+    """The factor b and the step s by which Ministral 3 and Mistral 4 scale the queries of a
+    position p, 1 + b log(1 + p // s); None if they do not. GGUF files have keys of their own."""
     rope = raw.child("rope_parameters") or JsonObject(raw.where, {})
-    original = raw.integer("query_reach", 0, least=0)
     if rope.has("llama_4_scaling_beta"):
-        original = rope.integer("original_max_position_embeddings")
-    if not original:
+        step = rope.integer("original_max_position_embeddings")
+        return rope.number("llama_4_scaling_beta"), step
+    if not raw.has("query_reach"):
         return None
-    return original, "queries that grow with the position are not supported"
+    return raw.number("query_growth"), raw.integer("query_reach")
+
+
+def query_reach(raw: JsonObject) -> tuple[int, str] | None:
+    """The number of tokens up to which queries are not scaled, and the reason."""
+    growth = query_growth(raw)
+    return None if growth is None else (growth[1], f"{GROWING} take a longer --context")
+
+
+def growing_traits(raw: JsonObject) -> LayerTraits:
+    return LayerTraits(query_growth=query_growth(raw))

@@ -11,7 +11,8 @@ attention and after the FFN: rank 0 contributes the residual plus its summand, t
 summands. llama_weights.py reads tensors, decoder.py runs passes.
 
 Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden size, E = fused q, k
-         and v, F = FFN size, I = inputs, H = a head or all of a kind, A = heads x head size.
+         and v, F = FFN size, T = positions, I = inputs, H = a head or all of a kind, A = heads x
+         head size.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from outrider.models.llama_weights import (
     read_tables,
 )
 from outrider.models.mixture import mix
-from outrider.models.rope import Turns, still_turns, turns_of
+from outrider.models.rope import Turns, growth_of, still_turns, turns_of
 from outrider.models.rope_config import Rope
 from outrider.models.weights import VISION_PREFIXES, Placement, TextNames, WeightReader, Weights
 
@@ -69,12 +70,14 @@ ALONE = Alone()
 class LayerOperators:
     """A layer operator by operator, in sizes of a rank's share. The native call for all layers
     (kernels/native/forward.py) has the same bits. Other positions need other operators. `still` are
-    tables of no rotation, for heads that are normed after it."""
+    tables of no rotation, for heads that are normed after it; `growth_T` are the factors of queries
+    by position."""
 
     config: LayeredConfig
     turns: Turns
     comm: Comm = ALONE
     still: Turns | None = None
+    growth_T: Tensor | None = None
 
     def run(
         self,
@@ -141,13 +144,7 @@ class LayerOperators:
             qkv_NE[:, -2 * keys : -keys].mul_(scales.key)
         if config.traits.qkv_clip:
             qkv_NE.clamp_(-config.traits.qkv_clip, config.traits.qkv_clip)
-        turns = self.turns
-        if self.still is not None:
-            heads_NAD = qkv_NE.view(len(qkv_NE), -1, config.head_dim)
-            rotate(heads_NAD[:, : -config.num_kv_heads], *turns, plan.positions_N)
-            turns = self.still
-        if layer.q_norm_H is not None and layer.k_norm_H is not None:
-            self._norm_heads(kernels, layer.q_norm_H, layer.k_norm_H, qkv_NE)
+        turns = self._before_rotation(kernels, layer, plan, qkv_NE)
         kernels.rope_append(qkv_NE, *turns, plan, *kv)
         kernels.attention(qkv_NE, *kv, plan, layer.attention or config.scale, attended_NA)
         if layer.gate is not None:
@@ -160,6 +157,23 @@ class LayerOperators:
             attended_NA.mul_(scales.attended)
         product = (attended_NA, given(layer.out, "attention"), layer.out_bias_D)
         self.add(kernels, scratch, product, layer.attended_norm_D)
+
+    def _before_rotation(
+        self, kernels: Kernels, layer: LayerWeights, plan: PackedPlan, qkv_NE: Tensor
+    ) -> Turns:
+        """Norm queries and keys, and scale queries by position. Returns the rotation that is left
+        to do."""
+        config, turns = self.config, self.turns
+        if self.still is not None:
+            heads_NAD = qkv_NE.view(len(qkv_NE), -1, config.head_dim)
+            rotate(heads_NAD[:, : -config.num_kv_heads], *turns, plan.positions_N)
+            turns = self.still
+        if layer.q_norm_H is not None and layer.k_norm_H is not None:
+            self._norm_heads(kernels, layer.q_norm_H, layer.k_norm_H, qkv_NE)
+        if self.growth_T is not None:
+            queries = config.num_heads * config.head_dim
+            qkv_NE[:, :queries].mul_(self.growth_T[plan.positions_N, None])
+        return turns
 
     def _norm_heads(
         self, kernels: Kernels, q_norm_H: Tensor, k_norm_H: Tensor, qkv_NE: Tensor
@@ -308,7 +322,11 @@ class LlamaModel(PassDecoder):
         """The operators of every layer, in the sizes of a rank's `part`."""
         turns = layer_turns(config, capacity, device)
         still = still_turns(turns[0]) if config.traits.turns_first else None
-        return [self.operators(part.at(n), one, comm, still) for n, one in enumerate(turns)]
+        growth = config.traits.query_growth if config.queries_grow else None
+        growth_T = None if growth is None else growth_of(growth, turns[0][0])
+        return [
+            self.operators(part.at(n), one, comm, still, growth_T) for n, one in enumerate(turns)
+        ]
 
     @property
     def logits(self) -> Tensor:
@@ -439,7 +457,7 @@ class LlamaModel(PassDecoder):
         if self.kernels.forward is None or (self._comm.size > 1 and memory is None):
             return None
         config, tables, depths = self.config, self._tables, sorted(self._depths)
-        if config.traits.by_operator:
+        if config.traits.by_operator or config.queries_grow:
             return None
         frames = self._passes.kv.frames
         return self.kernels.forward(

@@ -63,6 +63,14 @@ def still_turns(turns: Turns) -> Turns:
     return torch.ones_like(cos_TH), torch.zeros_like(sin_TH)
 
 
+def growth_of(growth: tuple[float, int], cos_TH: Tensor) -> Tensor:
+    """The factors of queries by position, for as many as `cos_TH` has; few of them differ."""
+    (beta, step), num_positions = growth, len(cos_TH)
+    levels_T = torch.arange(num_positions) // step
+    factors = [1 + beta * math.log(1 + level) for level in range(num_positions // step + 1)]
+    return torch.tensor(factors)[levels_T].to(cos_TH.device)
+
+
 def turning_order(rope: Rope, head_dim: int, *, interleaved: bool = False) -> Tensor | None:
     """order_D: the checkpoint's dimension of each dimension of a head as the kernels pair them.
 

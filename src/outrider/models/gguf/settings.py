@@ -391,10 +391,11 @@ def _first_glm(sizes: Sizes) -> dict[str, Any]:
 
 
 def temperature(sizes: Sizes) -> dict[str, Any]:
-    """The number of tokens up to which queries are not scaled by their positions."""
+    """The scaling of queries by their positions."""
     if not sizes.is_set("attention.temperature_scale"):
         return {}
-    return {"query_reach": sizes.integer("rope.scaling.original_context_length")}
+    step = sizes.integer("rope.scaling.original_context_length")
+    return {"query_growth": sizes.number("attention.temperature_scale"), "query_reach": step}
 
 
 def latent_mixture(sizes: Sizes) -> dict[str, Any]:
