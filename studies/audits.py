@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -25,7 +26,7 @@ ROUNDINGS = (0.0, 1e-4, 3e-3, 3e-2)
 MOST_ALARMS, LEAST_FOUND = 0.01, 0.99
 
 
-@study(honest=400, faulty=100, others=10, texts=48)
+@study(honest=400, first=0, faulty=100, others=10, texts=48)
 def audits(options: Options, report: Report) -> bool:
     """How often does an audit accuse an honest server, and how often does it find a planted fault?
 
@@ -33,20 +34,20 @@ def audits(options: Options, report: Report) -> bool:
     fourth honest one shows no log-probabilities; every second one is two servers, not one with a
     switch. The four faults of the bar are found if the verdict is that texts differ: at least 99 of
     100, with at most 1 % of alarms on honest servers. Other faults, and servers without
-    log-probabilities, are counted besides.
+    log-probabilities, are counted besides. Honest servers are counted from the number `first` on.
     """
     if options.quick:
-        options.honest, options.faulty, options.texts = 2, 4, 24
+        options.honest, options.faulty, options.others, options.texts = 2, 4, 0, 24
     report["family_level"] = FAMILY_LEVEL
     each = max(options.faulty // len(PLANTED), 1)
-    honest = _group(options, "honest", options.honest, fault="")
+    honest = _group(options, "honest", options.honest, fault="", first=options.first)
     note(report, **honest)
     planted = [_group(options, name, each, fault=name) for name in PLANTED]
     for group in planted:
         note(report, **group)
-    for name in () if options.quick or not options.others else OTHERS:
+    for name in OTHERS if options.others else ():
         note(report, **_group(options, name, options.others, fault=name))
-    for name in () if options.quick else [name for name in PLANTED if name != "zero_logprob"]:
+    for name in () if not options.others else [name for name in PLANTED if name != "zero_logprob"]:
         title = f"{name}, no log-probabilities"
         note(report, **_group(options, title, each, fault=name, shows_logprobs=False))
     found = sum(group["differs"] for group in planted)
@@ -55,12 +56,15 @@ def audits(options: Options, report: Report) -> bool:
     return alarms_hold and found >= LEAST_FOUND * each * len(PLANTED)
 
 
-def _group(options: Options, name: str, number: int, *, fault: str, **more: Any) -> dict[str, Any]:
+def _group(
+    options: Options, name: str, number: int, *, fault: str, first: int = 0, **more: Any
+) -> dict[str, Any]:
     verdicts: Counter[bool | None] = Counter()
     failed: Counter[str] = Counter()
     requests: list[int] = []
     seconds: list[float] = []
-    for seed, settings in zip(range(number), _settings(fault), strict=False):
+    servers = zip(range(first + number), _settings(fault), strict=False)
+    for seed, settings in islice(servers, first, None):
         began = perf_counter()
         found, num_requests = _audited(options, seed, fault, settings | more)
         seconds.append(perf_counter() - began)
