@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from common import Report, in_turns, medians, note, repeated, study, timed
 from options import Options
+from torch import Tensor
 
 from outrider.core import env
 from outrider.core.errors import given
@@ -20,7 +21,7 @@ from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import DOTS, TILES, VECTORS, hardware_threads, refused_kinds
 from outrider.kernels.native.ops import NativeGrouped, NativeInt8, NativeOps
 from outrider.kernels.native.tuning import arithmetic_ceilings
-from outrider.kernels.plan import BlockRows
+from outrider.kernels.plan import BlockRows, PackedLinear
 
 ROWS, QUICK_ROWS = (1, 4, 8, 16, 32, 128, 512), (1, 16)
 SHAPE_OI, QUICK_OI = (4096, 2048), (256, 512)
@@ -99,7 +100,13 @@ def kinds_of(
                 else NativeOps(library, torch.bfloat16, threads, kind=kind)
             )
             packed = side.pack(weight_OI)
-        yield kind, lambda x_NI, out_NO, side=side, packed=packed: side.linear(x_NI, packed, out_NO)
+        yield kind, partial(multiply, side, packed)
+
+
+def multiply(
+    side: NativeGrouped | NativeInt8 | NativeOps, packed: PackedLinear, x_NI: Tensor, out_NO: Tensor
+) -> None:
+    side.linear(x_NI, packed, out_NO)
 
 
 def random_rows(name: str, num_out: int, num_in: int) -> BlockRows:
