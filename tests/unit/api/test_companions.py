@@ -237,6 +237,10 @@ def test_an_mtp_block_is_taken_unannounced_too_or_its_lack_has_a_reason(
     assert not plan_pair(str(hybrid), None, EngineConfig(k=0)).notes
 
 
+def always(_allowance: Allowance, _passes: float) -> bool:
+    return True
+
+
 @pytest.fixture
 def several(target: Path) -> Path:
     """The target with two kinds of heads and a draft model next to it."""
@@ -292,7 +296,7 @@ def test_two_sources_change_no_greedy_text_and_no_text_of_a_seed(
     # Every member drafts every few rounds, whether that pays here or not.
     monkeypatch.setattr(members, "LOOK_AFTER", 2)
     monkeypatch.setattr(members, "LOOK_AFTER_ALL", 2)
-    monkeypatch.setattr(Allowance, "pays", lambda _self, _passes: True)
+    monkeypatch.setattr(Allowance, "pays", always)
     prompts = [PROMPT, "for i in range(10):\n    print("]
     drawn = [
         SamplingParams(max_tokens=48, ignore_eos=True, temperature=0.8, seed=seed, sampler=rule)

@@ -162,7 +162,7 @@ def dflash_drafter(folder: Path, target: LlamaModel) -> Drafter:
 
 def test_a_dflash_folder_reads_the_layers_that_were_trained(tmp_path: Path) -> None:
     own = dflash()
-    fill(tmp_path, own.export(built(own, 0.1)), "", {})
+    fill(tmp_path, own.export(cast("Any", built(own, 0.1))), "", {})
     assert kind_of(tmp_path) == "dflash"
     assert hidden_layers_of(tmp_path, "dflash", 2) == (0, 1, 2)
     config = read_block_layers(tmp_path, engine_target().spec, from_anchor=False)
