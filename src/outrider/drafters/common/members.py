@@ -296,8 +296,8 @@ class ModelMember:
         gains: dict[int, list[float]] = {}
         credit = allowances.all.left
         for index, request in self._ready(states):
-            reading = self.pace.reading(self._unread(request, states[index].row))
-            if reading and reading > credit:
+            reading, owed = self._reading(request, states[index].row)
+            if reading and owed > credit:
                 continue
             levels = self._levels(states[index], request)
             price, lost = states[index].price, self._lost(states[index]) + rate * reading / HORIZON
@@ -336,8 +336,8 @@ class ModelMember:
                     other.num_idle = min(other.num_idle, LOOK_AFTER // 2)
             depth = min(LOOK_DEPTH, row.budget.depth)
             drafting = self._cost(depth)
-            reading = self.pace.reading(self._unread(request, row))
-            if allowances.drafts.pays(drafting) and allowances.all.pays(drafting + reading):
+            _, owed = self._reading(request, row)
+            if allowances.drafts.pays(drafting) and allowances.all.pays(drafting + owed):
                 return self._with_levels(Plan({index: depth}, trial=True), states)
             request.num_looks = 0
         return None
@@ -400,6 +400,15 @@ class ModelMember:
             names = state.row.params.drafters
             if state.row.budget.depth and (not names or self.name in names):
                 yield index, request
+
+    def _reading(self, request: _Request, row: DraftRow) -> tuple[float, float]:
+        """Return the time of reading the text, in passes of the target, and what the allowances owe
+        of it: reading it for the first time may take a tenth of the target's own time, or a long
+        prompt would never be read."""
+        num_unread = self._unread(request, row)
+        reading = self.pace.reading(num_unread)
+        free = 0.0 if request.num_read else num_unread * ASSUMED_DRAFT / _READ_AT_ONCE
+        return reading, max(reading - free, 0.0)
 
     def _unread(self, request: _Request, row: DraftRow) -> int:
         """Return the tokens that it must read first; 0 for the few of an ordinary round."""

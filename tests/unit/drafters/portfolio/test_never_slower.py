@@ -92,6 +92,7 @@ class Machine:
     models: Sequence[Slow]
     lookups: Sequence[Boast]
     clock: FakeClock
+    prompt: int = PROMPT
     plain: float = 0.0
     last: dict[int, Outcome] = field(default_factory=dict[int, Outcome])
     texts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
@@ -116,7 +117,7 @@ class Machine:
     def _begin(self) -> None:
         for seq_id in self.texts:
             self.portfolio.close(seq_id)
-        self.texts = {i: [truth(p) for p in range(PROMPT)] for i in range(self.batch)}
+        self.texts = {i: [truth(p) for p in range(self.prompt)] for i in range(self.batch)}
         self.last.clear()
         for seq_id, text in self.texts.items():
             self.portfolio.open(seq_id, text)
@@ -190,13 +191,15 @@ def in_turns(position: int) -> int:
     return K if position // 40 % 2 else 0
 
 
-def machine(batch: int, right: Right, *shares: float, reading: float = 0.0) -> Machine:
+def machine(
+    batch: int, right: Right, *shares: float, reading: float = 0.0, prompt: int = PROMPT
+) -> Machine:
     clock = FakeClock()
     models = [
         replace(Slow(clock, right, share, reading), name=f"model {index}")
         for index, share in enumerate(shares)
     ]
-    return Machine(batch, models, [Boast(right)], clock)
+    return Machine(batch, models, [Boast(right)], clock, prompt)
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -225,6 +228,24 @@ def test_text_made_to_deceive_costs_little() -> None:
 def test_short_requests_with_long_prompts_cost_little() -> None:
     """Reading a prompt takes four passes, and a request has forty rounds."""
     assert machine(1, never, 0.1, reading=0.01).run(STATED, ends_after=40) <= 1.02
+
+
+@pytest.mark.parametrize("prompt", [1000, 8000])
+def test_a_long_prompt_is_read_by_a_member_that_gains(prompt: int) -> None:
+    """One of thirty layers, which reads sixteen tokens in a thirtieth of a pass."""
+    run = machine(1, lambda position: 2, 1 / 30, reading=1 / 30 / 16, prompt=prompt)
+    run.lookups = ()
+    run.__post_init__()
+    run.run(200)
+    assert run.run(200) < 0.6
+
+
+def test_long_prompts_of_short_requests_cost_little() -> None:
+    """Of requests with forty rounds; the target reads a prompt in 250 passes."""
+    run = machine(1, never, 0.1, reading=0.1 / 16, prompt=4000)
+    num_requests = 30
+    lost = run.run(40 * num_requests, ends_after=40) - 1
+    assert lost * run.plain <= 0.02 * (run.plain + 250 * num_requests)
 
 
 def test_drafters_that_are_right_gain_with_two_members_too() -> None:
