@@ -20,6 +20,8 @@ const EXAMPLES = [
 // How often an answer that grows is drawn.
 const DRAW_MS = 80;
 const NEAR_END = 160;
+const touches = () => matchMedia("(pointer: coarse)").matches;
+const write = () => document.getElementById("message")?.focus();
 const panel = signal("");
 const editing = signal(-1);
 
@@ -142,10 +144,10 @@ function Messages() {
 const Welcome = () => html`
   <div class="welcome">
     <h2>Ask the model something</h2>
-    <p class="place">A small drafter guesses ahead and the model keeps what it agrees with, so the
-      answer comes sooner and is the model's own. A line below each answer says what the drafts did.</p>
+    <p class="place">A drafter guesses ahead and the model accepts what it agrees with, so the
+      answer comes sooner and is the model's own. A line below it says what the drafts did.</p>
     <p class="examples">${EXAMPLES.map((words) => html`<button type="button" class="quiet"
-      onClick=${() => { draft.value = words; document.getElementById("message")?.focus(); }}>${words}</button>`)}</p>
+      onClick=${() => { draft.value = words; write(); }}>${words}</button>`)}</p>
   </div>`;
 
 function History() {
@@ -180,11 +182,7 @@ function ModelPicker() {
 }
 
 function Composer() {
-  const field = useRef(null);
-  // Ready to write in at once; a screen keyboard would cover the page, and a tab keeps its focus.
-  useEffect(() => {
-    if (document.activeElement === document.body && matchMedia("(pointer: fine)").matches) field.current?.focus();
-  }, []);
+  useEffect(() => { if (document.activeElement === document.body && !touches()) write(); }, []);
   const canChat = card.value?.has_chat_template !== false;
   const submit = (event) => {
     event.preventDefault();
@@ -192,7 +190,7 @@ function Composer() {
   };
   const keys = (event) => {
     // Enter on a screen keyboard ends a line; within an input method it chooses a word.
-    const sends = event.key === "Enter" && !event.shiftKey && !event.isComposing && !matchMedia("(pointer: coarse)").matches;
+    const sends = event.key === "Enter" && !event.shiftKey && !event.isComposing && !touches();
     if (sends) submit(event);
   };
   return html`
@@ -204,7 +202,7 @@ function Composer() {
         <button type="button" class="quiet" aria-label=${`Remove ${file.name}`}
           onClick=${() => { files.value = files.value.filter((one) => one !== file); }}>×</button></li>`)}</ul>` : null}
       <label class="hidden" for="message">Your message</label>
-      <textarea id="message" ref=${field} rows="2" value=${draft.value} placeholder="Ask something" onKeyDown=${keys}
+      <textarea id="message" rows="2" value=${draft.value} placeholder="Ask something" onKeyDown=${keys}
         onInput=${(event) => { draft.value = event.currentTarget.value; }}></textarea>
       <div class="row">
         <input id="attach" class="hidden" type="file" multiple onChange=${(event) => {

@@ -26,7 +26,6 @@ export const form = {
 };
 let abort = null;
 
-/** Which view the address names. */
 export function look() {
   isReplay.value = location.hash === "#replay";
   isLab.value = isReplay.value || location.hash === "#laboratory";
@@ -92,7 +91,6 @@ function number(name) {
   return form[name].value.trim() ? Number(form[name].value) : undefined;
 }
 
-/** The fields that have a value. */
 const given = (fields) => Object.fromEntries(
   Object.entries(fields).filter(([, value]) => value !== undefined));
 
@@ -127,7 +125,6 @@ export function asked({ trace = true, messages = null, drafts = form.speculative
   return { path: "v1/chat/completions", body: { ...body, messages: [...system, ...all] } };
 }
 
-/** The parts of a chunk that are ours to show. */
 function parts(chunk) {
   const choice = chunk.choices?.[0] ?? {};
   const rounds = choice["outrider.round"] ?? chunk["outrider.round"] ?? [];
@@ -205,7 +202,6 @@ export async function finish(made, request, signal_) {
   }
 }
 
-/** The laboratory's own request. */
 export const generate = () => form.prompt.value && busily(async (stopped) => {
   const request = asked();
   const made = new Run({

@@ -16,13 +16,10 @@ export const current = signal(fresh());
 export const draft = signal("");
 /** Files that go with the next message: {name, text}. */
 export const files = signal([]);
-/** The run that is being written. */
 export const live = signal(null);
 /** The conversation that was deleted last, until another one is opened. */
 export const deleted = signal(null);
-/** Whether this browser keeps conversations. */
 export const isKept = signal(true);
-/** The answer that is being compared with plain decoding. */
 export const comparing = signal("");
 const runs = new Map();
 
@@ -137,7 +134,6 @@ function factsOf(made) {
   };
 }
 
-/** Asks for the answer to the last message. */
 const answer = () => busily(async (stopped) => {
   const { messages } = current.value;
   const request = asked({
@@ -167,7 +163,6 @@ const answer = () => busily(async (stopped) => {
   }
 });
 
-/** Sends what was typed. */
 export function send() {
   if (!draft.value.trim() && !files.value.length) return undefined;
   const own = files.value.length ? { files: files.value } : {};
