@@ -142,6 +142,7 @@ def test_messages_are_edited_answered_again_saved_deleted_and_brought_back(
 
 def test_the_first_key_is_in_the_message(opened: OpenPage) -> None:
     page = opened("/")
+    page.locator("#message:focus").wait_for()
     page.keyboard.type("Hello")
     assert page.get_by_label("Your message").last.input_value() == "Hello"
 
