@@ -187,8 +187,9 @@ def test_folders_of_others_are_refused(tmp_path: Path) -> None:
     (tmp_path / "photos" / "cat.png").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"^\S+photos holds other files than a prompt store\.\n"):
         StoreFolder.opened(str(tmp_path / "photos"))
-    with pytest.raises(ConfigError, match="no prompt store"):
+    with pytest.raises(ConfigError, match="no prompt store") as caught:
         StoreFolder.opened(str(tmp_path / "none"), create=False)
+    assert caught.value.hint == "name one that exists"
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="not a folder"):
         StoreFolder.opened(str(tmp_path / "file"))

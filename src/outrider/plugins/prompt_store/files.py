@@ -138,7 +138,7 @@ class StoreFolder:
         folder, most_bytes = parsed(text)
         hint = "name a new or empty folder: --prompt-store ~/prompts"
         if not create and not folder.is_dir():
-            raise ConfigError(f"there is no prompt store {folder}.", hint=hint)
+            raise ConfigError(f"there is no prompt store {folder}.", hint="name one that exists")
         try:
             folder = private_folder(folder)
             marker = folder / MARKER
