@@ -189,8 +189,10 @@ _NUM_LEVELS = 8
 _SUPPOSED = 8.0
 _FADE = 1 - 1 / 128
 _HIGHEST = 0.99
-# Passes over which tokens a second are averaged.
+# Passes over which tokens a second are averaged, and the most passes that a draft counts as: more
+# time is that of a pause.
 _PACE_FADE = 1 - 1 / 64
+_LONGEST_DRAFTING = 8.0
 # Costs are updated after each of the first passes, then after every so many.
 _FREQUENT, _REFRESH = 32, 32
 # Drafts of one drafter over which its gains are averaged; before so many nodes it may draft.
@@ -269,8 +271,12 @@ class ScoredController:
     def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
         if self._rests.is_on(len(seq_ids)):
             return [Budget(0, choice=Choice("gain"))] * len(seq_ids)
-        price = self._price(len(seq_ids))
-        return [replace(self._most, price=price)] * len(seq_ids)
+        if self._costs is ASSUMED or self._seconds(len(seq_ids), 0) <= 0:
+            return [self._most] * len(seq_ids)
+        row_cost = self._row_cost(len(seq_ids))
+        # Tokens that pay for the row of a drafted node, on average over a few rows.
+        price = self._gain * len(seq_ids) * row_cost
+        return [replace(self._most, price=price, row_cost=row_cost)] * len(seq_ids)
 
     def trim(self, seq_ids: Sequence[int], drafts: Sequence[Draft]) -> Trimmed:
         """Cut the drafts of sequences that draft together, each to its beginning that pays. Drafts
@@ -315,13 +321,13 @@ class ScoredController:
         if plain <= 0:
             return
         tokens = sum(one.num_emitted for one in rounds) / len(rounds)
-        self._pace.add(tokens, took / plain)
+        drafting = min(rounds[0].draft_seconds / plain, _LONGEST_DRAFTING)
+        self._pace.add(tokens, took / plain + drafting)
         self._book(judged, len(rounds), took / plain - 1)
         if self._rests.is_on(len(rounds)):
             self._rests.rested()
         elif self._costs is not ASSUMED:
-            drafting = rounds[0].draft_seconds
-            self._rests.observe(len(rounds), tokens, (took + drafting) / plain)
+            self._rests.observe(len(rounds), tokens, took / plain + drafting)
 
     def _book(
         self, judged: Sequence[tuple[str, RoundTrace]], num_sequences: int, slowed: float
@@ -415,12 +421,6 @@ class ScoredController:
         for level, expected in zip(levels, draft.accept_probs, strict=False):
             sums[level] += expected
         self._expected[seq_id] = _Expected(draft.by, tuple(sums))
-
-    def _price(self, num_sequences: int) -> float | None:
-        """Tokens that pay for the row of a drafted node, on average over a few rows."""
-        if self._costs is ASSUMED or self._seconds(num_sequences, 0) <= 0:
-            return None
-        return self._gain * num_sequences * self._row_cost(num_sequences)
 
     def _seconds(self, num_sequences: int, num_drafted: int) -> float:
         """Seconds of a pass over so many drafted nodes of so many sequences."""

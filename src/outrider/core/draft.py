@@ -42,7 +42,8 @@ class Budget:
     The drafter multiplies a request's temperature by `temperature` before it draws. It reports the
     distribution that it drew from, so the output keeps its distribution; only acceptance changes.
     `why` is the reason for depth 0 where drafting was found not to pay. `price` is the gain, in
-    expected tokens, above which a tree node pays for its row; None if it was not measured.
+    expected tokens, above which a tree node pays for its row, and `row_cost` the time of a row as a
+    share of a pass without drafts; None if they were not measured.
     `choice` is the controller's reason, if it states one. All fields are set before anything is
     drawn.
     """
@@ -52,6 +53,7 @@ class Budget:
     num_nodes: int = 0
     why: str = ""
     price: float | None = None
+    row_cost: float | None = None
     choice: Choice | None = field(default=None, compare=False)
 
     @property

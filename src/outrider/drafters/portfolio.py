@@ -185,9 +185,11 @@ class PortfolioDrafter:
             model.settle(self.allowances, len(rows))
         self.allowances.next_round()
         drafts = self._with_models(rows, self._models)
-        num_drafted = sum(map(len, drafts))
+        slowed = 1 + sum(
+            row_cost(row, len(rows)) * len(d) for row, d in zip(rows, drafts, strict=True)
+        )
         for model in self._models:
-            model.pace.end_drafting(num_drafted)
+            model.pace.end_drafting(slowed)
         return drafts
 
     def _looked_up(self, rows: Sequence[DraftRow]) -> list[Draft]:
@@ -280,14 +282,19 @@ def _united(proposals: Sequence[Proposal], row: DraftRow) -> Draft:
 
 
 def _states(rows: Sequence[DraftRow], drafts: Sequence[Draft]) -> list[RowState]:
-    # The pass of a batch takes longer than that of one row, so that one more row is less of it.
-    share = ROW_COST / (1 + ROW_COST * (len(rows) - 1))
     states: list[RowState] = []
     for row, draft in zip(rows, drafts, strict=True):
-        price = row.budget.price
-        price = share * len(rows) if price is None else price
-        states.append(RowState(row, price, levels_of(draft) if draft.tokens else []))
+        cost = len(rows) * row_cost(row, len(rows))
+        price = cost if row.budget.price is None else row.budget.price
+        states.append(RowState(row, price, cost, levels_of(draft) if draft.tokens else []))
     return states
+
+
+def row_cost(row: DraftRow, num_rows: int) -> float:
+    """Return the time of one more row, as a share of a pass for `num_rows` without drafts."""
+    known = row.budget.row_cost
+    # The pass of a batch takes longer than that of one row, so that one more row is less of it.
+    return ROW_COST / (1 + ROW_COST * (num_rows - 1)) if known is None else known
 
 
 def _joined(needs: Sequence[DraftNeeds]) -> DraftNeeds:

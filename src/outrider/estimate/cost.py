@@ -388,9 +388,13 @@ def _count_bucket(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-# Passes of the target that learning may cost at first, and its share of all later passes.
+# Passes of the target that learning may cost at first, and its share of all later passes; the most
+# passes that gains may save for a time of losses.
 FIRST_LOSS = 6.0
 LOSS_SHARE = 0.0025
+MOST_SAVED = 16.0
+# A draft of more than one pass may take so much of what is left: a few bad ones do not spend all.
+_STAKE = 0.25
 
 
 @dataclass(slots=True)
@@ -398,20 +402,30 @@ class Allowance:
     """Time that drafts may lose against decoding without them, in passes of the target.
 
     Every round adds `LOSS_SHARE` of a pass, every draft takes its cost and gives back the tokens
-    that it gained. Nothing is saved above `FIRST_LOSS`, so a long good time pays for no long bad
-    one. A draft that it cannot pay is not made: in any N rounds drafts lose at most
+    that it gained. Nothing is saved above `most`, so a long good time pays for no long bad one. A
+    draft that it cannot pay is not made: in any N rounds drafts lose at most
 
-        FIRST_LOSS + LOSS_SHARE N passes, and one draft
+        most + LOSS_SHARE N passes, and one draft
 
-    whatever the text, the acceptance and the estimates are.
+    whatever the text, the acceptance and the estimates are; and `FIRST_LOSS` instead of `most`
+    before anything was gained.
     """
 
     left: float = FIRST_LOSS
+    most: float = FIRST_LOSS
 
     def add(self, passes: float) -> None:
         """Book the passes that were gained, or lost if below 0. A bad moment, in which a draft
-        seems to cost any time, counts as at most twice what may be lost."""
-        self.left = max(min(self.left + passes, FIRST_LOSS), -FIRST_LOSS)
+        seems to cost any time, counts as at most twice what may be lost at first."""
+        self.left = max(min(self.left + passes, self.most), -FIRST_LOSS)
+
+    def refill(self, passes: float) -> None:
+        """Add what every round adds: up to `FIRST_LOSS`, unlike gains."""
+        self.left = max(self.left, min(self.left + passes, FIRST_LOSS))
 
     def pays(self, passes: float) -> bool:
         return self.left >= passes
+
+    def risks(self, passes: float) -> bool:
+        """True if so much may be lost at once: what is left pays for a few such losses."""
+        return passes <= _STAKE * self.left

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, zip_longest
 from typing import NamedTuple
 
@@ -33,7 +34,7 @@ from outrider.estimate.cost import (
     ASSUMED_DRAFT,
     LEAST_READ,
     LOSS_SHARE,
-    ROW_COST,
+    MOST_SAVED,
     Allowance,
 )
 from outrider.estimate.theory import prefix_products
@@ -45,6 +46,8 @@ _WINDOW = 31
 _SETTLED = 5
 # Tokens that the member reads in the time of one of its passes, until that was measured.
 _READ_AT_ONCE = 16
+# A draft that took so many times as long as usual had a pause.
+_PAUSE = 4.0
 # A member that has more to read than this must catch up first.
 _FEW_UNREAD = 32
 
@@ -77,7 +80,7 @@ class DraftCostMeter:
             self._passes.add(passing)
             if self._drafting:
                 self._shares.add(self._drafting / passing)
-                if len(self._shares) >= _SETTLED:
+                if self.is_known:
                     self._share = self._shares.low
         self._drafting = 0.0
 
@@ -90,9 +93,14 @@ class DraftCostMeter:
         if num_tokens >= LEAST_READ:
             self._reading.add(passes / num_tokens)
 
-    def end_drafting(self, num_rows: int) -> None:
-        """Record that drafts of `num_rows` tokens in all were returned."""
-        self._ended, self._slowed = self.clock(), 1 + ROW_COST * num_rows
+    def end_drafting(self, slowed: float) -> None:
+        """Record that drafts were returned, with which a pass takes `slowed` of a plain one."""
+        self._ended, self._slowed = self.clock(), slowed
+
+    @property
+    def is_known(self) -> bool:
+        """True if a few drafts were timed."""
+        return len(self._shares) >= _SETTLED
 
     def passes(self, seconds: float) -> float:
         """Return `seconds` in passes of the target; 0 before its first one."""
@@ -115,8 +123,8 @@ class Allowances:
     passes and for reading texts, before a request's first draft and after a pause. A text that was
     read stays read, so its further drafts have to pay for themselves alone."""
 
-    drafts: Allowance = field(default_factory=Allowance)
-    all: Allowance = field(default_factory=Allowance)
+    drafts: Allowance = field(default_factory=partial(Allowance, most=MOST_SAVED))
+    all: Allowance = field(default_factory=partial(Allowance, most=MOST_SAVED))
 
     def add(self, passes: float, reading: float = 0.0) -> None:
         """Book tokens gained minus time taken, and the time of reading."""
@@ -124,7 +132,8 @@ class Allowances:
         self.all.add(passes - reading)
 
     def next_round(self) -> None:
-        self.add(LOSS_SHARE)
+        self.drafts.refill(LOSS_SHARE)
+        self.all.refill(LOSS_SHARE)
 
 
 # Positions with rates of their own; later ones have the rate of the last.
@@ -148,11 +157,13 @@ _OVERLAP_FADE = 1 - 1 / 256
 @dataclass(slots=True)
 class RowState:
     """One row of a round while members make plans for it. `levels` has the probability of each
-    depth that the draft so far is accepted there, and `price` is the gain, in tokens, that pays for
-    one more row of the pass. A draft `alone` was drawn, and nothing is merged with it."""
+    depth that the draft so far is accepted there. `price` is the gain, in tokens, that pays for one
+    more row of the pass, at the present speed, and `cost` at that of plain decoding. A draft
+    `alone` was drawn, and nothing is merged with it."""
 
     row: DraftRow
     price: float
+    cost: float
     levels: list[float] = field(default_factory=list[float])
     alone: bool = False
 
@@ -192,7 +203,7 @@ class Plan:
 
 class _Answer(NamedTuple):
     """A draft that the text will judge: it began at `start`. `rest` is the draft of the other
-    members, with `shared` of whose tokens it was expected to agree; `rows` is the price of its own
+    members, with `shared` of whose tokens it was expected to agree; `rows` is the cost of its own
     nodes in tokens."""
 
     start: int
@@ -282,9 +293,15 @@ class ModelMember:
     def settle(self, allowances: Allowances, num_rows: int) -> None:
         """Book the last round, whose verdicts have been learnt, for a batch of `num_rows`."""
         passes, reading = self.pace.passes(self._seconds), 0.0
+        expected = self._cost(self._depth)
         if self._num_unread:
+            expected += self.pace.reading(self._num_unread)
             reading = max(passes - self._cost(self._depth), 0.0)
             self.pace.caught_up(reading, self._num_unread)
+        if self.pace.is_known and passes > _PAUSE * expected:
+            # The machine has pauses without drafts too.
+            reading *= _PAUSE * expected / passes
+            passes = _PAUSE * expected
         allowances.add(self._gained / num_rows - (passes - reading), reading)
         self._gained = self._seconds = 0.0
         self._num_unread = 0
@@ -308,7 +325,7 @@ class ModelMember:
         best, more = None, 0.0
         depths: dict[int, int] = {}
         for depth in range(1, max(map(len, gains.values()), default=0) + 1):
-            if not allowances.drafts.pays(self._cost(depth)):
+            if not self._may_take(depth, allowances):
                 break
             for index, gain in gains.items():
                 known = gain[depths[index] - 1] if index in depths else 0.0
@@ -335,12 +352,22 @@ class ModelMember:
                 for other in self._requests.values():
                     other.num_idle = min(other.num_idle, LOOK_AFTER // 2)
             depth = min(LOOK_DEPTH, row.budget.depth)
+            while depth > 1 and not allowances.drafts.pays(self._cost(depth)):
+                depth -= 1
             drafting = self._cost(depth)
             _, owed = self._reading(request, row)
             if allowances.drafts.pays(drafting) and allowances.all.pays(drafting + owed):
                 return self._with_levels(Plan({index: depth}, trial=True), states)
             request.num_looks = 0
         return None
+
+    def _may_take(self, depth: int, allowances: Allowances) -> bool:
+        """Return whether the allowances pay for a draft of this depth. Before its cost is known, a
+        draft is as short as a trial."""
+        cost = self._cost(depth)
+        if self.at_once or depth == 1:
+            return allowances.drafts.pays(cost)
+        return allowances.drafts.risks(cost) and (depth <= LOOK_DEPTH or self.pace.is_known)
 
     def _cost(self, depth: int) -> float:
         """Return the time of a draft of this depth, in passes of the target."""
@@ -388,7 +415,7 @@ class ModelMember:
         the other members."""
         nodes = len(own) - rest.followed(own.tokens)
         start = len(state.row.tokens)
-        answer = _Answer(start, own, rest, plan.shared[index], state.price * nodes)
+        answer = _Answer(start, own, rest, plan.shared[index], state.cost * nodes)
         self._requests[state.row.seq_id].answer = answer
 
     def _ready(self, states: Sequence[RowState]) -> Iterator[tuple[int, _Request]]:

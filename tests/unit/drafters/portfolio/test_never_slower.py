@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 
 import pytest
 
@@ -58,7 +59,8 @@ def drafted(asked: DraftRow, depth: int, right: Right) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Slow:
-    """A model whose pass takes `share`, and the reading of a token `reading`."""
+    """A model whose pass takes `share`, and the reading of a token `reading`; the next draft is
+    `stopped` for so long."""
 
     clock: FakeClock
     right: Right
@@ -68,6 +70,7 @@ class Slow:
     needs: DraftNeeds = field(default_factory=DraftNeeds)
     read: dict[int, int] = field(default_factory=dict[int, int])
     seconds: float = 0.0
+    stopped: float = 0.0
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
         del prompt
@@ -76,6 +79,7 @@ class Slow:
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         unread = sum(len(one.tokens) - self.read[one.seq_id] for one in rows)
         took = self.share * max(one.budget.depth for one in rows) + self.reading * unread
+        took, self.stopped = took + self.stopped, 0.0
         self.clock.advance(took)
         self.seconds += took
         self.read |= {one.seq_id: len(one.tokens) for one in rows}
@@ -186,6 +190,14 @@ def at_first(position: int) -> int:
     return K if position < PROMPT + 600 else 0
 
 
+def mostly(position: int) -> int:
+    """Right up to the next of the tokens that it never knows: the first three, and one of ten."""
+    unknown = (
+        i for i in range(K) if position + i < PROMPT + 3 or Random(position + i).random() < 0.1
+    )
+    return next(unknown, K)
+
+
 def in_turns(position: int) -> int:
     """Right until it is trusted, then wrong until that is noticed."""
     return K if position // 40 % 2 else 0
@@ -273,6 +285,22 @@ def test_an_allowance_bounds_any_loss() -> None:
     # A long good time pays for no bad one.
     allowance.add(1000.0)
     assert allowance.left == FIRST_LOSS
+    allowance.refill(LOSS_SHARE)
+    assert allowance.left == FIRST_LOSS
+
+
+@pytest.mark.parametrize("pause", [0.0, 15.0])
+def test_a_member_that_gains_is_not_left_out_for_bad_moments(pause: float) -> None:
+    """Its first long drafts are wrong, later ones now and then, and the machine has pauses."""
+    run = machine(1, mostly, 0.1)
+    run.lookups = ()
+    run.__post_init__()
+    slow, lost = run.models[0], 0.0
+    for _ in range(12):
+        run.run(50, ends_after=50)
+        # While the member drafts, the machine does something else.
+        slow.stopped, lost = pause, lost + pause
+    assert run.plain / (run.clock() + slow.stopped - lost) > 2.3
 
 
 def test_a_member_that_gains_goes_on() -> None:

@@ -17,7 +17,7 @@ def rounds(
         pace.begin_round()
         clock.advance(4 * token)
         pace.drafted(4 * token, 4)
-        pace.end_drafting(4)
+        pace.end_drafting(1 + 4 * ROW_COST)
         clock.advance(plain * (1 + 4 * ROW_COST))
 
 
@@ -37,7 +37,7 @@ def test_rounds_without_a_draft_say_nothing_of_it() -> None:
     rounds(pace, clock, 20, token=0.2, plain=1.0)
     for _ in range(100):
         pace.begin_round()
-        pace.end_drafting(0)
+        pace.end_drafting(1.0)
         clock.advance(1 / 3)
     assert pace.share == pytest.approx(0.2)
 

@@ -234,7 +234,7 @@ def test_a_machine_that_gets_faster_does_not_shut_the_model_out() -> None:
 def test_levels_that_do_not_pay_are_no_loss() -> None:
     """They will be cut: otherwise a long doubtful draft would seem worse than none, and any model
     better than that."""
-    state = RowState(row(0, [5], depth=K), price=0.15, levels=[0.25, *[0.1] * 11])
+    state = RowState(row(0, [5], depth=K), price=0.15, cost=0.15, levels=[0.25, *[0.1] * 11])
     assert state.num_gained == pytest.approx(0.1)
 
 
@@ -350,7 +350,13 @@ def test_a_member_drafts_no_tokens_that_a_pass_could_not_verify() -> None:
     """A batch whose drafts would be cut afterwards costs the passes of the drafts that are cut."""
     clock = FakeClock()
     model = Model(clock, 0.0)
-    member = ModelMember(model, DraftCostMeter(clock=clock, _share=0.001), most_drafted=8)
+    pace = DraftCostMeter(clock=clock)
+    for _ in range(6):
+        pace.begin_round()
+        pace.drafted(0.001, 1)
+        pace.end_drafting(1.0)
+        clock.advance(1.0)
+    member = ModelMember(model, pace, most_drafted=8)
     drafter = PortfolioDrafter([], member)
     for seq_id in range(6):
         drafter.open(seq_id, [seq_id])
