@@ -103,9 +103,12 @@ def test_a_store_fills_an_arena_that_is_too_small_for_it(tmp_path: Path) -> None
     assert min(known) > 0
 
 
-# One sees a window in all layers, the other in some, which have an arena of their own.
-@pytest.mark.parametrize("family", ["mistral", "gemma3_text"])
-def test_layers_with_windows(family: str, tmp_path: Path) -> None:
+# One sees a window in all layers, the others in some, which have an arena of their own unless the
+# whole memory is as small. Keys of the last have two sizes, and an arena for each size.
+@pytest.mark.parametrize(
+    ("family", "tokens"), [("mistral", 0), ("gemma3_text", 0), ("gemma4", 0), ("gemma4", 96)]
+)
+def test_layers_with_windows(family: str, tokens: int, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     folder = add_words(write_family(tmp_path / family, family))
     prompts = [[(5 * i + 3) % 96 for i in range(n)] for n in (40, 24)]
@@ -114,12 +117,34 @@ def test_layers_with_windows(family: str, tmp_path: Path) -> None:
     for store in ("", "store", "store"):
         path = str(tmp_path / store) if store else ""
         config = {"drafter": "ngram", "page_size": 4, "prefill_chunk": 8, "dtype": "float32"}
+        config |= {"arena_tokens": tokens, "batch_size": 8} if tokens else {}
         with closing(opened(folder, prompt_store=path, **config)) as llm:
+            state: Any = llm._pair.target.state  # pyright: ignore[reportPrivateUsage]
+            assert len(state.arenas) == 1 + (tokens > 0)
             results = [llm.generate([prompt], PARAMS)[0] for prompt in prompts]
         found.append([one.token_ids for one in results])
         known.append([one.num_cached_tokens for one in results])
     assert found[1] == found[2] == found[0]
     assert known[2] == [36, 20]
+
+
+@pytest.mark.parametrize("settings", [{"drafter": "mtp"}, {"state_rollback": "ring"}])
+def test_whole_pages_of_a_hybrid_are_known_but_the_last(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """One token is left to be read, so the state before the last page is the longest of use."""
+    prompts = [[10 + i % 7 for i in range(pages * PAGE)] for pages in (2, 5)]
+    config = {"drafter": "ngram", "prompt_store": str(tmp_path / "store"), **settings}
+    found: list[Texts] = []
+    known: list[list[int]] = []
+    for _ in range(2):
+        with closing(opened(HYBRID, **config)) as llm:
+            for _ in range(2):
+                results = [llm.generate([prompt], PARAMS)[0] for prompt in prompts]
+                found.append([one.token_ids for one in results])
+                known.append([one.num_cached_tokens for one in results])
+    assert known == [[0, PAGE], *[[PAGE, 4 * PAGE]] * 3]
+    assert found == [found[0]] * 4
 
 
 def test_salts_keep_prompts_apart(tmp_path: Path) -> None:

@@ -418,7 +418,7 @@ class PagedKV:
         def rows(arena: Tensor, number: int) -> Tensor:
             return arena[:, :, :, number * self._page_size : (number + 1) * self._page_size]
 
-        found = [rows(self.arena, page)]
+        found = [rows(arena, page) for arena in self.arenas]
         if self.frames is not None:
             found.append(rows(self.frames.arena, int(self.frames.of_P[page])))
         if self.hidden_SKD.shape[1]:

@@ -319,9 +319,10 @@ class Policy:
         return Wants(tuple(sorted(states)), inputs)
 
     def _page_ends(self, length: int, first: int, stop: int, num_text: int) -> set[int]:
-        """The last node of the text that fills a page, and the last node of all that does."""
+        """The last node that fills a page: of the text without its last token, which is read again
+        whenever the text is opened, of the whole text, and of all."""
         found: set[int] = set()
-        for end in (min(first + num_text + 1, stop), stop):
+        for end in (min(first + num_text, stop), min(first + num_text + 1, stop), stop):
             node = (length + end) // self.page_size * self.page_size - length - 1
             if node >= first:
                 found.add(node)

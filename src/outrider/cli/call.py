@@ -246,7 +246,10 @@ def _explained(
 def needed(call: Call[Options], name: str, *, position: int = 0) -> str:
     """Return the required argument at `position`. Raises ConfigError if it is missing."""
     if position >= len(call.arguments):
-        raise ConfigError(f"{name} is missing.", hint="the same command with --help")
+        verb = call.options.verb
+        text = next(item.text for item in verb.arguments if item.name == name)
+        why = f"{name} is missing: {text[0].lower()}{text[1:]}"
+        raise ConfigError(why, hint=verb.example)
     return call.arguments[position]
 
 
