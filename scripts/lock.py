@@ -4,10 +4,10 @@ Needs uv on the path (`pip install uv`) and the package index. Run it when pypro
 something else, or with `--upgrade` for newer versions; then run scripts/setup and it again, for the
 licences of packages that were not installed.
 
-The lock has one version of each package a Python and platform, and the SHA-256 of every file that
-the index has of it: what `scripts/setup` installs. PyTorch comes from the index that fits the
-machine, which has files of its own for one version, so it is pinned by version alone; the CUDA
-libraries that some of its builds ask for come with it.
+The lock has one version of each package a Python and platform, and the SHA-256 of its source and of
+its wheels for platforms that PyTorch has wheels for: what `scripts/setup` installs. PyTorch comes
+from the index that fits the machine, which has files of its own for one version, so it is pinned by
+version alone; the CUDA libraries that some of its builds ask for come with it.
 
 requirements-extras.lock has the same of what the extras ask for that development does not need:
 `pip install --require-hashes -r requirements.lock -r requirements-extras.lock` has all of them.
@@ -29,6 +29,10 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
+
+from packaging.tags import Tag
+from packaging.utils import parse_wheel_filename
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements.lock"
@@ -37,8 +41,8 @@ EXTRAS = ("data", "otel", "cluster")
 BILL = ROOT / "bill-of-materials.json"
 DEVELOPMENT = "# For development"
 HEADER = """\
-# What scripts/setup installs, with the SHA-256 of every file that the package index has of it, for
-# Python 3.11 to 3.13 on all platforms. Written by scripts/lock.py; do not edit.
+# What scripts/setup installs, with the SHA-256 of its source and of its wheels for Python 3.11 to
+# 3.13 where PyTorch has wheels too. Written by scripts/lock.py; do not edit.
 # PyTorch comes from the index that fits the machine, so it is pinned by version alone:
 # torch=={}
 """
@@ -51,6 +55,7 @@ APART = re.compile(r"torch|nvidia-.*|cuda-.*")
 APART_IN_USE = re.compile(rf"{APART.pattern}|triton")
 # Of packages that are installed on other platforms only.
 ELSEWHERE = {"colorama": "BSD-3-Clause"}
+PLATFORMS = r"any|(many)?linux\w*_(x86_64|aarch64)|macosx_\d+_\d+_(arm64|universal2)|win_amd64"
 ENTRY = re.compile(r"^([a-z0-9-]+)==(\S+)(?: ; (.*?))? \\$")
 HASH = re.compile(r"^    --hash=sha256:([0-9a-f]{64})")
 # What a classifier calls them, and short names of the same.
@@ -98,9 +103,28 @@ def parse(text: str) -> list[Entry]:
     return found
 
 
+def fits(tag: Tag) -> bool:
+    """True for a wheel's tag of Python 3.11 to 3.13 on a platform that PyTorch has wheels for."""
+    python = re.fullmatch(r"(?:cp|py)3(\d*)", tag.interpreter)
+    minor = int(python[1] or 0) if python else 99
+    # A wheel with a stable interface, or with none, is for later Pythons as well.
+    oldest = 11 if tag.abi == tag.interpreter else 0 if tag.abi in ("abi3", "none") else 99
+    return oldest <= minor <= 13 and re.fullmatch(PLATFORMS, tag.platform) is not None
+
+
+def entry_of(package: Mapping[str, Any]) -> Entry:
+    """A package of pylock.toml with the hashes of its source and of the wheels that fit."""
+    names = [(wheel, wheel["url"].rpartition("/")[2]) for wheel in package.get("wheels", ())]
+    files = [w for w, name in names if any(map(fits, parse_wheel_filename(unquote(name))[3]))]
+    files += [package["sdist"]] if "sdist" in package else []
+    hashes = sorted(file["hashes"]["sha256"] for file in files)
+    marker = re.sub(r"python_full_version >= '3\.11'( and )?", "", package.get("marker", ""))
+    return Entry(package["name"], package["version"], marker, tuple(hashes))
+
+
 def compiled(uv: str, *words: str) -> list[Entry]:
     """What uv resolves pyproject.toml to, for every Python and platform."""
-    command = [uv, "pip", "compile", "pyproject.toml", "--universal", "--generate-hashes"]
+    command = [uv, "pip", "compile", "pyproject.toml", "--universal", "--format", "pylock.toml"]
     options = ["--no-config", "--no-annotate", "--no-header", "--quiet", "--python-version", "3.11"]
     # PyTorch's own index has other files of the same version.
     options.append("--no-sources")
@@ -109,8 +133,9 @@ def compiled(uv: str, *words: str) -> list[Entry]:
     )
     if result.returncode:
         sys.exit(result.stderr)
+    entries = map(entry_of, tomllib.loads(result.stdout)["packages"])
     # Not the packages of browsers.
-    return [e for e in parse(result.stdout) if "== 'emscripten'" not in e.marker]
+    return [entry for entry in entries if "== 'emscripten'" not in entry.marker]
 
 
 def resolved(uv: str, *, upgrade: bool) -> tuple[list[Entry], list[Entry], list[Entry]]:
