@@ -1,9 +1,8 @@
 """Brings the libraries of the browser's pages from the npm registry into server/web/vendor.
 
 Usage: python scripts/vendor_web.py (needs npm, and network). The files are those of the published
-packages; only what they import is renamed to the file beside them, and uPlot's, which is no module,
-gets an export. manifest.json says of each where it came from and both hashes;
-tests/unit/server/test_web.py compares them.
+packages; only what they import is renamed to the file beside them. manifest.json says of each
+where it came from and both hashes; tests/unit/server/test_web.py compares them.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ FILES = {
     "htm.js": ("htm@3.1.1", "dist/htm.mjs"),
     "signals-core.js": ("@preact/signals-core@1.14.5", "dist/signals-core.mjs"),
     "signals.js": ("@preact/signals@2.11.4", "dist/signals.mjs"),
-    "uplot.js": ("uplot@1.6.32", "dist/uPlot.iife.min.js"),
-    "uplot.css": ("uplot@1.6.32", "dist/uPlot.min.css"),
     "marked.js": ("marked@18.2.1", "lib/marked.esm.js"),
     "highlight.js": (HIGHLIGHT, "es/core.min.js"),
     **{f"highlight-{name}.js": (HIGHLIGHT, f"es/languages/{name}.min.js") for name in LANGUAGES},
@@ -38,7 +35,6 @@ IMPORTS = {
     "preact/hooks": "./hooks.js",
     "@preact/signals-core": "./signals-core.js",
 }
-EXPORTS = {"uplot.js": "\nexport default uPlot;\n"}
 
 
 def main() -> None:
@@ -82,7 +78,7 @@ def changed_for_browsers(name: str, text: str) -> str:
     text = re.sub(r"\n?//# sourceMappingURL=.*", "", text)
     if name in OF_PREACT:
         text = re.sub(r'from"([^"]+)"', lambda found: f'from"{IMPORTS[found[1]]}"', text)
-    return text.rstrip() + EXPORTS.get(name, "\n")
+    return text.rstrip() + "\n"
 
 
 def digest(text: str) -> str:

@@ -140,6 +140,90 @@ def test_messages_are_edited_answered_again_saved_deleted_and_brought_back(
     assert page.locator(".messages > li").count() == 2
 
 
+def test_a_saved_conversation_is_opened_again_beside_the_first_one_and_goes_on(
+    opened: OpenPage, tmp_path: Path
+) -> None:
+    page = opened("/")
+    settle(page, max_tokens="8", temperature="0")
+    page.get_by_label("Attach text").set_input_files(
+        {"name": "a.txt", "mimeType": "text/plain", "buffer": b"In a file."}
+    )
+    say(page, "Hello there")
+    page.get_by_role("button", name="Compare", exact=True).click()
+    page.locator(".facts .line", has_text="identical to plain").wait_for()
+    with page.expect_download() as found:
+        page.get_by_role("button", name="Save as JSON").click()
+    path = tmp_path / "saved.json"
+    found.value.save_as(path)
+    text, line = page.locator(".answer .md").inner_text(), lines(page)
+    page.get_by_label("Open a saved one").set_input_files(path)
+    page.locator(".answer .place", has_text="From a file").wait_for()
+    assert page.locator("nav.history li").count() == 2
+    assert (page.locator(".answer .md").inner_text(), lines(page)) == (text, line)
+    assert page.locator(".question summary").inner_text() == "a.txt"
+    page.locator(".facts .line").click()
+    assert "did not keep the rounds" in page.get_by_role("alert").inner_text()
+    sent = requests(page)
+    say(page, "Go on")
+    asked = json.loads(sent[0].post_data)["messages"]
+    assert [one["role"] for one in asked] == ["user", "assistant", "user"]
+    assert asked[0]["content"] == "a.txt\n```\nIn a file.\n```\n\nHello there"
+    # What is saved once more has the remark once.
+    with page.expect_download() as found:
+        page.get_by_role("button", name="Save as JSON").click()
+    found.value.save_as(path)
+    page.get_by_label("Open a saved one").set_input_files(path)
+    page.locator("nav.history li").nth(2).wait_for()
+    assert page.locator(".answer .place", has_text="From a file").count() == 2
+
+
+def _saved(messages: object, **more: object) -> str:
+    return json.dumps({"format": "outrider-conversation-1", "messages": messages} | more)
+
+
+WRONG = {
+    "# Notes": 'it is not JSON. "Save as JSON" writes a file that can be opened',
+    "null": "it is no saved conversation: its format is not outrider-conversation-1",
+    '{"format": "outrider-run-1"}': (
+        "it is no saved conversation: its format is not outrider-conversation-1"
+    ),
+    _saved([]): "it has no messages",
+    _saved({"0": 1}): "it has no messages",
+    _saved([None]): "its message 1 is neither of the user nor of the assistant",
+    _saved([{"role": "user", "text": "a"}, {"role": "system", "text": "b"}]): (
+        "its message 2 is neither of the user nor of the assistant"
+    ),
+    _saved([{"role": "user", "text": 3}]): "its message 1 has no text",
+    _saved([{"role": "user", "text": "", "files": [{"name": "x"}]}]): (
+        "its message 1 has a broken file"
+    ),
+    "\0": "it is no text",
+    " " * ((16 << 20) + 1): "it is larger than 16 MiB",
+}
+
+
+def test_a_file_that_is_no_saved_conversation_is_refused_by_name_and_changes_nothing(
+    opened: OpenPage,
+) -> None:
+    page = opened("/")
+    for words, why in WRONG.items():
+        given = {"name": "chosen.json", "mimeType": "", "buffer": words.encode()}
+        page.get_by_label("Open a saved one").set_input_files(given)
+        page.get_by_text(f"chosen.json cannot be opened: {why}.", exact=True).wait_for()
+        assert page.locator("nav.history li, .messages").count() == 0
+    # Broken facts become none, and what a file names is text.
+    words = [
+        {"role": "user", "text": "<b>Hello</b>"},
+        {"role": "assistant", "text": "<i>x</i>", "facts": {"drafted": "9", "notes": [{}]}},
+    ]
+    given = {"name": "a.json", "mimeType": "", "buffer": _saved(words, title=[1]).encode()}
+    page.get_by_label("Open a saved one").set_input_files(given)
+    page.locator(".answer").wait_for()
+    assert lines(page) == ["how it was written is not known"]
+    assert page.locator(".said").inner_text() == "<b>Hello</b>"
+    assert page.get_by_role("alert").count() == 0
+
+
 def test_the_first_key_is_in_the_message(opened: OpenPage) -> None:
     page = opened("/")
     page.locator("#message:focus").wait_for()

@@ -220,19 +220,10 @@ TYPES: Mapping[str, str] = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Values that differ between the pages: the script, the page's own style, and the text for browsers
-# without scripts.
+# Values that differ between the pages: the script, and the text for browsers without scripts.
 PAGES: Mapping[str, Mapping[str, str]] = {
-    "/": {
-        "name": "playground",
-        "style": "rounds/rounds.css",
-        "instead": "The API works without it.",
-    },
-    "/dashboard": {
-        "name": "dashboard",
-        "style": "vendor/uplot.css",
-        "instead": "/metrics has the same for Prometheus.",
-    },
+    "/": {"name": "playground", "instead": "The API works without it."},
+    "/dashboard": {"name": "dashboard", "instead": "/metrics has the same for Prometheus."},
 }
 _PAGE = "/web/page.html"
 # Fields of a card that no page shows.

@@ -1,79 +1,85 @@
 // @ts-check
-/* Lines over time or rounds, by uPlot. A chart is a picture: what it shows is said in words too. */
-import { html, useEffect, useRef } from "./html.js";
-import uPlot from "./vendor/uplot.js";
+/* Lines over time. A chart is a picture: what it shows is said in words too. */
+import { html, useEffect, useRef, useState } from "./html.js";
 
 const HEIGHT = 170;
-const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3]];
-const COLORS = ["--lookup-line", "--recovered-line", "--draft-line", "--bonus-line"];
-
-function color(name) {
-  // A canvas knows no light-dark(): an element's computed colour does.
-  const probe = document.createElement("span");
-  probe.style.color = `var(${name})`;
-  document.body.append(probe);
-  const found = getComputedStyle(probe).color;
-  probe.remove();
-  return found;
-}
+const LEFT = 64;
+const BOTTOM = HEIGHT - 28;
+const TOP = 8;
+/* Room for the words of a moment, and the seconds that may lie between two of them. */
+const APART = 90;
+const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600];
+const LINES = 4;
 
 const clock = (seconds) => new Date(1000 * seconds).toTimeString().slice(0, 8);
+const isGiven = (value) => value !== null && value !== undefined;
 
-/** From zero to a little above the most; to `least` where all is zero or nothing is there. */
-const above = (least) => (_, low, high) => [0, high > 0 ? Math.max(1.1 * high, least / 10) : least];
+/** The multiples of `step` from `low` to `high`. */
+function multiples(low, high, step) {
+  const first = Math.ceil(low / step - 1e-9);
+  const count = Math.floor(high / step + 1e-9) - first + 1;
+  return Array.from({ length: Math.max(0, count) }, (_, i) => (first + i) * step);
+}
 
-/** `data` are columns, the first of which is x; `series` are {label} of the others. The y-axis
-    reaches to `least` where nothing is above zero, and to `most` always if that is given. */
-export function Chart({ title, words, data, series, time = false, format = (v) => String(v),
-  least = 1, most = undefined }) {
-  const place = useRef(null);
-  const made = useRef(null);
-  const latest = useRef(data);
-  latest.current = data;
-  const names = series.map((one) => one.label).join("|");
-  useEffect(() => {
-    const root = place.current;
-    const build = () => {
-      made.current?.destroy();
-      const [ink, line] = [color("--muted"), color("--line")];
-      const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line } };
-      made.current = new uPlot({
-        width: Math.max(200, root.clientWidth), height: HEIGHT, legend: { live: true },
-        cursor: { y: false },
-        scales: { x: { time }, y: { range: most ? [0, most] : above(least) } },
-        axes: [{ ...axis, space: 90, size: 36, values: (_, all) => all.map(time ? clock : String) }, { ...axis, size: 64, values: (_, all) => all.map(format) }],
-        series: [{ value: (_, x) => (x === null ? "–" : time ? clock(x) : String(x)) }, ...series.map((one, i) => ({
-          label: one.label, stroke: color(COLORS[i % COLORS.length]), width: 2,
-          dash: DASHES[i % DASHES.length], spanGaps: true, points: { size: 4 },
-          value: (_, value) => (value === null || value === undefined ? "–" : format(value)),
-        }))],
-      }, latest.current, root);
-    };
-    build();
-    const sized = new ResizeObserver(() => {
-      const width = Math.max(200, root.clientWidth);
-      if (made.current && made.current.width !== width) made.current.setSize({ width, height: HEIGHT });
-    });
-    sized.observe(root);
-    const scheme = matchMedia("(prefers-color-scheme: dark)");
-    addEventListener("themechange", build);
-    scheme.addEventListener("change", build);
-    return () => {
-      sized.disconnect();
-      removeEventListener("themechange", build);
-      scheme.removeEventListener("change", build);
-      made.current?.destroy();
-      made.current = null;
-    };
-  }, [names, time]);
-  useEffect(() => {
-    made.current?.setData(data);
-    // What the legend says while nobody points at a moment: the newest figures.
-    if (made.current && made.current.cursor.idx == null) made.current.setLegend({ idx: data[0].length - 1 });
+/** A step of 1, 2 or 5 times a power of ten, of which at most LINES fit below `high`. */
+function roundStep(high) {
+  const unit = 10 ** Math.floor(Math.log10(high / LINES));
+  return unit * [1, 2, 5, 10].find((times) => times * unit * LINES >= high * (1 - 1e-9));
+}
+
+/** The path through the points that are given; one alone is a dot. */
+function path(xs, values) {
+  let made = "";
+  xs.forEach((x, i) => {
+    if (isGiven(values[i])) made += `${made ? "L" : "M"}${x.toFixed(1)} ${values[i].toFixed(1)}h0`;
   });
+  return made;
+}
+
+/** `data` are columns, the first of which are seconds; `series` are {label} of the others. The y-axis
+    reaches to `least` where nothing is above zero, and to `most` always if that is given. */
+export function Chart({ title, words, data, series, format = String, least = 1, most = 0 }) {
+  const place = useRef(null);
+  const [width, resize] = useState(400);
+  const [pointed, point] = useState(null);
+  useEffect(() => {
+    const sized = new ResizeObserver(() => resize(Math.max(200, place.current.clientWidth)));
+    sized.observe(place.current);
+    return () => sized.disconnect();
+  }, []);
+  const [times, ...columns] = data;
+  const [begin, end] = [times[0], times.at(-1)];
+  const span = Math.max(1, end - begin);
+  const highest = columns.reduce((high, values) => values.reduce((a, b) => Math.max(a, b ?? 0), high), 0);
+  const high = most || (highest > 0 ? Math.max(1.1 * highest, least / 10) : least);
+  const x = (time) => LEFT + (time - begin) / span * (width - LEFT - 8);
+  const y = (value) => BOTTOM - value / high * (BOTTOM - TOP);
+  const step = STEPS.find((seconds) => seconds / span * (width - LEFT) >= APART) ?? span;
+  const xs = times.map(x);
+  // What the legend says while nobody points at a moment: the newest figures.
+  const at = Math.min(pointed ?? times.length, times.length - 1);
+  const follow = (event) => {
+    const where = event.clientX - place.current.getBoundingClientRect().left;
+    point(Math.max(0, Math.min(times.length - 1, Math.round(
+      (where - LEFT) / (width - LEFT - 8) * (times.length - 1)))));
+  };
   return html`
-    <figure class="chart" aria-label=${title}>
+    <figure class="chart lines" aria-label=${title}>
       <figcaption><strong>${title}</strong> <span>${words}</span></figcaption>
-      <div ref=${place} aria-hidden="true"></div>
+      <div ref=${place} aria-hidden="true">
+        <svg width=${width} height=${HEIGHT} onPointerMove=${follow} onPointerLeave=${() => point(null)}>
+          ${multiples(0, high, roundStep(high)).map((value) => html`
+            <path class="rule" d=${`M${LEFT} ${y(value).toFixed(1)}H${width - 8}`} />
+            <text x=${LEFT - 8} y=${y(value) + 4} class="high">${format(value)}</text>`)}
+          ${multiples(begin, end, step).map((time) => html`
+            <text x=${x(time)} y=${HEIGHT - 8}>${clock(time)}</text>`)}
+          ${pointed === null ? null : html`<path class="rule" d=${`M${xs[at]} ${TOP}V${BOTTOM}`} />`}
+          ${columns.map((values, i) => html`
+            <path class=${`line-${i}`} d=${path(xs, values.map((one) => (isGiven(one) ? y(one) : null)))} />`)}
+        </svg>
+        <p class="moment"><span>${clock(times[at])}</span>${series.map(({ label }, i) => html`
+          <span><svg width="24" height="8"><path class=${`line-${i}`} d="M0 4H24" /></svg> ${label}${" "}
+            <b>${isGiven(columns[i][at]) ? format(columns[i][at]) : "–"}</b></span>`)}</p>
+      </div>
     </figure>`;
 }

@@ -5,11 +5,12 @@ import { Problem } from "./form.js";
 import { html, signal, useEffect, useRef, useState } from "./html.js";
 import { CopyButton, Markdown } from "./markdown.js";
 import { Settings } from "./settings.js";
+import { exported, readConversation } from "./saved.js";
 import { save } from "./share.js";
 import { card, choose, isBusy, models, problem, stop } from "./state.js";
 import {
-  again, attach, compare, comparing, conversations, current, deleted, draft, edit, explain, exported,
-  files, forget, isKept, live, open, send, undo,
+  again, attach, compare, comparing, conversations, current, deleted, draft, edit, explain, files,
+  forget, isKept, live, open, openFile, send, undo,
 } from "./talk.js";
 
 const EXAMPLES = [
@@ -150,6 +151,16 @@ const Welcome = () => html`
       onClick=${() => { draft.value = words; write(); }}>${words}</button>`)}</p>
   </div>`;
 
+/** A button that asks for files. */
+function FileButton({ id, label, use, ...given }) {
+  const chosen = ({ currentTarget }) => {
+    use([...currentTarget.files]);
+    currentTarget.value = "";
+  };
+  return html`<input id=${id} class="hidden" type="file" ...${given} onChange=${chosen} />
+    <label class="button" for=${id}>${label}</label>`;
+}
+
 function History() {
   const name = (one) => one.title.replace(/[^\w -]+/g, "").trim().slice(0, 40) || "conversation";
   const one = current.value;
@@ -158,6 +169,8 @@ function History() {
     <nav class=${panel.value === "history" ? "history shown" : "history"} aria-label="Conversations">
       <button type="button" disabled=${isBusy.value} onClick=${() => { open(null); panel.value = ""; }}>
         New conversation</button>
+      <${FileButton} id="saved" label="Open a saved one" accept=".json,application/json" disabled=${isBusy.value}
+        use=${async ([file]) => { await openFile(file, readConversation); if (!problem.value) panel.value = ""; }} />
       <ul>${conversations.value.map((each) => html`
         <li key=${each.id}><button type="button" class="quiet" disabled=${isBusy.value}
           aria-current=${each.id === one.id ? "true" : null}
@@ -205,11 +218,7 @@ function Composer() {
       <textarea id="message" rows="2" value=${draft.value} placeholder="Ask something" onKeyDown=${keys}
         onInput=${(event) => { draft.value = event.currentTarget.value; }}></textarea>
       <div class="row">
-        <input id="attach" class="hidden" type="file" multiple onChange=${(event) => {
-          attach([...event.currentTarget.files]);
-          event.currentTarget.value = "";
-        }} />
-        <label class="button" for="attach">Attach text</label>
+        <${FileButton} id="attach" label="Attach text" multiple use=${attach} />
         ${[["settings", "Settings"], ["history", "Conversations"]].map(([name, words]) => html`
           <button type="button" class=${name} aria-expanded=${panel.value === name}
             onClick=${() => { panel.value = panel.value === name ? "" : name; }}>${words}</button>`)}

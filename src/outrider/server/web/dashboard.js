@@ -93,24 +93,24 @@ function charts(from) {
   const names = Object.keys(drafters).sort().slice(0, COLORS_MOST);
   return html`
     <div class="charts">
-      <${Chart} time title="Tokens a second" words="written, and read of prompts" format=${short}
+      <${Chart} title="Tokens a second" words="written, and read of prompts" format=${short}
         data=${of("tokens_per_second", "prompt_tokens_per_second")}
         series=${lines("written", "of prompts")} />
-      <${Chart} time title="Requests a second" words="ended, and refused" format=${short}
+      <${Chart} title="Requests a second" words="ended, and refused" format=${short}
         data=${of("requests_per_second", "refusals_per_second")} series=${lines("ended", "refused")} />
-      <${Chart} time title="Time to the first token" words="of requests that ended" format=${seconds}
+      <${Chart} title="Time to the first token" words="of requests that ended" format=${seconds}
         least=${0.1}
         data=${of("first_token_p50", "first_token_p95", "first_token_p99")}
         series=${lines("p50", "p95", "p99")} />
-      <${Chart} time title="Between tokens" words="each token's share of its round" format=${seconds} least=${0.1}
+      <${Chart} title="Between tokens" words="each token's share of its round" format=${seconds} least=${0.1}
         data=${of("inter_token_p50", "inter_token_p95", "inter_token_p99")}
         series=${lines("p50", "p95", "p99")} />
-      <${Chart} time title="Requests in flight" words="running, and waiting" format=${short}
+      <${Chart} title="Requests in flight" words="running, and waiting" format=${short}
         data=${of("running", "waiting")} series=${lines("running", "waiting")} />
-      <${Chart} time title="KV cache in use" words="of what was set aside for it" format=${percent}
+      <${Chart} title="KV cache in use" words="of what was set aside for it" format=${percent}
         least=${0.01}
         data=${of("kv_usage")} series=${lines("in use")} />
-      ${names.length ? html`<${Chart} time title="Acceptance by drafter" format=${percent} most=${1}
+      ${names.length ? html`<${Chart} title="Acceptance by drafter" format=${percent} most=${1}
         words="accepted of drafted tokens, over half a minute"
         data=${[x, ...names.map((name) => shares(drafters[name]).slice(from))]}
         series=${lines(...names)} />` : null}

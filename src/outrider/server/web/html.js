@@ -65,8 +65,6 @@ const PAGES = [["conversation", "./#", "Conversation"], ["laboratory", "./#labor
 export function Header({ here, model, children }) {
   const choose = (name) => {
     try { localStorage.setItem("outrider.theme", name); } catch { /* a private window */ }
-    // Charts are drawn in the colours of the moment.
-    dispatchEvent(new Event("themechange"));
   };
   const known = remembered();
   return html`

@@ -2,21 +2,33 @@
 /* Markdown as elements. marked splits the text into tokens, and each token becomes an element with
    text nodes: no markup is ever made of a text, so there is nothing to sanitise. HTML within the text
    is shown as it is written, a link leads to http, https or mail alone, and no picture is fetched. */
-import { html, useState } from "./html.js";
+import { html, signal, useState } from "./html.js";
 import highlight from "./vendor/highlight.js";
-import bash from "./vendor/highlight-bash.js";
-import cpp from "./vendor/highlight-cpp.js";
-import go from "./vendor/highlight-go.js";
-import javascript from "./vendor/highlight-javascript.js";
-import json from "./vendor/highlight-json.js";
-import python from "./vendor/highlight-python.js";
-import rust from "./vendor/highlight-rust.js";
-import xml from "./vendor/highlight-xml.js";
 import { lexer } from "./vendor/marked.js";
 
-const LANGUAGES = { bash, cpp, go, javascript, json, python, rust, xml };
-for (const [name, language] of Object.entries(LANGUAGES)) highlight.registerLanguage(name, language);
-highlight.registerAliases(["ts", "typescript", "jsx", "tsx"], { languageName: "javascript" });
+/* Languages of code, each fetched with the first block of it, by the names that fences use. */
+const NAMES = {
+  bash: "bash sh zsh shell", cpp: "cpp c h hpp c++ cc cxx", go: "go golang",
+  javascript: "javascript js mjs cjs ts typescript jsx tsx", json: "json jsonc", python: "python py gyp",
+  rust: "rust rs", xml: "xml html svg xhtml rss",
+};
+const FILES = Object.fromEntries(Object.entries(NAMES).flatMap(([file, names]) => (
+  names.split(" ").map((name) => [name, file]))));
+const fetched = signal({});
+
+/** The language of a fence, once its file is here. */
+function known(name) {
+  const file = Object.hasOwn(FILES, name) ? FILES[name] : null;
+  if (file && !(file in fetched.value)) {
+    fetched.peek()[file] = false;
+    import(`./vendor/highlight-${file}.js`).then((found) => {
+      highlight.registerLanguage(file, found.default);
+      fetched.value = { ...fetched.value, [file]: true };
+    }, () => { /* code without colours */ });
+  }
+  return file && fetched.value[file] ? file : null;
+}
+
 const MOST_HIGHLIGHTED = 20000;
 const MOST_KEPT = 100;
 const MOST_DEEP = 40;
@@ -75,11 +87,11 @@ export function CopyButton({ text, label = "Copy" }) {
 
 function Code({ text, lang }) {
   const language = /^[\w+#-]*/.exec(lang ?? "")[0].toLowerCase();
-  const isKnown = highlight.getLanguage(language) && text.length < MOST_HIGHLIGHTED;
+  const file = text.length < MOST_HIGHLIGHTED ? known(language) : null;
   return html`
     <div class="codeblock">
       <div class="row"><span>${language || "text"}</span><${CopyButton} text=${text} label="Copy code" /></div>
-      <pre tabindex="0"><code>${isKnown ? coloured(tree(text, language)) : text}</code></pre>
+      <pre tabindex="0"><code>${file ? coloured(tree(text, file)) : text}</code></pre>
     </div>`;
 }
 

@@ -9,12 +9,13 @@ import { AcceptancePanel, ControllerPanel, ForcedPanel, LanesPanel } from "./pan
 import { PromisePanel } from "./promise.js";
 import { RacePanel } from "./race.js";
 import { roundView } from "./rounds/rounds.js";
+import { FORMAT as CONVERSATION, readConversation } from "./saved.js";
 import { SharePanel } from "./share.js";
 import { FORMAT, tellingRound } from "./run.js";
 import {
   card, isBusy, isLab, isReplay, look, meet, remember, run, shownRound, tab,
 } from "./state.js";
-import { attach, load } from "./talk.js";
+import { attach, load, openFile } from "./talk.js";
 
 // Of a frame: what is left is the browser's, to lay out and to paint.
 const FRAME_MS = 5;
@@ -108,13 +109,14 @@ function tabs() {
   ];
 }
 
-/** A saved run is shown again; any other text goes with the next message. */
+/** A saved run or conversation is opened; any other text goes with the next message. */
 async function dropped(event) {
   event.preventDefault();
   const found = [...event.dataTransfer?.files ?? []];
   if (!found.length) return;
-  const isRun = isLab.value || (await found[0].slice(0, 200).text()).includes(`"format":"${FORMAT}"`);
-  if (isRun) open(found[0]);
+  const start = await found[0].slice(0, 200).text();
+  if (isLab.value || start.includes(`"format":"${FORMAT}"`)) open(found[0]);
+  else if (start.includes(CONVERSATION)) openFile(found[0], readConversation);
   else attach(found);
 }
 

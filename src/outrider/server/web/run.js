@@ -55,9 +55,9 @@ export class Run {
   }
 }
 
-const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
-const text = (value) => (typeof value === "string" ? value : "");
-const number = (value) => (Number.isFinite(value) ? value : 0);
+export const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+export const text = (value) => (typeof value === "string" ? value : "");
+export const number = (value) => (Number.isFinite(value) ? value : 0);
 const chance = (value) => (Number.isFinite(value) ? value : null);
 
 function node(given, place) {

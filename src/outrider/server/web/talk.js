@@ -3,10 +3,9 @@
 import { signal } from "./html.js";
 import { lanes, runPairs } from "./race.js";
 import { Run, acceptance, readRun } from "./run.js";
-import { asked, busily, card, facts, finish, form, problem, replay } from "./state.js";
+import { asked, busily, card, facts, finish, form, isBusy, problem, replay } from "./state.js";
 import { all, get, put, remove } from "./store.js";
 
-const MOST_FILE_BYTES = 1 << 20;
 const TIED_TO_SEED = ["match", "coupled"];
 
 /** Conversations, the newest first: {id, title, changed, messages}. A message has `role` and `text`; one
@@ -23,7 +22,7 @@ export const isKept = signal(true);
 export const comparing = signal("");
 const runs = new Map();
 
-function newId() {
+export function newId() {
   return crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
 }
 
@@ -85,21 +84,36 @@ export function undo() {
   for (const id of answers(one.messages)) if (runs.has(id)) keepRun(id);
 }
 
-/** Reads files as text; one that is none is refused by name. */
-export async function attach(chosen) {
-  for (const file of chosen) {
-    try {
-      if (file.size > MOST_FILE_BYTES) throw new Error("it is larger than 1 MiB");
-      const bytes = await file.arrayBuffer();
-      const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
-      if (text.includes("\0")) throw new Error("it is no text");
-      files.value = [...files.value, { name: file.name, text }];
-    } catch (error) {
-      const why = error instanceof TypeError ? "it is no text in UTF-8" : error.message;
-      problem.value = `${file.name} cannot be attached: ${why}.`;
-    }
+/** Gives `use` the text of `file`; one that is no text, or that `use` refuses, is refused by name. */
+async function withText(file, { mebibytes, done }, use) {
+  try {
+    if (file.size > mebibytes << 20) throw new Error(`it is larger than ${mebibytes} MiB`);
+    const bytes = await file.arrayBuffer();
+    let text;
+    try { text = new TextDecoder("utf-8", { fatal: true }).decode(bytes); } catch { throw new Error("it is no text in UTF-8"); }
+    if (text.includes("\0")) throw new Error("it is no text");
+    use(text);
+  } catch (error) {
+    problem.value = `${file.name} cannot be ${done}: ${error.message}.`;
   }
 }
+
+/** Reads files as text, which goes with the next message. */
+export async function attach(chosen) {
+  for (const file of chosen) {
+    await withText(file, { mebibytes: 1, done: "attached" }, (text) => {
+      files.value = [...files.value, { name: file.name, text }];
+    });
+  }
+}
+
+/** Opens the conversation that `read` finds in a file, and keeps it. */
+export const openFile = (file, read) => withText(file, { mebibytes: 16, done: "opened" }, (text) => {
+  const one = read(text);
+  if (isBusy.value) throw new Error("an answer is being written");
+  open(one);
+  change(one.messages);
+});
 
 /** What the model reads of a message: its files in fences, then what was typed. */
 export function content({ text, files: own = [] }) {
@@ -231,12 +245,4 @@ export async function explain(message) {
   lanes.value = lanes.value?.on?.prompt === made.prompt ? lanes.value : null;
   form.prompt.value = made.prompt;
   replay(made);
-}
-
-/** A conversation as Markdown, or as JSON with all that is known of its answers. */
-export function exported(one, kind) {
-  if (kind === "json") return JSON.stringify({ format: "outrider-conversation-1", ...one }, null, 1);
-  const parts = one.messages.map((message) => (
-    `## ${message.role === "user" ? "You" : "Model"}\n\n${content(message)}\n`));
-  return `# ${one.title}\n\n${parts.join("\n")}`;
 }

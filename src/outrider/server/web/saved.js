@@ -1,0 +1,62 @@
+// @ts-check
+/* A conversation as a file: written as Markdown or JSON, and the JSON read again as data of a stranger. */
+import { isObject, number, text } from "./run.js";
+import { content, newId } from "./talk.js";
+
+export const FORMAT = "outrider-conversation-1";
+const FROM_FILE = "From a file: what the line above says was not checked here.";
+
+/** A conversation as Markdown, or as JSON with all that is known of its answers. */
+export function exported(one, kind) {
+  if (kind === "json") return JSON.stringify({ format: FORMAT, ...one }, null, 1);
+  const parts = one.messages.map((message) => (
+    `## ${message.role === "user" ? "You" : "Model"}\n\n${content(message)}\n`));
+  return `# ${one.title}\n\n${parts.join("\n")}`;
+}
+
+const strings = (given) => (Array.isArray(given) ? given : []).map(String);
+
+/** What is known of an answer. Its rounds are not in the file, so nothing can be compared. */
+function facts(given) {
+  const found = isObject(given) ? given : {};
+  const { comparison } = found;
+  return {
+    ...Object.fromEntries(["drafted", "accepted", "rounds", "tokens", "speed"].map((name) => (
+      [name, number(found[name])]))),
+    off: found.off === true, guarantee: text(found.guarantee) || "how it was written is not known", comparable: false,
+    notes: [...new Set([...strings(found.notes), FROM_FILE])],
+    ...(isObject(comparison) && { comparison: { isSame: comparison.isSame === true, ratio: number(comparison.ratio) } }),
+  };
+}
+
+function file(given) {
+  if (typeof given?.name !== "string" || typeof given.text !== "string") throw new Error("has a broken file");
+  return { name: given.name, text: given.text };
+}
+
+function message(given) {
+  if (!["user", "assistant"].includes(given?.role)) throw new Error("is neither of the user nor of the assistant");
+  if (typeof given.text !== "string") throw new Error("has no text");
+  const { role } = given;
+  if (role === "user") {
+    const files = (Array.isArray(given.files) ? given.files : []).map(file);
+    return { role, text: given.text, ...(files.length && { files }) };
+  }
+  return {
+    role, id: newId(), text: given.text, thought: text(given.thought), end: text(given.end),
+    facts: facts(given.facts),
+  };
+}
+
+/** The conversation of a file, as another one than that which was saved. Raises an Error whose message
+    says what is wrong. */
+export function readConversation(written) {
+  let given;
+  try { given = JSON.parse(written); } catch { throw new Error("it is not JSON. \"Save as JSON\" writes a file that can be opened"); }
+  if (given?.format !== FORMAT) throw new Error(`it is no saved conversation: its format is not ${FORMAT}`);
+  if (!Array.isArray(given.messages) || !given.messages.length) throw new Error("it has no messages");
+  const messages = given.messages.map((one, at) => {
+    try { return message(one); } catch (error) { throw new Error(`its message ${at + 1} ${error.message}`); }
+  });
+  return { id: newId(), title: text(given.title).slice(0, 60), changed: Date.now(), messages };
+}
