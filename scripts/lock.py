@@ -139,14 +139,14 @@ def compiled(uv: str, *words: str) -> list[Entry]:
 
 
 def resolved(uv: str, *, upgrade: bool) -> tuple[list[Entry], list[Entry], list[Entry]]:
-    """What use needs, what development needs, and what all extras need besides."""
+    """What use needs, the server included, what development needs, and what all extras need."""
     with tempfile.TemporaryDirectory() as folder:
         pins = Path(folder) / "pins.txt"
         kept = [] if upgrade else [e for lock in LOCKS for e in parse(lock.read_text())]
         pins.write_text("".join(f"{e.name}=={e.version} ; {e.marker or _ALWAYS}\n" for e in kept))
         all_of_it = compiled(uv, "--extra", "dev", "--constraint", str(pins))
         pins.write_text("".join(entry.text() for entry in all_of_it))
-        base = compiled(uv, "--constraint", str(pins))
+        base = compiled(uv, "--extra", "server", "--constraint", str(pins))
         extras = [word for extra in EXTRAS for word in ("--extra", extra)]
         more = compiled(uv, "--extra", "dev", *extras, "--constraint", str(pins))
     names = {entry.name for entry in all_of_it}

@@ -48,12 +48,12 @@ def sources(folder: Path) -> str:
     ours, theirs = (busy["first_token_ms"][f"{who} best"] for who in ("ours", "llama.cpp"))
     rate = busy["tokens_per_second"]
     return (
-        "Plain decoding → with drafts, one request at a time, greedy, engines in turns; the real "
-        f"model on\n{_machine(alone)}, the 0.4 B on {_machine(inflated)}, no GPU. The 0.4 B is the "
-        "embedded\nmodel with the work of a larger one; formats in brackets are llama.cpp's. "
-        f"{IN_FLIGHT} users at once of\nSmolLM2-135M in Q4_1, on {_machine(served)}: "
-        f"{rate['ours best']:.0f} tokens a second with\nOutrider and {rate['llama.cpp best']:.0f} "
-        f"with llama-server, the first one after {ours / 1e3:.2f} s and {theirs / 1e3:.1f} s."
+        "Plain decoding → with drafts, for one greedy request at a time. SmolLM2 ran on "
+        f"{_machine(alone)}, the\n0.4 B on {_machine(inflated)}; it is the embedded model with "
+        "the work of a larger one. Formats in brackets are\nllama.cpp's. "
+        f"With {IN_FLIGHT} users at once, SmolLM2 in Q4_1 wrote {rate['ours best']:.0f} tokens a "
+        f"second with Outrider and {rate['llama.cpp best']:.0f}\nwith llama-server, the first "
+        f"after {ours / 1e3:.2f} s and {theirs / 1e3:.1f} s, on {_machine(served)}."
     )
 
 

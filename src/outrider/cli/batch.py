@@ -35,7 +35,7 @@ from importlib import import_module
 from typing import Any
 
 from outrider.api.batch_lines import RawLine, raw_line, raw_lines
-from outrider.core.errors import MachineError
+from outrider.core.errors import MachineError, install_command
 
 
 def lines_of(path: Path) -> Iterator[RawLine]:
@@ -50,7 +50,7 @@ def _rows(path: Path) -> Iterator[RawLine]:
     except ImportError:
         raise MachineError(
             f"{path} is a parquet file, and no reader for it (pyarrow) is installed.",
-            hint="pip install 'outrider[data]'",
+            hint=install_command("data"),
         ) from None
     number = 0
     try:
@@ -97,6 +97,8 @@ def batch(call: Call[BatchOptions]) -> int:
         finally:
             if progress.shown:
                 say(progress.text(work.num_tokens))
+        if progress.shown and file.num_errors:
+            say(f"why a line failed is its `error` in {target}")
         record = progress.record(work.num_tokens) | {"run": run}
         answer(options, record, None)
         return 1 if file.num_errors else 0

@@ -36,7 +36,13 @@ from outrider.cli.session import (
 )
 from outrider.cli.verb_options import ClusterConfigOptions, ServeOptions
 from outrider.core.env import api_key
-from outrider.core.errors import ConfigError, MachineError, OutriderError, with_hint
+from outrider.core.errors import (
+    ConfigError,
+    MachineError,
+    OutriderError,
+    install_command,
+    with_hint,
+)
 from outrider.core.params import SamplingParams
 from outrider.core.settings import Chosen, Resolved
 from outrider.pairs.catalog import is_called
@@ -216,7 +222,7 @@ def _check_extra() -> None:
     missing = [name for name in _EXTRA if find_spec(name) is None]
     if missing:
         raise MachineError(
-            f"the server needs {', '.join(missing)}.", hint="pip install 'outrider[server]'"
+            f"the server needs {', '.join(missing)}.", hint=install_command("server")
         )
 
 
@@ -442,7 +448,7 @@ def _checked(
 def cluster_config(call: Call[ClusterConfigOptions]) -> int:
     """Print the configuration file of a deployment for Ray Serve."""
     if find_spec("msgspec") is None or find_spec("starlette") is None:
-        raise MachineError("the server is not installed.", hint="pip install 'outrider[cluster]'")
+        raise MachineError("the server is not installed.", hint=install_command("cluster"))
     from outrider.plugins.cluster.settings import (
         DeploymentArgs,
         Scale,

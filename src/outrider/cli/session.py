@@ -33,6 +33,7 @@ from outrider.core.errors import (
     MachineError,
     Wordless,
     hear_compilers,
+    install_command,
     notes_on,
 )
 from outrider.core.fields import split
@@ -327,7 +328,7 @@ def opened(
         llm = open_llm(resolved)
         return llm, run_record(llm, resolved)
     if find_spec("msgspec") is None:
-        raise MachineError("several engines need msgspec.", hint="pip install 'outrider[server]'")
+        raise MachineError("several engines need msgspec.", hint=install_command("server"))
     from outrider.server.pool import EnginePool
 
     engines = engines_of(options, resolved.engine())

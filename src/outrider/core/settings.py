@@ -66,7 +66,10 @@ def read_settings(path: Path) -> dict[str, object]:
     """
     readers = {".toml": _from_toml, ".yaml": _from_yaml, ".yml": _from_yaml}
     if path.suffix not in readers:
-        raise ConfigError(f"{path}: a settings file ends in .toml, .yaml or .yml.")
+        raise ConfigError(
+            f"{path}: a settings file ends in .toml, .yaml or .yml.",
+            hint="rename it; `outrider config` lists every setting",
+        )
     text = _text(path)
     try:
         return readers[path.suffix](text)
@@ -298,7 +301,11 @@ def typed(item: Setting, given: Given) -> Value:
         value = KINDS[item.kind].read(given.value)
     except (ValueError, OverflowError, RecursionError):
         expected = KINDS[item.kind].noun
-        raise ConfigError(f"{given.origin} must be {expected}, got {shown(given.value)}.") from None
+        usual = "" if item.default in (None, "", ()) else f"{item.default!s}, or "
+        raise ConfigError(
+            f"{given.origin} must be {expected}, got {shown(given.value)}.",
+            hint=f"{usual}leave it out",
+        ) from None
     if item.kind is Mapping:
         check_mapping(given.origin, value, item.meta)
     else:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outrider.core.errors import CheckpointError, given, nearest
+from outrider.core.errors import CheckpointError, given, install_command, nearest
 from outrider.core.spec import DecoderConfig
 from outrider.models.checkpoint import GENERATION, Checkpoint, config_document, open_checkpoint
 from outrider.models.configs import (
@@ -356,7 +356,7 @@ def parse_config(raw: JsonObject, generation: JsonObject | None = None) -> Nativ
             hint=nearest(
                 family,
                 FAMILIES,
-                f"It has {known}; others run through transformers: pip install 'outrider[hf]'",
+                f"It has {known}; others run through transformers: {install_command('hf')}",
             ),
         )
     return _PARSERS[family](raw, generation)

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider import __version__
 from outrider.core.env import wants_traces
+from outrider.core.errors import install_command
 from outrider.server.exchange import Answer, metrics_of, usage_of
 
 _log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ def traced(app: ASGIApp) -> Generator[ASGIApp]:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
-        _log.warning("no traces, though OTEL_* asks for them: pip install 'outrider[otel]'")
+        _log.warning("no traces, though OTEL_* asks for them: %s", install_command("otel"))
         yield app
         return
     own = Resource({"service.name": "outrider", "service.version": __version__})

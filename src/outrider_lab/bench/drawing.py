@@ -23,6 +23,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from outrider.core.errors import install_command
 from outrider_lab.bench.charts import (
     Axis,
     Bars,
@@ -59,7 +60,7 @@ Row = dict[str, Any]
 def why_not() -> str | None:
     """Why no figure can be drawn here, or None."""
     missing = [name for name in ("altair", "vl_convert") if find_spec(name) is None]
-    hint = "pip install 'outrider[bench]'"
+    hint = install_command("bench")
     return f"no figures: {missing[0]} is not installed ({hint})" if missing else None
 
 

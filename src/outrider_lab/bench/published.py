@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from outrider.core.errors import ConfigError, MachineError
+from outrider.core.errors import ConfigError, MachineError, install_command
 from outrider.core.files import FileKind, read_text
 from outrider_lab.bench.workload import SUMMARIZE
 from outrider_lab.measure.store import RecordError, parse
@@ -99,7 +99,7 @@ def _parquet_reader() -> Callable[[Path], Iterator[Mapping[str, Any]]]:
     except ImportError:
         raise MachineError(
             "the published sets are parquet files, and no parquet reader (pyarrow) is installed.",
-            hint=f"pip install 'outrider[data]'; {_BUILTIN_HINT}",
+            hint=f"{install_command('data')}; {_BUILTIN_HINT}",
         ) from None
 
     def read(path: Path) -> Iterator[Mapping[str, Any]]:

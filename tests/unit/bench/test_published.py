@@ -101,7 +101,7 @@ def test_a_missing_reader_is_said_before_anything_is_fetched(
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(MachineError, match="pyarrow") as caught:
         published_texts("code", 1, words)
-    assert "outrider[data]" in str(caught.value.hint)
+    assert "pip install 'pyarrow>" in str(caught.value.hint)
     assert hub.asked == []
 
 

@@ -63,6 +63,7 @@ def test_failed_lines_make_it_end_with_1(outrider: Command, tmp_path: Path) -> N
     record = json.loads(shown.out.splitlines()[-1])
     assert (record["lines"], record["answered"], record["failed"]) == (3, 2, 1)
     assert "3 of 3 lines · 1 failed" in shown.err
+    assert "why a line failed is its `error` in out.jsonl" in shown.err
     again = outrider("batch", "in.jsonl", "out.jsonl", "--max-tokens", "2", "--json")
     assert again.code == 1
     record = json.loads(again.out.splitlines()[-1])

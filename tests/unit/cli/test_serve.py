@@ -136,7 +136,7 @@ def test_a_missing_extra_is_named(outrider: Command, monkeypatch: pytest.MonkeyP
     shown = outrider("serve", MODEL)
     assert shown.code == 3
     assert "needs granian" in shown.err
-    assert "pip install 'outrider[server]'" in shown.err
+    assert "try: pip install 'granian<3,>=2.8.7'" in shown.err
 
 
 def test_metrics_are_behind_the_key_unless_they_are_told_to_be_open() -> None:

@@ -108,4 +108,4 @@ def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(settings, "version", missing)
     with pytest.raises(MachineError, match="not installed") as told:
         check_ray()
-    assert "outrider[cluster]" in str(told.value.hint)
+    assert "'ray[" in str(told.value.hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import get_type_hints
 
@@ -69,3 +70,13 @@ def test_variables_of_others_are_told_and_not_read() -> None:
     assert "'OUTRIDER_LANE_SYNC'" in sync
     assert notes_on(["HOME", "OUTRIDER_K"]) == []
     assert hint_for("nothing of anybody") is None
+
+
+@pytest.mark.parametrize(
+    ("extra", "packages"),
+    [("server", "granian starlette msgspec prometheus_client"), ("cluster", "ray granian")],
+)
+def test_an_extra_is_installed_by_the_names_of_its_packages(extra: str, packages: str) -> None:
+    command = errors.install_command(extra)
+    assert set(packages.split()) <= set(re.findall(r"\w+", command))
+    assert "outrider" not in command

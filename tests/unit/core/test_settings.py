@@ -296,6 +296,7 @@ def test_a_bad_variable_is_named(variable: str, text: str, expected: str) -> Non
     with pytest.raises(ConfigError) as caught:
         resolve(settings.environment({variable: text}))
     assert str(caught.value) == expected
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize(

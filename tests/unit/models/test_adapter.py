@@ -17,7 +17,7 @@ from torch import Tensor
 from doubles.hf_checkpoints import VOCAB, random_hf, tiny_adapter, with_room, write_hf
 from doubles.tiny_attention import poison_dead_space
 from doubles.tiny_checkpoints import save_tensors
-from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.errors import CheckpointError, ConfigError, install_command
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.tree import ROOT
 from outrider.models.checkpoint import open_checkpoint
@@ -370,7 +370,7 @@ def test_without_transformers_the_way_to_it_is_named(
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(CheckpointError, match="'gpt_neox' has no decoder") as caught:
         load_adapter(tmp_path, OPTIONS)
-    assert caught.value.hint == "pip install 'outrider[hf]'"
+    assert caught.value.hint == install_command("hf")
 
 
 def test_files_that_are_not_this_model_s_weights_are_refused(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_an_unknown_family_is_refused_with_the_nearest_and_the_way_out() -> None
         parse(model_type="mistrall")
     assert caught.value.hint == (
         f"did you mean 'mistral'? It has {', '.join(FAMILIES)}; others run through transformers: "
-        "pip install 'outrider[hf]'"
+        "pip install 'transformers<6,>=5.23'"
     )
 
 

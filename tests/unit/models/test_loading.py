@@ -11,7 +11,7 @@ import torch
 from huggingface_hub.errors import HFValidationError
 
 from doubles.tiny_checkpoints import variant, write_checkpoint
-from outrider.core.errors import CheckpointError, ConfigError, MachineError
+from outrider.core.errors import CheckpointError, ConfigError, MachineError, install_command
 from outrider.kernels.operators import pick_device
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.families import read_config
@@ -189,7 +189,7 @@ def test_without_transformers_another_family_is_refused_with_the_way_out(
     for read in (load, read_config):
         with pytest.raises(CheckpointError, match="'gpt_bigcode' has no decoder") as caught:
             read(tmp_path)
-        assert caught.value.hint == "pip install 'outrider[hf]'"
+        assert caught.value.hint == install_command("hf")
 
 
 def test_a_dtype_that_no_kernel_takes_is_named(tmp_path: Path) -> None:

@@ -49,4 +49,4 @@ def test_a_missing_extra_is_named_and_the_server_runs(
         monkeypatch.setitem(sys.modules, name, None)
     with caplog.at_level(logging.WARNING), traced(app) as given:
         assert given is app
-    assert "pip install 'outrider[otel]'" in caplog.text
+    assert "pip install 'opentelemetry-exporter-otlp-proto-http<" in caplog.text

@@ -13,14 +13,13 @@ import yaml
 from msgspec import Struct
 
 from outrider.core.config import EngineConfig
-from outrider.core.errors import ConfigError, MachineError
+from outrider.core.errors import ConfigError, MachineError, install_command
 from outrider.core.fields import default_of
 from outrider.server.access import is_loopback
 
 # Releases whose interfaces for routers and streams this code uses: from the first on, and before
 # the second.
 RAY_FROM, RAY_BEFORE = (2, 60), (2, 61)
-_INSTALL = "pip install 'outrider[cluster]'"
 _APP = "outrider"
 # Reading weights may take minutes, and a job of an engine tens of seconds.
 _HEALTH_SECONDS = 60.0
@@ -74,13 +73,13 @@ def check_ray() -> None:
     try:
         found = version("ray")
     except PackageNotFoundError:
-        raise MachineError("Ray is not installed.", hint=_INSTALL) from None
+        raise MachineError("Ray is not installed.", hint=install_command("cluster")) from None
     numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
     if not RAY_FROM <= numbers < RAY_BEFORE:
         wanted = ".".join(map(str, RAY_FROM))
         raise MachineError(
             f"Ray {found} does not fit: its interfaces for routers change; {wanted} is required.",
-            hint=_INSTALL,
+            hint=install_command("cluster"),
         )
 
 

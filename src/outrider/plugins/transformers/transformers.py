@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from outrider.core.errors import CheckpointError, OutriderError
+from outrider.core.errors import CheckpointError, OutriderError, install_command
 from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject, refuse_deep
 from outrider.models.published.scheme import scheme_of
 from outrider.models.weights import without_mtp
@@ -56,7 +56,7 @@ def transformers(family: str) -> Any:
         raise CheckpointError(
             f"model_type {family!r} has no decoder of Outrider's own, and transformers, which may "
             "run it, is not installed.",
-            hint="pip install 'outrider[hf]'",
+            hint=install_command("hf"),
         ) from error
     return library
 
@@ -109,7 +109,7 @@ def read_hf_config(raw: JsonObject) -> Any:
         raise CheckpointError(
             f"{raw.where}: model_type {family!r} is not a text decoder that transformers "
             f"{library.__version__} knows.",
-            hint="a newer one may: pip install -U 'outrider[hf]'",
+            hint="a newer one may: pip install -U transformers",
         )
     if scheme_of(raw) is not None:
         raise CheckpointError(

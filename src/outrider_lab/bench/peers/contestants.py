@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.api.clients import Server
-from outrider.core.errors import ConfigError, did_you_mean
+from outrider.core.errors import ConfigError, did_you_mean, install_command
 
 GGUF = "gguf"
 FORMS: Mapping[str, tuple[str, ...]] = {
@@ -311,4 +311,4 @@ def how_to_get(peer: str, folder: Path) -> str:
     """The command that brings a missing one."""
     on_request = f" {peer}" if peer in (IK_LLAMA, VLLM) else ""
     built = f"{BUILD} {folder}{on_request} (in a checkout of the sources)"
-    return "pip install 'outrider[hf]'" if peer == TRANSFORMERS else built
+    return install_command("hf") if peer == TRANSFORMERS else built
