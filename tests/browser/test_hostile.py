@@ -79,7 +79,7 @@ def test_a_conversation_a_race_and_the_dashboard_are_text_as_well(
     page.locator("#panel-race table").wait_for()
     is_inert(page)
     dashboard = opened("/dashboard", at=hostile_server)
-    dashboard.locator(".lines path").first.wait_for()
+    dashboard.locator(".lines svg").first.wait_for()
     assert PAYLOADS[4] in dashboard.locator("main").inner_text()
     is_inert(dashboard)
 

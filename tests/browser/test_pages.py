@@ -252,7 +252,7 @@ def test_the_dashboard_shows_what_was_counted(opened: OpenPage) -> None:
     page = opened()
     ask(page, PROMPT, tokens=24)
     dashboard = opened("/dashboard")
-    dashboard.locator(".lines path").first.wait_for()
+    dashboard.locator(".lines svg").first.wait_for()
     tiles = dashboard.locator(".tiles").inner_text()
     assert "ready" in tiles
     assert "tokens a round" in tiles
