@@ -74,12 +74,15 @@ def test_a_workflow_pins_what_it_runs_and_may_do_little(name: str) -> None:
 
 
 def test_the_base_is_35_packages_at_most() -> None:
-    """On Linux, with PyTorch and the program itself."""
+    """On Linux, with PyTorch and the program itself, and without what the server alone needs."""
     base = text("requirements.lock").partition("# For development")[0]
     pins = re.findall(r"^([a-z0-9-]+)==\S+(?: ; (.*?))? \\$", base, re.MULTILINE)
     names = {name for name, marker in pins if "win32" not in marker}
     assert {"numpy", "tokenizers", "cyclopts"} <= names
-    assert len(names | {"torch", "outrider"}) <= 35
+    extras = tomllib.loads(text("pyproject.toml"))["project"]["optional-dependencies"]
+    of_server = {re.split(r"[>=<]", line)[0].replace("_", "-") for line in extras["server"]}
+    assert of_server <= names
+    assert len((names - of_server) | {"torch", "outrider"}) <= 35
 
 
 def test_the_index_for_cpus_is_the_same_wherever_it_is_named() -> None:
