@@ -230,7 +230,9 @@ def _address(options: ServeOptions) -> Address:
     from outrider.server.access import Address
 
     if (options.ssl_certfile is None) != (options.ssl_keyfile is None):
-        raise ConfigError("HTTPS needs a certificate and its key.", hint="--ssl-certfile FILE --ssl-keyfile FILE")
+        raise ConfigError(
+            "HTTPS needs a certificate and its key.", hint="--ssl-certfile FILE --ssl-keyfile FILE"
+        )
     if options.health_port and options.health_port == options.port:
         raise ConfigError("--health-port is --port.", hint="another port, or none")
     files = [Path(name) for name in (options.ssl_certfile, options.ssl_keyfile) if name is not None]
