@@ -18,6 +18,7 @@ STUDIES = {
     "ssd": "cost_study.ssd",
     "verify_cost": "pass_cost",
     "linear_rows": "linear_rows",
+    "table": "table",
     "grouped_experts": "grouped_experts",
     "memory_cost": "pass_cost",
     "accept_cost": "accept_cost",

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+
+from outrider.core.errors import ConfigError
+from outrider.models.gguf.reader import read_header
 
 BENCHMARKS = Path(__file__).parents[3] / "studies"
 NEAR, FAR = 1e-3, 1.0
@@ -138,3 +143,60 @@ def test_a_file_in_bfloat16_is_like_its_folder_though_its_norms_are_wider(
     for weight_bytes, is_like in ((269_100_288, True), (143_000_000, False), (4 * number, False)):
         spec = SimpleNamespace(weight_bytes=weight_bytes, num_parameters=number)
         assert sides._are_like(SimpleNamespace(spec=spec), tmp_path) is is_like
+
+
+BENCH = """#!{python}
+import json, sys
+words = sys.argv[1:]
+length = int(words[words.index("-p") + 1]) if "-p" in words else 0
+rate = 2.0 if "off" in words else 1.0
+if "-npl" in words:
+    rate *= float(words[words.index("-npl") + 1])
+    print("log", json.dumps({{"speed_tg": rate}}), sep="\\n")
+else:
+    print(json.dumps([{{"samples_ts": [rate * (length or 8)]}}]))
+"""
+
+
+@pytest.mark.slow
+def test_a_table_has_the_fastest_setting_of_the_peer_and_goes_on_where_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A peer that is twice as fast without flash attention is compared without it."""
+    monkeypatch.syspath_prepend(BENCHMARKS)  # pyright: ignore[reportUnknownMemberType]
+    table = importlib.import_module("table")
+    for name in ("llama-bench", "llama-batched-bench"):
+        program = tmp_path / name
+        program.write_text(BENCH.format(python=sys.executable))
+        program.chmod(0o755)
+    file, output = tmp_path / "tiny-q4_k_m.gguf", tmp_path / "table.json"
+    words = ["--files", str(file), "--programs", str(tmp_path), "--output", str(output)]
+    words += ["--quick", "--threads", "1", "--works"]
+    assert table.table.main([*words, "plain,16 rows"]) == 0
+    first = json.loads(output.read_text())["cells"]
+    assert table.table.main([*words, "32 at once,16 rows,prompt 512"]) == 0
+    report = json.loads(output.read_text())
+    rates = {cell["work"]: cell["theirs"] for cell in report["cells"]}
+    assert rates == {"plain": 16.0, "16 rows": 32.0, "prompt 512": 1024.0, "32 at once": 64.0}
+    assert report["cells"][:2] == first
+    assert {cell["setting"] for cell in report["cells"]} == {"-fa off / -fa off"}
+    assert all(
+        cell["speed"] == pytest.approx(cell["ours"] / cell["theirs"], rel=1e-2)
+        for cell in report["cells"]
+    )
+    assert all(cell["share"] > 0 for cell in report["cells"])
+    assert "| tiny-q4_k_m | llama.cpp |" in capsys.readouterr().out
+
+
+def test_a_mix_of_four_and_six_bits_has_the_types_that_llama_quantize_chooses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)  # pyright: ignore[reportUnknownMemberType]
+    random_gguf = importlib.import_module("random_gguf")
+    random_gguf.write_random_gguf(tmp_path / "tiny-q4_k_m.gguf")
+    header = read_header(tmp_path / "tiny-q4_k_m.gguf")
+    kinds = {name: entry.kind.name for name, entry in header.entries.items()}
+    assert kinds["token_embd.weight"] == kinds["blk.1.attn_v.weight"] == "Q6_K"
+    assert kinds["blk.0.ffn_down.weight"] == kinds["blk.1.attn_q.weight"] == "Q4_K"
+    with pytest.raises(ConfigError, match="SHAPE-FORMAT"):
+        random_gguf.write_random_gguf(tmp_path / "tiny-q9.gguf")

@@ -1,0 +1,238 @@
+"""Ours and an engine of GGUF files on the same files, in turns, in every cell of one table."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from common import Report, cells_before, fill, note, step_pass, study, target_of, timed
+from options import Options
+from random_gguf import write_random_gguf
+
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.kernels.native.tuning import BandwidthReader, arithmetic_ceilings
+from outrider.measure import Neighbours, provenance, ratio_of_medians
+from outrider_lab.measure.store import write_json
+
+WRITTEN, AT_ONCE, CONTEXT, ROUNDS = 64, 32, 64, 16
+VERIFIED, PROMPT, LONG_PROMPT, TRIAL_PROMPT = 16, 512, 8000, 512
+SLOTS = LONG_PROMPT + 512
+# Settings of each peer: words for its bench of one sequence, and for that of several.
+SETTINGS: Mapping[str, Sequence[tuple[str, str]]] = {
+    "llama.cpp": (
+        ("-fa on", "-fa on"),
+        ("-fa off", "-fa off"),
+        ("-fa on --repack 0", "-fa on --no-repack"),
+    ),
+    "ik_llama.cpp": (
+        ("-fa 1", "-fa on"),
+        ("-fa 1 -rtr 1", "-fa on -rtr"),
+        ("-fa 0", "-fa off"),
+    ),
+}
+WORKS = ("plain", "16 rows", "32 at once", "prompt 512", "prompt 8000")
+# Cells of two sequences and more have an engine of so many.
+SEVERAL = ("32 at once",)
+# A cell ends after so many seconds if it has two turns.
+CELL_SECONDS = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The benches of `peer` in `folder`, on so many threads."""
+
+    peer: str
+    folder: Path
+    threads: int
+
+    def seconds(self, work: str, file: Path, setting: int, length: int) -> float:
+        """Seconds a token."""
+        single, several = SETTINGS[self.peer][setting]
+        if work in ("16 rows", "32 at once"):
+            count = VERIFIED if work == "16 rows" else AT_ONCE
+            words = f"-c {count * (CONTEXT + ROUNDS)} -b 2048 -ub 512 -npp {CONTEXT} {several}"
+            words += f" -ntg {ROUNDS} -npl {count} --output-format jsonl"
+            found = self._run("llama-batched-bench", file, words)
+            (line,) = (line for line in found.splitlines() if '"speed_tg"' in line)
+            return 1 / json.loads(line)["speed_tg"]
+        words = f"-p {length} -n 0" if length else f"-p 0 -n {WRITTEN}"
+        words += " --no-warmup" if length > PROMPT else ""
+        (told,) = json.loads(self._run("llama-bench", file, f"{words} {single} -r 1 -o json"))
+        return 1 / told["samples_ts"][0]
+
+    def _run(self, program: str, file: Path, words: str) -> str:
+        command = [self.folder / program, "-m", file, "-t", str(self.threads), *words.split()]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
+        return done.stdout
+
+
+@study(
+    files=[], programs="", peer=tuple(SETTINGS), works=",".join(WORKS), repeats=5, seconds=420.0,
+    threads=2,
+)  # fmt: skip
+def table(options: Options, report: Report) -> None:
+    """Who is faster in each cell: one request, 16 rows, 32 requests at once, prompts?
+
+    Files take their turn; a file SHAPE-FORMAT.gguf that is not there is made of random weights. In
+    a cell ours and the peer take turns, after one turn in which each setting of the peer is tried
+    and its fastest kept. `plain` writes 64 tokens after one; `16 rows` is a pass with the logits of
+    16 rows at 64 tokens, for the peer 16 sequences; `32 at once` are 32 sequences of 64 tokens that
+    each write 16 more. `share` is the time in which the machine reads the weights once, or in which
+    it multiplies, whichever is longer, over ours: bfloat16 by tiles if the machine has them, all
+    other formats by products of bytes on vectors. Attention is not counted.
+
+    Cells that --output has are not measured again, and none begins after --seconds.
+    """
+    report["cells"] = cells_before(options.output)
+    programs = Programs(options.peer, Path(options.programs), options.threads)
+    ceilings = {one.arithmetic: one.gflops for one in arithmetic_ceilings([options.threads])}
+    report["arithmetic"] = ceilings
+    started = perf_counter()
+    for file in map(Path, options.files):
+        write_random_gguf(file)
+        done = {cell["work"] for cell in report["cells"] if _is_of(cell, file, options.peer)}
+        wanted = [work for work in options.works.split(",") if work not in done]
+        for several in (False, True):
+            works = [work for work in wanted if (work in SEVERAL) == several]
+            if not works or perf_counter() - started > options.seconds:
+                continue
+            with closing(_engine(file, options, AT_ONCE if several else 1)) as llm:
+                for work in works:
+                    if perf_counter() - started > options.seconds:
+                        break
+                    with Neighbours() as neighbours:
+                        cell = _cell(llm, file, work, programs, ceilings, options)
+                    cell |= {"foreign_cpu_share": neighbours.share}
+                    cell |= {"utc": provenance()["utc"]}
+                    note(report, file=file.name, work=work, peer=options.peer, **cell)
+                    if options.output:
+                        write_json(options.output, report)
+    print(markdown(report["cells"]))
+
+
+def _is_of(cell: Mapping[str, Any], file: Path, peer: str) -> bool:
+    return (cell["file"], cell["peer"]) == (file.name, peer)
+
+
+def _engine(file: Path, options: Options, batch_size: int) -> LLM:
+    slots = SLOTS if batch_size == 1 else 2 * AT_ONCE * (CONTEXT + ROUNDS)
+    config = EngineConfig(drafter="none", batch_size=batch_size, device="cpu", arena_tokens=slots)
+    return LLM(file, config=config, threads=options.threads)
+
+
+def _cell(
+    llm: LLM,
+    file: Path,
+    work: str,
+    programs: Programs,
+    ceilings: Mapping[str, float],
+    options: Options,
+) -> dict[str, Any]:
+    kind, _, word = work.partition(" ")
+    length = int(word) if kind == "prompt" else 0
+    begun = perf_counter()
+    # A long prompt's setting is chosen by a short one, and has no turn that warms up.
+    trials = [
+        programs.seconds(work, file, number, min(length, TRIAL_PROMPT))
+        for number in range(len(SETTINGS[programs.peer]))
+    ]
+    chosen = trials.index(min(trials))
+    sides = {
+        "ours": _ours(llm, work, length),
+        "theirs": partial(programs.seconds, work, file, chosen, length),
+    }
+    if length <= TRIAL_PROMPT:
+        sides["ours"]()
+    turns: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(1 if options.quick else options.repeats):
+        if turn > 1 and perf_counter() - begun > CELL_SECONDS:
+            break
+        for name in list(sides)[:: 1 if turn % 2 else -1]:
+            turns[name].append(sides[name]())
+    ratio = ratio_of_medians(turns["theirs"], turns["ours"])
+    rates = {name: round(1 / statistics.median(found), 2) for name, found in turns.items()}
+    bound = _bound(llm, work, length, ceilings, options.threads)
+    return {
+        **rates,
+        "ratio": asdict(ratio),
+        "speed": round(rates["ours"] / rates["theirs"], 3),
+        "share": round(bound / statistics.median(turns["ours"]), 3),
+        "setting": " / ".join(SETTINGS[programs.peer][chosen]),
+        "turns": {name: [round(1 / one, 2) for one in found] for name, found in turns.items()},
+    }
+
+
+def _ours(llm: LLM, work: str, length: int) -> Callable[[], float]:
+    """Seconds a token."""
+    if work == "16 rows":
+        model = target_of(llm)
+        fill(model, -1, CONTEXT)
+        turn = timed(step_pass(model, -1, VERIFIED))
+        return lambda: statistics.median(turn() for _ in range(ROUNDS)) / VERIFIED
+    if length:
+        return partial(_read, llm, length)
+    return partial(_plain if work == "plain" else _at_once, llm)
+
+
+def _plain(llm: LLM) -> float:
+    params = SamplingParams(max_tokens=WRITTEN + 1, ignore_eos=True)
+    times = llm.generate([[5]], params)[0].token_seconds
+    return (times[-1] - times[0]) / WRITTEN
+
+
+def _at_once(llm: LLM) -> float:
+    """From when the last sequence has its first token."""
+    llm.forget()
+    prompts = [[5 + i, *range(20, 20 + CONTEXT - 1)] for i in range(AT_ONCE)]
+    params = SamplingParams(max_tokens=ROUNDS + 1, ignore_eos=True)
+    results = llm.generate(prompts, params)
+    started = max(result.token_seconds[0] for result in results)
+    ended = max(result.token_seconds[-1] for result in results)
+    later = sum(second > started for result in results for second in result.token_seconds)
+    return (ended - started) / later
+
+
+def _read(llm: LLM, length: int) -> float:
+    llm.forget()
+    ids = [5 + (7 * i * i) % 400 for i in range(length)]
+    (result,) = llm.generate([ids], SamplingParams(max_tokens=1, ignore_eos=True))
+    return result.token_seconds[0] / length
+
+
+def _bound(llm: LLM, work: str, length: int, ceilings: Mapping[str, float], threads: int) -> float:
+    """Seconds a token at least."""
+    model, spec = target_of(llm), llm.spec
+    rows = {"plain": 1, "16 rows": VERIFIED, "32 at once": AT_ONCE}.get(work, length)
+    reader = BandwidthReader(threads)
+    read = min(timed(lambda: reader.read(model.streamed))() for _ in range(5))
+    table_size = spec.vocab_size * spec.hidden_size
+    layers = spec.num_parameters - table_size * (1 if spec.tied else 2)
+    # Of a prompt one row has logits.
+    products = layers + table_size * (1 / length if length else 1)
+    wide = sum(one.nbytes for one in model.streamed) >= 2 * products
+    names = ("bfloat16 tiles", "bfloat16 dots", "bfloat16") if wide else ("int8",)
+    ceiling = max(ceilings.get(name, 0.0) for name in names)
+    return max(read / rows, 2 * products / ceiling / 1e9)
+
+
+def markdown(cells: Sequence[Mapping[str, Any]]) -> str:
+    """The table: a row for each file and peer, with ours, theirs, their quotient and the share."""
+    lines = [f"| file | over | {' | '.join(WORKS)} |", "|---|---" + "|--:" * len(WORKS) + "|"]
+    for file, peer in dict.fromkeys((cell["file"], cell["peer"]) for cell in cells):
+        own = {cell["work"]: cell for cell in cells if (cell["file"], cell["peer"]) == (file, peer)}
+        lines.append(f"| {file.removesuffix('.gguf')} | {peer} | ")
+        lines[-1] += " | ".join(_shown(own[work]) if work in own else "" for work in WORKS) + " |"
+    return "\n".join(lines)
+
+
+def _shown(cell: Mapping[str, Any]) -> str:
+    ours, theirs = (f"{cell[who]:.{0 if cell[who] >= 100 else 1}f}" for who in ("ours", "theirs"))
+    return f"{ours} / {theirs}: **{cell['speed']:.2f}** ({cell['share']:.2f})"
