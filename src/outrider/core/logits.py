@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, ContractError
 from outrider.core.params import SamplingParams
 
 # Token constraints: the interface between a logits processor and its mask or grammar.
@@ -172,7 +173,8 @@ class LogitsProcessor:
         self._add_bias(shaped_NV)
         self._penalise(shaped_NV, tokens, suffixes)
         if self.constraint is not None:
-            self._mask(shaped_NV, self._masks(self.constraint, tokens, suffixes, shaped_NV))
+            size = shaped_NV.shape[1]
+            self._mask(shaped_NV, self._masks(self.constraint, tokens, suffixes, size))
         if self._may_ban(len(tokens)):
             written = tokens[self.prompt_length :]
             for node, suffix in enumerate(suffixes):
@@ -184,12 +186,36 @@ class LogitsProcessor:
         masks = self.constraint
         if masks is not None and not masks.is_idle(tokens[self.prompt_length :]):
             return None
-        if self._may_ban(len(tokens)):
-            return None
+        return None if self._may_ban(len(tokens)) else self.lists(tokens)
+
+    def lists(self, tokens: Sequence[int]) -> SparseShaping:
+        """The bias and penalties of `shape` after `tokens` and any suffix, without masks and bans.
+        `tokens` may only have grown since the call before."""
         if self._sparse is None:
             self._sparse = SparseShaping(self.params, self.prompt_length)
         self._sparse.catch_up(tokens)
         return self._sparse
+
+    def limits(
+        self, tokens: Sequence[int], suffixes: Sequence[Sequence[int]], vocab_size: int
+    ) -> NodeLimits | None:
+        """The masks and bans of `shape` for nodes with the histories `tokens` + suffix; None if no
+        token is masked or banned."""
+        text, constraint = tokens[self.prompt_length :], self.constraint
+        allowed_NV = None
+        if constraint is not None and not constraint.is_idle(text):
+            allowed_NV = self._masks(constraint, tokens, suffixes, vocab_size)
+        may_ban = self._may_ban(len(tokens))
+        bans = [self._banned([*text, *suffix]) if may_ban else [] for suffix in suffixes]
+        if allowed_NV is None and not any(bans):
+            return None
+        if allowed_NV is not None:
+            allowed_NV = allowed_NV.to(device="cpu").contiguous()
+            if allowed_NV.dtype != torch.bool or allowed_NV.shape != (len(bans), vocab_size):
+                raise ContractError("a mask has not one boolean for each token after each node")
+        starts = accumulate(map(len, bans), initial=0)
+        banned = array("i", (token for found in bans for token in found))
+        return NodeLimits(allowed_NV, array("i", self.stop_ids), banned, array("i", starts))
 
     def forced(self, tokens: Sequence[int], most: int) -> Sequence[int]:
         """Up to `most` tokens that, by the mask, surely or almost surely follow `tokens`."""
@@ -230,10 +256,12 @@ class LogitsProcessor:
         shaped_NV -= params.frequency_penalty * text_NV
         shaped_NV -= params.presence_penalty * (text_NV > 0).to(text_NV.dtype)
 
-    def _ban(self, shaped_V: Tensor, text: Sequence[int]) -> None:
+    def _banned(self, text: Sequence[int]) -> list[int]:
         banned = [word[-1] for word in self.bad_words if _ends_with(text, word[:-1])]
-        if len(text) < self.params.min_tokens:
-            banned += self.stop_ids
+        return banned + [*self.stop_ids] * (len(text) < self.params.min_tokens)
+
+    def _ban(self, shaped_V: Tensor, text: Sequence[int]) -> None:
+        banned = self._banned(text)
         if not banned:
             return
         rest_V = shaped_V.clone()
@@ -246,11 +274,11 @@ class LogitsProcessor:
         constraint: TokenConstraint,
         tokens: Sequence[int],
         suffixes: Sequence[Sequence[int]],
-        like_NV: Tensor,
+        vocab_size: int,
     ) -> Tensor | None:
         began = self.clock()
         try:
-            return constraint.masks(tokens[self.prompt_length :], suffixes, like_NV.shape[1])
+            return constraint.masks(tokens[self.prompt_length :], suffixes, vocab_size)
         finally:
             self.mask_seconds += self.clock() - began
 
@@ -278,6 +306,17 @@ class LogitsProcessor:
         ends_V = np.full(vocab_size, not self.stop_ids)
         ends_V[list(self.stop_ids)] = True
         return ends_V
+
+
+class NodeLimits(NamedTuple):
+    """The tokens that masks and bans of one request allow after each node of a draft: `allowed_NV`,
+    None for all; `ends` where that has none, which are all if there are no `ends`; and of them not
+    `banned[starts[i] : starts[i + 1]]` after node i, unless no other token is left."""
+
+    allowed_NV: Tensor | None
+    ends: array[int]
+    banned: array[int]
+    starts: array[int]
 
 
 class SparseShaping:

@@ -2,8 +2,9 @@
 
 A native round verifies chains that a draft model draws within the call; the draft model may be a
 copy of the target over its memory. It also verifies any draft that a drafter made before. It takes
-requests without mask, bans, reported rounds, lossy rules, drafters of their own or dropped prompt
-keys; all others go stage by stage. Both give the same tokens, so a request may change between them.
+requests without reported rounds, lossy rules, drafters of their own or dropped prompt keys; all
+others go stage by stage, and so do masks and bans where drafts are made within the call. Both give
+the same tokens, so a request may change between them.
 
 Shapes:  M = packed logits rows, N = tokens of one outcome, V = vocabulary.
 """
@@ -21,6 +22,7 @@ from torch import Tensor
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.draft import Draft, Outcome, TokenLogprobs, Verdict, parents_below
 from outrider.core.errors import ContractError, given
+from outrider.core.logits import suffixes_of
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.core.rng import Pick
@@ -80,7 +82,7 @@ class NativeRound:
             return self._verified(batch, self.stages.draft(batch), num_waiting)
         self.stages.read_shared(batch)
         started = perf_counter()
-        rows = None if any(map(_is_heated, batch)) else self._drafting_rows(batch)
+        rows = None if any(map(_is_heated, batch)) else self._rows(batch)
         if rows is not None:
             # The model's reading before the call is drafting too.
             drafting = perf_counter() - started
@@ -103,8 +105,8 @@ class NativeRound:
         """Verify drafts in a call; by the stages if a draft has probabilities of another dtype or
         device, or the call met a value that is no number."""
         began = perf_counter() - draft_seconds
-        rows = [self._row(seq, len(batch)) for seq in batch if _is_plain(seq.draft)]
-        if len(rows) == len(batch) and self.call.fits(rows):
+        rows = self._rows(batch) if all(_is_plain(seq.draft) for seq in batch) else None
+        if rows is not None and self.call.fits(rows):
             decided = self.call(rows)
             if decided is not None:
                 return self._finish(batch, rows, decided, began, draft_seconds, num_waiting)
@@ -115,7 +117,7 @@ class NativeRound:
         if self.stages.drops_keys(batch) or self.stages.others.num_likely(batch):
             return False
         return all(model.forward() is not None for model in models) and all(
-            (seq.shaper is None or seq.shaper.sparse(seq.tokens) is not None)
+            (self.draft is None or seq.shaper is None or seq.shaper.sparse(seq.tokens) is not None)
             and seq.pick == self.pick
             and not seq.params.round_events
             and not seq.is_unscored
@@ -124,12 +126,12 @@ class NativeRound:
             for seq in batch
         )
 
-    def _drafting_rows(self, batch: Batch) -> list[RoundRow] | None:
-        """Return the call's rows; None if the draft model fails, which stages then locate."""
+    def _rows(self, batch: Batch) -> list[RoundRow] | None:
+        """Return the call's rows; None if the draft model or a mask fails, which stages locate."""
         try:
             return [self._row(seq, len(batch)) for seq in batch]
         except Exception:  # noqa: BLE001 - the stages meet it again, row by row
-            _log.warning("The draft model failed before a round.", exc_info=True)
+            _log.warning("A draft model or a mask failed before a round.", exc_info=True)
             return None
 
     def _row(self, seq: LiveSequence, batch_size: int) -> RoundRow:
@@ -138,6 +140,10 @@ class NativeRound:
         depth = 0 if self.draft is None else max(self.stages.depth(seq), 0)
         unread = seq.tokens[self.target.state.length(seq.seq_id) :]
         target = _feed(self.target, seq.seq_id, unread, depth + len(draft))
+        limits = None
+        if self.draft is None and seq.shaper is not None:
+            suffixes = suffixes_of(draft.tokens, draft.parents)
+            limits = seq.shaper.limits(seq.tokens, suffixes, self.target.logits.shape[1])
         return RoundRow(
             seed=seq.params.rng_seed,
             sample=seq.sample,
@@ -153,7 +159,8 @@ class NativeRound:
             probs_NV=draft.probs_NV,
             draft=self._draft_feed(seq, depth, batch_size, target) if depth else None,
             depth=depth,
-            shaping=None if seq.shaper is None else seq.shaper.sparse(seq.tokens),
+            shaping=None if seq.shaper is None else seq.shaper.lists(seq.tokens),
+            limits=limits,
             wants_laws=seq.params.logprobs,
             rule=seq.speculation.sampler or self.rule,
         )

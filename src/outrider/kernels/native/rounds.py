@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import given
-from outrider.core.logits import SparseShaping
+from outrider.core.logits import NodeLimits, SparseShaping
 from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.ops import PassStruct, function, struct_fields
 
@@ -80,19 +80,26 @@ class Row(Structure):
 
 class ShapingStruct(Structure):
     _fields_ = struct_fields(
-        (c_void_p, "bias_ids seen_ids biases counts"),
-        (c_int32, "num_biases num_seen"),
+        (c_void_p, "bias_ids seen_ids biases counts allowed ends banned ban_starts"),
+        (c_int32, "num_biases num_seen num_ends unused_count"),
         (c_float, "repetition frequency presence unused"),
     )
 
-    def describe(self, shaping: SparseShaping) -> None:
-        """Point to the lists of `shaping`, which may move when the text grows."""
+    def describe(self, shaping: SparseShaping, limits: NodeLimits | None) -> None:
+        """Point to the lists of `shaping`, which may move when the text grows, and to `limits`."""
         self.bias_ids, self.num_biases = shaping.bias_ids.buffer_info()
         self.seen_ids, self.num_seen = shaping.seen_ids.buffer_info()
         self.biases, _ = shaping.biases.buffer_info()
         self.counts, _ = shaping.counts.buffer_info()
         self.repetition = shaping.repetition
         self.frequency, self.presence = shaping.frequency, shaping.presence
+        self.allowed = self.banned = None
+        if limits is not None:
+            masks_NV = limits.allowed_NV
+            self.allowed = None if masks_NV is None else masks_NV.data_ptr()
+            self.ends, self.num_ends = limits.ends.buffer_info()
+            self.ban_starts, _ = limits.starts.buffer_info()
+            self.banned, _ = limits.banned.buffer_info() if limits.banned else (None, 0)
 
 
 class RoundStruct(Structure):
@@ -194,7 +201,8 @@ class RoundRow:
     """One sequence of a round. `drafted` are tokens of a draft made outside the round: sampled from
     `probs_NV` (contiguous float32), or greedy if that is None; a chain if `parents` is None.
     Otherwise the draft model reads the span `draft` and drafts `depth` tokens; without a `draft`
-    there are none. `rule` is a name in RULES."""
+    there are none. Only a row with `shaping` may have `limits`, and only for a draft made outside.
+    `rule` is a name in RULES."""
 
     seed: int
     sample: int
@@ -210,6 +218,7 @@ class RoundRow:
     draft: CacheSpan | None = None
     depth: int = 0
     shaping: SparseShaping | None = None
+    limits: NodeLimits | None = None
     wants_laws: bool = False
     rule: str = "token"
 
@@ -333,7 +342,7 @@ class NativeRounds:
             native = self._drafts.describe(index, row, index * most)
             native.shaping = None
             if row.shaping is not None:
-                self._shapings[index].describe(row.shaping)
+                self._shapings[index].describe(row.shaping, row.limits)
                 native.shaping = ctypes.addressof(self._shapings[index])
             native.target_length, native.target_unread = (
                 row.target.length,

@@ -116,7 +116,9 @@ void shape(const Row& row, const int32_t* tokens, float* logits, int64_t vocab_s
         int32_t* first = std::end(path);
         for (int above = node; above != ROOT; above = row.parent(above)) *--first = tokens[above];
         const auto count = static_cast<int>(std::end(path) - first);
-        (*row.shaping)(logits + (node + 1) * vocab_size, vocab_size, first, count);
+        float* own = logits + (node + 1) * vocab_size;
+        (*row.shaping)(own, vocab_size, first, count);
+        row.shaping->limit(own, vocab_size, node + 1);
     }
 }
 

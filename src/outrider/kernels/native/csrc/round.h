@@ -85,16 +85,21 @@ struct Memory {
     int32_t num_wanted, num_logits, state_size, num_ids;
 };
 
-// Mirrored by `Shaping` in rounds.py: what bias and penalties of core/logits.py do to a row. Ids
-// that the sequence has are listed once, with how often its text has them.
+// Mirrored by `Shaping` in rounds.py: what bias, penalties, masks and bans of core/logits.py do to a
+// row. Ids that the sequence has are listed once, with how often its text has them. Masks have a row
+// of `allowed` for each row of logits, bans the ids from one of `ban_starts` to the next; null is none.
 struct Shaping {
     const int32_t *bias_ids, *seen_ids;
     const float *biases, *counts;
-    int32_t num_biases, num_seen;
+    const uint8_t* allowed;
+    const int32_t *ends, *banned, *ban_starts;
+    int32_t num_biases, num_seen, num_ends, unused_count;
     float repetition, frequency, presence, unused;
 
     // Of a row of `size` logits after `num_drafted` tokens; ids beyond it have none.
     void operator()(float* logits, int64_t size, const int32_t* drafted, int num_drafted) const;
+    // Of row `row` of a sequence, after the change above.
+    void limit(float* logits, int64_t size, int row) const;
 };
 
 // Mirrored by `Row` in rounds.py: one sequence. What a model has not read begins in its

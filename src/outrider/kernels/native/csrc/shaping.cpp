@@ -1,6 +1,8 @@
-// Bias and penalties of a row of logits, as core/logits.py defines them: only the ids that a request
-// names or its text has are touched.
+// Bias, penalties, masks and bans of a row of logits, as core/logits.py defines them. Bias and penalties
+// touch only the ids that a request names or its text has.
 #include <algorithm>
+#include <limits>
+#include <vector>
 
 #include "round.h"
 
@@ -10,6 +12,18 @@ namespace {
 
 // Rounded before it is added to anything, as the definition's are.
 float product(float a, float b) { return static_cast<float>(static_cast<double>(a) * b); }
+
+constexpr float INF = std::numeric_limits<float>::infinity();
+
+bool is_open(float logit) { return logit > -INF; }
+
+// Leaves out all ids that are not in a mask; false if that would leave none.
+bool mask(float* logits, int64_t size, const uint8_t* allowed) {
+    bool open = false;
+    for (int64_t id = 0; id < size && !open; ++id) open = allowed[id] != 0 && is_open(logits[id]);
+    for (int64_t id = 0; id < size && open; ++id) logits[id] = allowed[id] ? logits[id] : -INF;
+    return open;
+}
 
 }  // namespace
 
@@ -33,6 +47,32 @@ void Shaping::operator()(float* logits, int64_t size, const int32_t* drafted,
         if (std::find(drafted, token, *token) == token
             && std::find(seen_ids, seen_end, *token) == seen_end)
             penalise(*token, drafts_of(*token));
+}
+
+void Shaping::limit(float* logits, int64_t size, int row) const {
+    std::vector<float> kept;
+    const auto keep = [&](const int32_t* ids, int count) {
+        kept.resize(count);
+        for (int i = 0; i < count; ++i) kept[i] = ids[i] < size ? logits[ids[i]] : -INF;
+    };
+    // Backwards: of an id that is listed twice, the first number counts.
+    const auto restore = [&](const int32_t* ids, int count) {
+        for (int i = count; i-- > 0;)
+            if (ids[i] < size) logits[ids[i]] = kept[i];
+    };
+    if (allowed != nullptr && !mask(logits, size, allowed + row * size) && num_ends > 0) {
+        keep(ends, num_ends);
+        std::fill(logits, logits + size, -INF);
+        restore(ends, num_ends);
+    }
+    if (banned == nullptr) return;
+    const int32_t *first = banned + ban_starts[row], *last = banned + ban_starts[row + 1];
+    const auto count = static_cast<int>(last - first);
+    if (count == 0) return;
+    keep(first, count);
+    for (const int32_t* id = first; id < last; ++id)
+        if (*id < size) logits[*id] = -INF;
+    if (!std::any_of(logits, logits + size, is_open)) restore(first, count);
 }
 
 }  // namespace outrider
