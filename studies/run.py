@@ -27,6 +27,7 @@ STUDIES = {
     "overhead": "round_cost",
     "predicted": "predicted",
     "tiers": "predicted",
+    "synthetic": "synthetic",
     "engines": "verbs",
     "drafters": "verbs",
     "soak": "unchanged",

@@ -252,7 +252,7 @@ class LlamaSide:
     read anew each time, as everybody's is. Options of a setup: `cache` is the number format of keys
     and values, then without flash attention; `parallel` is how many requests it answers at once,
     each in a context of its own; with `num_probs` an answer has so many of the likeliest tokens and
-    their log-probs at every position.
+    their log-probs at every position; `words` are more flags.
 
     Quantised weights are repacked for matrix instructions where there are some. On some virtual
     machines that crashes; then, and only then, the server runs with `--no-repack`, and says so."""
@@ -360,7 +360,7 @@ def _flags(setup: Setup, port: int) -> list[str]:
     flags += ["--host", "127.0.0.1", "--port", str(port), "--no-ui", "--cache-ram", "0"]
     cache = setup.options.get("cache")
     flags += ["-fa", "off", "-ctk", cache, "-ctv", cache] if cache else []
-    return [*flags, *_speculation(setup)]
+    return [*flags, *_speculation(setup), *setup.options.get("words", [])]
 
 
 def _speculation(setup: Setup) -> list[str]:
