@@ -36,7 +36,9 @@ def _record(store: StoreFolder, model: str, found: list[StoredFile]) -> dict[str
         about: Any = read_json(store.folder / model / ABOUT, FileKind.SETTINGS)
         name = about["name"]
     used = max((one.used for one in found), default=0)
-    time = datetime.fromtimestamp(used / 1e9, UTC).isoformat(timespec="seconds") if used else ""
+    time = ""
+    with suppress(ValueError, OverflowError):  # a time that no clock showed
+        time = datetime.fromtimestamp(used / 1e9, UTC).isoformat(timespec="seconds") if used else ""
     return {
         "model": model,
         "name": name,
@@ -63,7 +65,7 @@ def verify_store(call: Call[JsonOption]) -> int:
         num_files += 1
         if problem:
             damaged.append((str(one.path.relative_to(store.folder)), problem))
-    lines = [f"{path}: {problem}; deleted" for path, problem in damaged]
+    lines = [f"{path}: {problem}" for path, problem in damaged]
     lines.append(f"{num_files} files, {len(damaged)} damaged.")
     record = {"folder": str(store.folder), "files": num_files, "damaged": dict(damaged)}
     answer(call.options, record, "\n".join(lines))

@@ -35,7 +35,7 @@ def test_a_store_is_listed_checked_and_emptied(outrider: Command, tmp_path: Path
     assert outrider("cache", "verify", "prompts").out.splitlines()[-1] == "2 files, 0 damaged."
     page.write_bytes(page.read_bytes()[:-1] + b"?")
     found = outrider("cache", "verify", "prompts", "--json")
-    damaged = {str(page.relative_to(page.parents[2])): "its checksum is wrong"}
+    damaged = {str(page.relative_to(page.parents[2])): "its checksum is wrong; deleted"}
     assert (found.code, json.loads(found.out)["damaged"]) == (1, damaged)
     assert (page.exists(), state.exists()) == (False, True)
     assert json.loads(outrider("cache", "clear", "prompts", "--json").out)["files"] == 1

@@ -6,6 +6,8 @@ import errno
 import hashlib
 import logging
 import os
+import shutil
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -170,13 +172,18 @@ def test_unfinished_files_of_ended_processes_are_deleted(store: StoreFolder) -> 
         ("/p:1.5g", "/p", 1_500_000_000),
         ("p:2000000", "p", 2_000_000),
         ("p:3 MB", "p", 3_000_000),
+        ("p:2GiB", "p", 2 << 30),
+        ("p:5/q", "p:5/q", DEFAULT_BYTES),
+        ("p:5:1G", "p:5", 10**9),
     ],
 )
 def test_a_folder_may_have_a_size(text: str, folder: str, most: int) -> None:
     assert parsed(text) == (Path(folder), most)
 
 
-@pytest.mark.parametrize("text", [":5GB", "p:10", "p:1kB"])
+@pytest.mark.parametrize(
+    "text", [":5GB", "p:10", "p:1kB", "p:0", "p:-5GB", "p:5XB", "~nobody-here/p"]
+)
 def test_sizes_that_cannot_work_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="prompt_store"):
         parsed(text)
@@ -193,6 +200,9 @@ def test_folders_of_others_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="not a folder"):
         StoreFolder.opened(str(tmp_path / "file"))
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(ConfigError, match="prompt_store"):
+        StoreFolder.opened(str(tmp_path / "loop"))
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(ConfigError, match="other users can write"):
@@ -201,6 +211,78 @@ def test_folders_of_others_are_refused(tmp_path: Path) -> None:
     (newer / "prompt-store.json").write_text('{"format": 2}')
     with pytest.raises(ConfigError, match="does not read"):
         StoreFolder.opened(str(newer))
+
+
+@pytest.mark.parametrize("name", ["new\nline \u2028 \udcff", "-rf", "a:b", "%s{}"])
+def test_a_folder_may_have_any_name_and_lie_behind_a_link(name: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / name)
+    store = StoreFolder.opened(str(tmp_path / "link"))
+    store.write("page", MODEL, chain(1)[0], parts_of(0), used=0)
+    assert store.folder == tmp_path / name
+    assert [problem for _, problem in StoreFolder.opened(str(tmp_path / name)).verify()] == [""]
+
+
+def test_two_processes_may_make_the_same_store(tmp_path: Path) -> None:
+    """One sees what the other, which may be killed meanwhile, has written so far."""
+    (tmp_path / ".prompt-store.json.abc.part").write_bytes(b"{")
+    StoreFolder.opened(str(tmp_path))
+
+
+def test_a_store_that_is_emptied_meanwhile_is_written_again(store: StoreFolder) -> None:
+    keeper = PromptStore(store, MODEL, lambda: True, {"name": "tiny"})
+    copied: Callable[[], list[Part]] = partial(parts_of, 1)
+
+    def emptied() -> list[Part]:
+        assert store.clear()[0] == 1
+        return parts_of(1)
+
+    first, second, third = chain(3)
+    for name, part in ((first, copied), (second, emptied), (third, copied)):
+        keeper.offer("page", name, part)
+        assert keeper.flush()
+    assert not keeper.problem
+    assert [keeper.has("page", name) for name in (first, second, third)] == [False, True, True]
+    assert (store.folder / MODEL / "model.json").exists()
+
+
+def test_a_store_that_is_deleted_is_not_made_again(store: StoreFolder) -> None:
+    """It would be open to others, and no store."""
+    keeper = PromptStore(store, MODEL, lambda: True)
+    shutil.rmtree(store.folder)
+    keeper.offer("page", chain(1)[0], partial(parts_of, 1))
+    assert keeper.flush()
+    assert keeper.problem
+    assert not store.folder.exists()
+
+
+def test_listing_goes_on_while_others_delete(store: StoreFolder) -> None:
+    for number in range(3):
+        store.write("page", MODEL, chain(1, first=number)[0], parts_of(0), used=0)
+    left = store.files()
+    next(left)
+    shutil.rmtree(store.folder / MODEL)
+    assert len(list(left)) < 2
+    assert store.clear() == (0, 0)
+
+
+def test_a_clock_that_was_set_back_keeps_nothing_for_ever(store: StoreFolder) -> None:
+    ahead = time.time_ns() + 10**18
+    store.write("page", MODEL, chain(1)[0], parts_of(0), used=ahead)
+    store.make_space()
+    assert next(store.files()).used <= time.time_ns()
+
+
+def test_a_file_that_cannot_be_read_is_not_deleted(
+    store: StoreFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper, name = PromptStore(store, MODEL, lambda: True), chain(1)[0]
+    store.write("page", MODEL, name, parts_of(1), used=0)
+    parts = [np.zeros_like(part) for part in parts_of(0)]
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "open_regular", partial(fail, OSError(errno.EMFILE, "too many")))
+        assert not keeper.read("page", name, parts)
+        assert [problem for _, problem in store.verify()] == ["it cannot be read: too many"]
+    assert keeper.read("page", name, parts)
 
 
 def fail(error: OSError, *_: object) -> None:

@@ -46,8 +46,9 @@ MARKER, ABOUT = "prompt-store.json", "model.json"
 DEFAULT_BYTES = 10_000_000_000
 LEAST_BYTES = 1_000_000
 _MAGIC, _ALIGNED, _DIGEST = b"OUTRPAGE", 64, 32
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)B?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B?", re.IGNORECASE)
+# What may have been meant as a size: a folder whose name ends so needs a size behind it.
+_LIKE_SIZE = re.compile(r"[-+]?\.?\d[^/]*")
 _FILE = re.compile(r"([0-9a-f]{64})-(\d+)\.(page|state)")
 _MODEL = re.compile(r"[0-9a-f]{32}")
 # Shares of the bound: from where on files are deleted, and down to where. Every process looks
@@ -65,15 +66,26 @@ def parsed(text: str) -> tuple[Path, int]:
     """The folder and the most bytes of `FOLDER[:SIZE]`. Raises ConfigError."""
     folder, colon, words = text.rpartition(":")
     found = _SIZE.fullmatch(words.strip()) if colon else None
-    if found is None:
-        return Path(text).expanduser(), DEFAULT_BYTES
-    most = int(float(found[1]) * _UNITS[found[2].upper()])
+    if found is None and not (colon and _LIKE_SIZE.fullmatch(words.strip())):
+        return _expanded(text), DEFAULT_BYTES
+    unit = 0 if found is None else " KMGT".index(found[2].upper() or " ")
+    base = 1000 if found is None or not found[3] else 1024
+    most = 0 if found is None else int(float(found[1]) * base**unit)
     if not folder or most < LEAST_BYTES:
+        named = f"{words!r}, which is no size" if found is None else "too small a size"
         raise ConfigError(
-            f"prompt_store: {text!r} names {'no folder' if not folder else 'too small a size'}.",
+            f"prompt_store: {text!r} names {named if folder else 'no folder'}.",
             hint=f"--prompt-store ~/prompts:20GB; at least {size(LEAST_BYTES)}",
         )
-    return Path(folder).expanduser(), most
+    return _expanded(folder), most
+
+
+def _expanded(folder: str) -> Path:
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError:
+        why = f"prompt_store: {folder!r} is in the home folder of nobody here."
+        raise ConfigError(why, hint="--prompt-store ~/prompts") from None
 
 
 def header_of(kind: str, model: str, name: PageName, parts: Sequence[Part]) -> bytes:
@@ -103,7 +115,7 @@ def check_file(path: Path) -> None:
         header = json.loads(data[start:end])
         digest = digest_after(header["before"], header["tokens"])
         named_in = (header["digest"], str(header["index"]), header["kind"], header["model"])
-    except (ValueError, KeyError, TypeError, OverflowError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise DamagedError("its header is not that of a page") from None
     if named is None or named_in != (*named.groups(), path.parent.parent.name):
         raise DamagedError("it has the name of another page")
@@ -140,10 +152,13 @@ class StoreFolder:
         if not create and not folder.is_dir():
             raise ConfigError(f"there is no prompt store {folder}.", hint="name one that exists")
         try:
-            folder = private_folder(folder)
+            folder = private_folder(folder.resolve())
             marker = folder / MARKER
             if not marker.exists():
-                if any(one.name != MARKER for one in folder.iterdir()):
+                # Another process may be making the same store, or was killed while it did.
+                own = (MARKER, f".{MARKER}.")
+                others = any(not one.name.startswith(own) for one in folder.iterdir())
+                if others and not marker.exists():
                     raise ConfigError(f"{folder} holds other files than a prompt store.", hint=hint)
                 write_private(marker, json.dumps({"format": FORMAT}).encode())
             if read_json(marker, FileKind.SETTINGS) != {"format": FORMAT}:
@@ -151,7 +166,7 @@ class StoreFolder:
                 raise ConfigError(why, hint=hint)
         except ConfigError:
             raise  # one is a ValueError
-        except (OSError, NotPrivateError, ValueError) as error:
+        except (OSError, NotPrivateError, ValueError, RuntimeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(f"prompt_store: {folder}: {reason}.", hint=hint) from error
         return cls(folder, most_bytes)
@@ -195,7 +210,8 @@ class StoreFolder:
         for piece in pieces:
             digest.update(piece)
         path = self.path(kind, model, name)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (path.parent.parent, path.parent):  # the store's own must be there
+            folder.mkdir(mode=0o700, exist_ok=True)
         write_private(path, b"".join([*pieces, digest.digest()]))
         self.touch(path, used)
         self._unseen += sum(map(len, pieces))
@@ -223,10 +239,8 @@ class StoreFolder:
 
     def _paths(self) -> Iterator[tuple[str, Path]]:
         for model in self.models():
-            for folder in (self.folder / model).iterdir():
-                if folder.is_dir():
-                    with suppress(FileNotFoundError):
-                        yield from ((model, path) for path in folder.iterdir())
+            for folder in _listed(self.folder / model):
+                yield from ((model, path) for path in _listed(folder))
 
     def make_space(self) -> int:
         """Delete the longest unused files if the store is nearly full, those at the ends of texts
@@ -238,6 +252,10 @@ class StoreFolder:
         try:
             self._clean()
             found = sorted(self.files(), key=lambda one: (one.used, -one.index))
+            now = time.time_ns()
+            for one in found:
+                if one.used > now:  # the clock was set back; else it would stay for too long
+                    self.touch(one.path, now)
             left = sum(one.num_bytes for one in found)
             if left <= self.most_bytes * _FULL:
                 return 0
@@ -263,8 +281,9 @@ class StoreFolder:
         found = list(self.files())
         for one in found:
             one.path.unlink(missing_ok=True)
+        self._clean()
         for model in self.models():
-            for folder in [*(self.folder / model).iterdir()]:
+            for folder in _listed(self.folder / model):
                 with suppress(OSError):
                     folder.rmdir() if folder.is_dir() else folder.unlink()
             with suppress(OSError):
@@ -273,14 +292,23 @@ class StoreFolder:
 
     def verify(self) -> Iterator[tuple[StoredFile, str]]:
         """Check every file; yield it with the reason if it is damaged, else with "". Damaged ones
-        are deleted."""
+        are deleted; one that cannot be read is not."""
         for one in self.files():
             try:
                 check_file(one.path)
             except FileNotFoundError:
                 continue
-            except (DamagedError, OSError) as error:
+            except DamagedError as error:
                 one.path.unlink(missing_ok=True)
-                yield one, str(getattr(error, "strerror", None) or error)
+                yield one, f"{error}; deleted"
+            except OSError as error:
+                yield one, f"it cannot be read: {error.strerror or error}"
             else:
                 yield one, ""
+
+
+def _listed(folder: Path) -> list[Path]:
+    """The entries of a folder; none if another process deleted it, or if it is no folder."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return list(folder.iterdir())
+    return []

@@ -75,9 +75,7 @@ def attach(
     }
     text = json.dumps(about, sort_keys=True)
     model = hashlib.sha256(text.encode()).hexdigest()[:32]
-    with suppress(OSError):  # a folder that can only be read
-        folder.describe(model, about)
-    store = PromptStore(folder, model, lambda: kv.is_idle)
+    store = PromptStore(folder, model, lambda: kv.is_idle, about)
     kv.store = cast("PageStore", store)
     return store
 
@@ -111,7 +109,10 @@ def weights_digest(path: Path, folder: StoreFolder) -> str:
     notes = folder.folder / _KNOWN
     known: dict[str, str] = {}
     with suppress(OSError, ValueError):
-        known = cast("dict[str, str]", read_json(notes, FileKind.CALIBRATION))
+        noted = read_json(notes, FileKind.CALIBRATION)
+        if isinstance(noted, dict):
+            items = cast("dict[str, object]", noted).items()
+            known = {at: digest for at, digest in items if isinstance(digest, str)}
     found: dict[str, str] = {}
     for file in open_checkpoint(path).files():
         at = file.resolve()

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -55,13 +55,15 @@ class Counts:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class PromptStore:
-    """A PageStore over the files of `model` in a folder. `is_idle` is True while no request runs.
+    """A PageStore over the files of `model` in a folder, whose name is the digest of what it is
+    `about`. `is_idle` is True while no request runs.
 
     The thread ends when it has nothing to do for a while, so that it does not hold the model."""
 
     folder: StoreFolder
     model: str
     is_idle: Callable[[], bool]
+    about: Mapping[str, object] = field(default_factory=dict[str, object])
     counts: Counts = field(default_factory=Counts)
     problem: str = ""
     _jobs: deque[tuple[Callable[[], None], bool]] = field(
@@ -76,7 +78,8 @@ class PromptStore:
 
     def name(self, before: PageName | None, tokens: Sequence[int], salt: str) -> PageName:
         if before is None:
-            digest, index = hashlib.sha256(f"{self.model}\n{salt}".encode()).hexdigest(), 0
+            origin = f"{self.model}\n{salt}".encode("utf-8", "surrogatepass")
+            digest, index = hashlib.sha256(origin).hexdigest(), 0
         else:
             digest, index = before.digest, before.index + 1
         return PageName(digest_after(digest, tokens), digest, index, tuple(tokens))
@@ -90,21 +93,22 @@ class PromptStore:
         except FileNotFoundError:
             return False
         except (DamagedError, OSError) as error:
-            self._drop_damaged(kind, name, error)
+            self._drop_damaged(self.folder.path(kind, self.model, name), error)
             return False
         self.counts.read += 1
         return True
 
-    def _drop_damaged(self, kind: str, name: PageName, error: Exception) -> None:
-        path = self.folder.path(kind, self.model, name)
+    def _drop_damaged(self, path: Path, error: Exception) -> None:
+        """Delete a damaged file; one that cannot be read now may be whole."""
         if not self.counts.damaged:
             reason = getattr(error, "strerror", None) or error
             _log.warning("A file of the prompt store is not used: %s: %s.", path, reason)
         self.counts.damaged += 1
-        try:
-            path.unlink(missing_ok=True)
-        except OSError:
-            _log.debug("%s cannot be deleted.", path, exc_info=True)
+        if isinstance(error, DamagedError):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                _log.debug("%s cannot be deleted.", path, exc_info=True)
 
     def offer(
         self,
@@ -202,8 +206,16 @@ class PromptStore:
         if parts is None:
             self.counts.missed += 1
             return
-        self.folder.write(kind, self.model, name, parts, used)
+        try:
+            self._write_parts(kind, name, parts, used)
+        except FileNotFoundError:
+            # Another process has emptied the store meanwhile.
+            self._write_parts(kind, name, parts, used)
         self.counts.written += 1
+
+    def _write_parts(self, kind: str, name: PageName, parts: Sequence[Part], used: int) -> None:
+        self.folder.describe(self.model, self.about)
+        self.folder.write(kind, self.model, name, parts, used)
 
     def _is_good(self, path: Path) -> bool:
         """True for a file that need not be written again. Once one was damaged, all are checked."""
