@@ -26,6 +26,7 @@ from outrider.plugins.prompt_store.files import StoreFolder
 pytestmark = [pytest.mark.slow, pytest.mark.weights]
 
 TARGET, HYBRID = "outrider/embedded", "outrider/embedded-hybrid"
+DRAFT = "outrider/embedded-draft"
 BEGINNING = "def quicksort(items):\n    return items\n\n" * 8
 PROMPTS = [
     BEGINNING + "def",
@@ -145,6 +146,28 @@ def test_whole_pages_of_a_hybrid_are_known_but_the_last(
                 known.append([one.num_cached_tokens for one in results])
     assert known == [[0, PAGE], *[[PAGE, 4 * PAGE]] * 3]
     assert found == [found[0]] * 4
+
+
+@pytest.mark.parametrize("drafter", ["model", "auto"])
+def test_a_draft_model_knows_its_prompts_too(drafter: str, tmp_path: Path) -> None:
+    """Of the same salt alone, in memory as on disk."""
+    config = {"drafter": drafter, "prompt_store": str(tmp_path / "store")}
+    num_read: list[list[int]] = []
+    for salts in (("mine", "yours"), ("mine", "theirs")):
+        with closing(opened(TARGET, draft=DRAFT, **config)) as llm:
+            memory: Any = llm._pair.draft.state  # pyright: ignore[reportPrivateUsage]
+            opening, found = memory.open, list[int]()
+
+            def noted(*given: Any, opening: Any = opening, found: list[int] = found) -> int:
+                found.append(opening(*given))
+                return found[-1]
+
+            memory.open = noted
+            for salt in salts:
+                llm.generate(PROMPTS[0], PARAMS, cache_salt=salt)
+        num_read.append(found)
+    known = (lengths(TARGET)[0] - 1) // PAGE * PAGE
+    assert num_read == [[0, 0], [known, 0]]
 
 
 def test_salts_keep_prompts_apart(tmp_path: Path) -> None:

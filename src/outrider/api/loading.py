@@ -14,6 +14,7 @@ import torch
 from outrider.api.memory import Part, draft_room, fitted, table_of, target_room
 from outrider.api.plan import LoadPlan, plan_pair
 from outrider.api.tokenizer import Tokenizer
+from outrider.cache.hybrid import paged_of
 from outrider.core.clock import give_back, uncollected
 from outrider.core.config import EngineConfig
 from outrider.core.errors import (
@@ -155,6 +156,9 @@ def load_pair(
     with within_memory("loading", parts=table_of(parts)):
         target, end = _load_target(plan, heads, name=model, there=there)
         draft_model, child, without_draft = _load_draft(plan)
+        in_draft = None if draft_model is None else paged_of(draft_model.state)
+        if in_draft is not None:
+            in_draft.salts = paged_of(target.state)
     give_back()
     stop_ids = (*target.spec.stop_ids, *plan.tokenizer.stop_ids)
     pair = LoadedPair(
@@ -193,13 +197,13 @@ def _store_of(config: EngineConfig) -> StoreFolder | None:
 
 
 def _with_store(pair: LoadedPair, folder: StoreFolder) -> LoadedPair:
-    """`pair`, whose target keeps its pages in the folder; or with a note why it does not."""
+    """`pair`, whose models keep their pages in the folder; or with a note why it does not."""
     from outrider.plugins.prompt_store.identity import attach
 
-    store = attach(pair.target, pair.plan, pair.heads, folder)
-    if isinstance(store, str):
-        return replace(pair, notes=(*pair.notes, f"prompt_store has no effect: {store}"))
-    return replace(pair, flush=store.flush)
+    stores = attach(pair.target, pair.draft, pair.plan, pair.heads, folder)
+    if isinstance(stores, str):
+        return replace(pair, notes=(*pair.notes, f"prompt_store has no effect: {stores}"))
+    return replace(pair, flush=lambda: [store.flush() for store in stores])
 
 
 def _fitted(

@@ -135,6 +135,7 @@ class HybridState:
 
     def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
         most = len(tokens)
+        salt = salt or self.kv.salt(seq_id)
         while True:
             self._recall(tokens[:most], salt)
             length, cell = self._checkpoints.longest(tokens, most)
@@ -392,3 +393,9 @@ class HybridState:
         self._states.release([] if seq.base is None else [seq.base])
         self._inputs.release(seq.kept)
         seq.base, seq.base_length, seq.kept = cell, length, []
+
+
+def paged_of(state: object) -> PagedKV | None:
+    """The keys and values of a model's memory, if they lie in pages."""
+    kv = state.kv if isinstance(state, HybridState) else state
+    return kv if isinstance(kv, PagedKV) else None

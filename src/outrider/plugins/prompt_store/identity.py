@@ -11,8 +11,9 @@ import hashlib
 import json
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any, cast
 import torch
 
 from outrider.api.plan import LoadPlan
-from outrider.cache.hybrid import HybridState
+from outrider.cache.hybrid import HybridState, paged_of
 from outrider.cache.paged_kv import PagedKV
 from outrider.cache.pages import PageStore
 from outrider.core.config import EngineConfig
@@ -44,50 +45,75 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _CHUNK = 1 << 22
 # A store holds at least so many pages.
 _LEAST_PAGES = 32
+# Settings of which a draft model's keys and values do not depend.
+_OF_TARGETS: Mapping[str, Any] = {"quantise": "none", "kv_dtype": "auto"}
 
 
 def attach(
-    target: Decoder, plan: LoadPlan, heads: HeadsToLoad | None, folder: StoreFolder
+    target: Decoder,
+    draft: Decoder | None,
+    plan: LoadPlan,
+    heads: HeadsToLoad | None,
+    folder: StoreFolder,
+) -> list[PromptStore] | str:
+    """Give the memories of both models stores, which are returned; or the reason why the target
+    gets none. Raises ConfigError if the folder holds too few pages."""
+    hidden = plan.hidden_layers(heads)
+    found = _attach(target, plan.folder, plan.settings, folder, hidden)
+    if isinstance(found, str):
+        return found
+    stores = [found]
+    if draft is not None and plan.model_folder is not None:
+        config = replace(plan.settings, **_OF_TARGETS)
+        found = _attach(draft, plan.model_folder, config, folder, ())
+        stores += [] if isinstance(found, str) else [found]
+    for store in stores:
+        store.num_writers = len(stores)
+    return stores
+
+
+def _attach(
+    model: Decoder,
+    weights: Path,
+    config: EngineConfig,
+    folder: StoreFolder,
+    hidden_layers: Sequence[int],
 ) -> PromptStore | str:
-    """Give the target's memory a store; or return the reason why it gets none. Raises ConfigError
-    if the folder holds too few pages."""
-    config = plan.settings
-    state = cast("object", target.state)
-    kv = state.kv if isinstance(state, HybridState) else state
-    if not isinstance(kv, PagedKV) or kv.arena.device.type != "cpu":
-        return f"the keys and values of {target.spec.name} are not in the memory of a CPU"
+    kv = paged_of(model.state)
+    if kv is None or kv.arena.device.type != "cpu":
+        return f"the keys and values of {model.spec.name} are not in the memory of a CPU"
     if config.tensor_parallel > 1:
         return "several processes share the model"
-    if not target.kernels.exact:
+    if not model.kernels.exact:
         return "rows of these kernels depend on their batch, so texts would depend on the store"
     parts = kv.parts(0)
     num_bytes = sum(part.size for part in parts)
     if num_bytes * _LEAST_PAGES > folder.most_bytes:
         raise ConfigError(
             f"prompt_store: {size(folder.most_bytes)} hold fewer than {_LEAST_PAGES} pages of "
-            f"{target.spec.name}, of {size(num_bytes)} each.",
+            f"{model.spec.name}, of {size(num_bytes)} each.",
             hint="name a larger size: --prompt-store FOLDER:20GB",
         )
     about = {
-        **identity(target, config, kv),
-        "weights": weights_digest(plan.folder, folder),
-        "hidden_layers": [*plan.hidden_layers(heads)],
+        **identity(model, config, kv),
+        "weights": weights_digest(weights, folder),
+        "hidden_layers": [*hidden_layers],
     }
     text = json.dumps(about, sort_keys=True)
-    model = hashlib.sha256(text.encode()).hexdigest()[:32]
-    store = PromptStore(folder, model, lambda: kv.is_idle, about)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+    store = PromptStore(folder, digest, lambda: kv.is_idle, about)
     kv.store = cast("PageStore", store)
     return store
 
 
-def identity(target: Decoder, config: EngineConfig, kv: PagedKV) -> Mapping[str, Any]:
-    """Return what the target's keys and values depend on besides its weights, as a JSON object."""
-    state, kernels = target.state, target.kernels
+def identity(model: Decoder, config: EngineConfig, kv: PagedKV) -> Mapping[str, Any]:
+    """Return what a model's keys and values depend on besides its weights, as a JSON object."""
+    state, kernels = model.state, model.kernels
     layout = [[*part.shape] for part in kv.parts(0)]
     return {
         "format": FORMAT,
-        "name": target.spec.name,
-        "config": _ADDRESS.sub("", repr(target.config)),
+        "name": model.spec.name,
+        "config": _ADDRESS.sub("", repr(model.config)),
         "dtype": str(kv.arena.dtype),
         "quantise": config.quantise,
         "kv_dtype": config.kv_dtype,

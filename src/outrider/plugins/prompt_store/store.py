@@ -56,7 +56,7 @@ class Counts:
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class PromptStore:
     """A PageStore over the files of `model` in a folder, whose name is the digest of what it is
-    `about`. `is_idle` is True while no request runs.
+    `about`. `is_idle` is True while no request runs. There are `num_writers` stores in the process.
 
     The thread ends when it has nothing to do for a while, so that it does not hold the model."""
 
@@ -65,6 +65,7 @@ class PromptStore:
     is_idle: Callable[[], bool]
     about: Mapping[str, object] = field(default_factory=dict[str, object])
     counts: Counts = field(default_factory=Counts)
+    num_writers: int = 1
     problem: str = ""
     _jobs: deque[tuple[Callable[[], None], bool]] = field(
         default_factory=deque[tuple[Callable[[], None], bool]]
@@ -174,7 +175,7 @@ class PromptStore:
                 job()
             except Exception as error:  # noqa: BLE001 - a request must never suffer from a write
                 self._give_up(error)
-            self._rest(_REST * (time.perf_counter() - began))
+            self._rest(_REST * self.num_writers * (time.perf_counter() - began))
 
     def _rest(self, seconds: float) -> None:
         end = time.perf_counter() + seconds
