@@ -19,6 +19,7 @@ from safetensors.torch import (
 
 from doubles.tiny_families import add_words, write_family
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import ConfigError
 from outrider.models.loading import resolve
 from outrider.plugins.prompt_store.files import StoreFolder
@@ -62,6 +63,7 @@ def lengths(model: str | Path) -> list[int]:
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": (TARGET, {"drafter": "none"}),
     "automatic": (TARGET, {}),
+    "draft model": (TARGET, {"draft": DRAFT, "drafter": "model"}),
     "copied": (TARGET, {"drafter": "quantised-self"}),
     "hidden states": (TARGET, {"draft": "outrider/embedded-eagle"}),
     "heads": (TARGET, {"draft": "outrider/embedded-medusa"}),
@@ -148,26 +150,31 @@ def test_whole_pages_of_a_hybrid_are_known_but_the_last(
     assert found == [found[0]] * 4
 
 
-@pytest.mark.parametrize("drafter", ["model", "auto"])
-def test_a_draft_model_knows_its_prompts_too(drafter: str, tmp_path: Path) -> None:
-    """Of the same salt alone, in memory as on disk."""
-    config = {"drafter": drafter, "prompt_store": str(tmp_path / "store")}
-    num_read: list[list[int]] = []
-    for salts in (("mine", "yours"), ("mine", "theirs")):
-        with closing(opened(TARGET, draft=DRAFT, **config)) as llm:
-            memory: Any = llm._pair.draft.state  # pyright: ignore[reportPrivateUsage]
-            opening, found = memory.open, list[int]()
+@pytest.mark.parametrize(
+    ("draft", "drafter"), [(DRAFT, "model"), (DRAFT, "auto"), ("outrider/embedded-mtp", "mtp")]
+)
+def test_what_drafts_knows_prompts_of_the_same_salt_alone(
+    draft: str, drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft model knows them after a restart too; heads read the states that are stored."""
+    known, opening, target = list[int](), PagedKV.open, None
 
-            def noted(*given: Any, opening: Any = opening, found: list[int] = found) -> int:
-                found.append(opening(*given))
-                return found[-1]
+    def noted(self: PagedKV, *given: Any) -> int:
+        found = opening(self, *given)
+        if target is not None and self is not target and given[0] >= 0:
+            known.append(found)
+        return found
 
-            memory.open = noted
+    monkeypatch.setattr(PagedKV, "open", noted)
+    for salts in (("mine", "yours", "mine"), ("mine", "theirs")):
+        store = str(tmp_path / "store")
+        with closing(opened(TARGET, draft=draft, drafter=drafter, prompt_store=store)) as llm:
+            target = llm._pair.target.state  # pyright: ignore[reportPrivateUsage]
             for salt in salts:
                 llm.generate(PROMPTS[0], PARAMS, cache_salt=salt)
-        num_read.append(found)
-    known = (lengths(TARGET)[0] - 1) // PAGE * PAGE
-    assert num_read == [[0, 0], [known, 0]]
+        target = None
+    most = (lengths(TARGET)[0] - 1) // PAGE * PAGE
+    assert known == [0, 0, most, most if draft == DRAFT else 0, 0]
 
 
 def test_salts_keep_prompts_apart(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import torch
 from outrider.api.memory import Part, draft_room, fitted, table_of, target_room
 from outrider.api.plan import LoadPlan, plan_pair
 from outrider.api.tokenizer import Tokenizer
-from outrider.cache.hybrid import paged_of
 from outrider.core.clock import give_back, uncollected
 from outrider.core.config import EngineConfig
 from outrider.core.errors import (
@@ -156,9 +155,6 @@ def load_pair(
     with within_memory("loading", parts=table_of(parts)):
         target, end = _load_target(plan, heads, name=model, there=there)
         draft_model, child, without_draft = _load_draft(plan)
-        in_draft = None if draft_model is None else paged_of(draft_model.state)
-        if in_draft is not None:
-            in_draft.salts = paged_of(target.state)
     give_back()
     stop_ids = (*target.spec.stop_ids, *plan.tokenizer.stop_ids)
     pair = LoadedPair(

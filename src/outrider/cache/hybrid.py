@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache.paged_kv import PagedKV
-from outrider.cache.pages import Columns, Part, bytes_of, names_of, states_that_fit
+from outrider.cache.pages import SALT, Columns, Part, bytes_of, names_of, states_that_fit
 from outrider.cache.recurrent import (
     Beginning,
     CellPool,
@@ -135,7 +135,7 @@ class HybridState:
 
     def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
         most = len(tokens)
-        salt = salt or self.kv.salt(seq_id)
+        salt = salt or SALT.get()
         while True:
             self._recall(tokens[:most], salt)
             length, cell = self._checkpoints.longest(tokens, most)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from outrider.cache.pages import (
     GROWTH,
+    SALT,
     ArenaSize,
     Columns,
     PageName,
@@ -62,13 +63,12 @@ class PagedKV:
     `on_copy` is called before slots are copied, so that the arenas of other ranks follow.
     `before_close` waits for launched work that still writes pages of a sequence. A `store` has more
     pages than the memory: a text continues with them when it is opened, and full pages are offered
-    to it. `salts` is another memory of the same texts, which were opened there before, with salts.
+    to it.
     """
 
     on_copy: Callable[[Sequence[int], Sequence[int]], None] | None = None
     before_close: Callable[[int], None] | None = None
     store: PageStore | None = None
-    salts: PagedKV | None = None
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class PagedKV:
     def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
         if seq_id in self._sequences:
             raise ContractError("the sequence is open already")
-        salt = salt or self.salt(seq_id)
+        salt = salt or SALT.get()
         with self._lock:
             pages = self._seen_by_all(self._pool.find_prefix(tokens, salt))
             reused = len(pages) * self._page_size
@@ -158,13 +158,6 @@ class PagedKV:
         if rest:
             start = whole * self._page_size
             self._moved(*(self._slots(one, start, rest) for one in (old, self._sequences[new])))
-
-    def salt(self, seq_id: int) -> str:
-        """The salt of a sequence here, or, if it is not open yet, in the memory with `salts`."""
-        seq = self._sequences.get(seq_id)
-        if seq is not None:
-            return seq.salt
-        return "" if self.salts is None else self.salts.salt(seq_id)
 
     def length(self, seq_id: int) -> int:
         return len(self._sequences[seq_id].tokens)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -96,6 +97,9 @@ def _tensor(array: np.ndarray[Any, np.dtype[np.int32]], device: torch.device) ->
     tensor: Tensor = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
     return sent(tensor, device)
 
+
+# The salt of sequences that are opened without one of their own: those of drafters.
+SALT: ContextVar[str] = ContextVar("outrider_salt", default="")
 
 # The preceding filling, by its name or as a salt, and a page's own tokens.
 _Key = tuple[int | str, tuple[int, ...]]
