@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from pathlib import Path
+from shutil import rmtree
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 from typing import Any
 
-from common import Report, note, real_folder, study
+from common import DRAFT, TARGET, Report, note, real_folder, study
 from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
@@ -21,6 +24,7 @@ from outrider_lab.bench.workload import load_prompts
 
 FIRST = SamplingParams(max_tokens=1, ignore_eos=True)
 WRITE = SamplingParams(max_tokens=32, ignore_eos=True)
+BEGIN = SamplingParams(max_tokens=8, ignore_eos=True)
 HYBRID = "outrider/embedded-hybrid"
 # A prompt from this length on is read once in each way.
 LONG = 8_000
@@ -49,14 +53,50 @@ def prompt_store(options: Options, report: Report) -> bool:
             holds &= cell["same"]
         if options.rounds:
             note(report, model=name, **_unknown(model, options.requests, options.rounds))
+    if 2_000 in map(int, options.lengths):
+        cell = _first_drafts(512 if options.quick else 1_900, options.repeats)
+        note(report, model=TARGET, draft=DRAFT, **cell)
+        holds &= cell["same"]
     return holds
 
 
-def _opened(model: str, store: str = "") -> LLM:
+def _opened(model: str, store: str = "", draft: str | None = None) -> LLM:
     config = EngineConfig(
-        device="cpu", drafter="none", batch_size=1, arena_tokens=8_192, prompt_store=store
+        device="cpu",
+        drafter="model" if draft else "none",
+        batch_size=1,
+        arena_tokens=8_192,
+        prompt_store=store,
     )
-    return LLM(model, config=config)
+    return LLM(model, draft=draft, config=config)
+
+
+def _first_drafts(length: int, repeats: int) -> dict[str, Any]:
+    """Return seconds to the first eight tokens with a draft model: of an unknown prompt, and after
+    a restart, with the pages of both models and without those of the draft model."""
+    seconds: dict[str, list[float]] = {"cold": [], "restart": [], "target_alone": []}
+    same = True
+    for prompt in _prompts(TARGET, length, repeats):
+        texts: set[Sequence[int]] = set()
+        with TemporaryDirectory() as folder:
+            for way in seconds:
+                if way == "target_alone":
+                    (own,) = (one for one in Path(folder).glob("*/model.json") if _is_draft(one))
+                    rmtree(own.parent)
+                with closing(_opened(TARGET, folder, DRAFT)) as llm:
+                    llm.generate([prompt[-64:]], BEGIN)
+                    began = perf_counter()
+                    texts.add(llm.generate([prompt], BEGIN)[0].token_ids)
+                    seconds[way].append(perf_counter() - began)
+                del llm
+                gc.collect()
+        same &= len(texts) == 1
+    times = {f"{way}_seconds": median(each) for way, each in seconds.items()}
+    return {"tokens": length, **times, "same": same, "seconds": seconds}
+
+
+def _is_draft(about: Path) -> bool:
+    return json.loads(about.read_text())["name"] == DRAFT
 
 
 def _first_token(model: str, length: int, repeats: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -179,6 +179,98 @@ def test_what_a_server_refuses_is_left_out_of_the_verdict() -> None:
     left_out = {name for name, check in checks.items() if not check.facts["offered"]}
     assert left_out == {"logprobs", "n", "json"}
     assert reported(checks).holds is True
+
+
+@dataclass(slots=True)
+class Odd:
+    """A server whose replies `change` changes; it may raise MachineError."""
+
+    inner: ToyEndpoint
+    change: Callable[[Mapping[str, Any], dict[str, Any]], object]
+
+    def ask(self, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+        reply = self.inner.ask(path, body)
+        self.change(body or {}, reply)
+        return reply
+
+    def lines(self, path: str, body: Mapping[str, object] | None) -> Generator[str]:
+        return self.inner.lines(path, body)
+
+
+def test_what_only_the_side_with_speculation_refuses_is_not_decided() -> None:
+    def refused(body: Mapping[str, Any], _: object) -> None:
+        if body.get("speculative") is not False and (body.get("logprobs") or body.get("n") == 3):
+            raise MachineError("400: not with drafts")
+
+    checks = audited(Odd(ToyEndpoint(seed=5), refused))
+    assert checks["n"].summary == "refused with speculation: 400: not with drafts"
+    assert reported(checks).titles(None) == "log-probabilities and several choices"
+    assert reported(checks).holds is None
+
+
+def choice(**values: object) -> Callable[[Mapping[str, Any], dict[str, Any]], object]:
+    """A change of every choice of a reply; "..." stands for a value in a list as long as it was."""
+
+    def changed(_: Mapping[str, Any], reply: dict[str, Any]) -> None:
+        for one in reply.get("choices", ()):
+            for name, value in values.items():
+                place: dict[str, Any] = (one["logprobs"] or {}) if name in _LISTS else one
+                if place is one or name in place:
+                    place[name] = [value] * len(place[name]) if name in _LISTS else value
+
+    return changed
+
+
+_LISTS = ("tokens", "token_logprobs", "top_logprobs")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        choice(token_logprobs=math.nan),
+        choice(token_logprobs=-math.inf),
+        choice(token_logprobs="-1"),
+        choice(token_logprobs=0.0),
+        choice(top_logprobs={" an": math.nan, " or": "x"}),
+        choice(top_logprobs={"?": 1e308}),
+        choice(top_logprobs=["?"]),
+        choice(tokens=1),
+        choice(index=None, finish_reason=7),
+    ],
+)
+def test_a_server_with_odd_numbers_on_both_sides_is_not_accused(change: Any) -> None:
+    checks = audited(Odd(ToyEndpoint(seed=3), change), last="sampled", texts=8)
+    assert reported(checks).holds is not False
+    assert checks["greedy"].holds is True
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"choices": []},
+        {"choices": None},
+        {"choices": [{"text": 5}]},
+        {"choices": [{"text": ["a"]}]},
+        {"choices": [{"text": "a", "logprobs": [1]}]},
+        {"choices": [{"text": "a", "logprobs": {"tokens": ["a"], "token_logprobs": None}}]},
+        {"choices": [None]},
+        {"error": {"message": "no"}},
+    ],
+)
+def test_a_reply_without_texts_is_an_error(reply: dict[str, Any]) -> None:
+    with pytest.raises(MachineError, match="no texts"):
+        answers_of(reply)
+
+
+def test_empty_texts_prove_nothing_and_half_a_character_is_replaced() -> None:
+    def emptied(body: Mapping[str, Any], reply: dict[str, Any]) -> None:
+        choice(text="")(body, reply)
+        reply |= {"data": "none"}
+
+    found = reported(audited(Odd(ToyEndpoint(seed=3), emptied), last="n", texts=8))
+    assert found.holds is None
+    assert "empty texts" in found.checks[0].problems[0]
+    assert answers_of({"choices": [{"text": "a\ud83d"}]})[0].text == "a?"
 
 
 def test_a_server_that_ends_meanwhile_is_an_error() -> None:

@@ -84,7 +84,7 @@ def _expanded(folder: str) -> Path:
     try:
         return Path(folder).expanduser()
     except RuntimeError:
-        why = f"prompt_store: {folder!r} is in the home folder of nobody here."
+        why = f"prompt_store: {folder!r} names the home folder of an unknown user."
         raise ConfigError(why, hint="--prompt-store ~/prompts") from None
 
 

@@ -22,9 +22,8 @@ from operator import eq
 from statistics import median
 from typing import Any
 
-from outrider.core.errors import MachineError
 from outrider.plugins.proof.check import PROMPTS, Check
-from outrider.plugins.proof.served import Answer, Side, Token
+from outrider.plugins.proof.served import Answer, RefusedError, Side, Token
 from outrider.plugins.proof.two_samples import (
     Pair,
     Permutation,
@@ -191,10 +190,10 @@ class Audit:
             yield TITLES[name]
             try:
                 yield check()
-            except MachineError as refusal:
+            except RefusedError as refusal:
                 for side in self.sides:
                     side.write(PROMPTS[0], max_tokens=1)  # raises if the server is gone
-                yield _left_out(name, f"refused: {refusal}")
+                yield self._refused(name, refusal)
 
     @property
     def tolerance(self) -> float:
@@ -202,6 +201,14 @@ class Audit:
         if self.rounding is None:
             return _ASSUMED_GAP
         return min(max(_TIMES_ROUNDING * self.rounding, _LEAST_GAP), _MOST_GAP)
+
+    def _refused(self, name: str, refusal: RefusedError) -> Check:
+        """Return the check of what one side refuses. What only the side with speculation refuses is
+        offered, and not decided."""
+        drafted, own = self.sides[1], refusal.side
+        if own.server is drafted.server and own.fields == drafted.fields:
+            return _check(name, None, f"refused with speculation: {refusal}")
+        return _left_out(name, f"refused: {refusal}")
 
     def _shared(self) -> Iterator[tuple[Token, Token]]:
         """Yield the tokens of the plain greedy texts and of the drafted ones that are equal from
@@ -224,7 +231,7 @@ class Audit:
         before = side.counter()
         try:
             texts = self._greedily(side, PROMPTS, logprobs=scored)
-        except MachineError:
+        except RefusedError:
             texts = self._greedily(side, PROMPTS)
         return texts, side.drafted(texts, before)
 
@@ -242,6 +249,8 @@ class Audit:
         problems = ["the side without speculation drafted tokens"] if num_plain else []
         if num_drafted == 0:
             problems.append("the side with speculation drafted nothing, so nothing is compared")
+        if not any(one.text for one in self.plain):
+            problems.append("the side without speculation wrote empty texts")
         summary = "not counted by the server"
         if num_drafted is not None:
             summary = f"{num_drafted:,.0f} tokens drafted for {len(PROMPTS)} greedy texts"
@@ -278,7 +287,9 @@ class Audit:
         """Compare the log-probabilities of greedy tokens, over the tokens that both sides wrote."""
         pairs = [pair for pair in self._shared() if pair[0].logprob is not None and pair[0].top]
         if not pairs:
-            return _left_out("logprobs", "not shown by the server")
+            shown = any(token.top for one in self.plain for token in one.tokens or ())
+            side = "with speculation" if shown else "by the server"
+            return _check("logprobs", None, f"not shown {side}", offered=shown)
         tolerance, measured = self.tolerance, self.rounding
         wrong = [
             f"{plain.piece.decode(errors='replace')!r}: {_shown(plain.logprob)}, with speculation "
@@ -450,9 +461,10 @@ def _alike(plain: Token, other: Token, tolerance: float) -> bool:
     agree with it."""
     if plain.logprob is None or other.logprob is None or not other.top:
         return False
-    listed = other.top.get(other.piece, other.logprob)
-    own = abs(listed - other.logprob) <= _OWN_ROUNDING or plain.piece not in plain.top
-    return own and abs(plain.logprob - other.logprob) <= tolerance
+    own = plain.top.get(plain.piece, math.inf) - plain.logprob
+    others = other.top.get(other.piece, other.logprob) - other.logprob
+    alike = abs(own) > _OWN_ROUNDING or abs(others) <= _OWN_ROUNDING
+    return alike and abs(plain.logprob - other.logprob) <= tolerance
 
 
 def _shown(value: float | None) -> str:

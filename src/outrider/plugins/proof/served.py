@@ -6,9 +6,11 @@ tokens are read under the names of vLLM, SGLang, llama-server and LM Studio.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, product
 from typing import Any, Protocol
@@ -29,6 +31,14 @@ NEUTRAL: Mapping[str, object] = {
 SWITCHES: Sequence[Mapping[str, object]] = ({"speculative": False}, {"speculative.n_max": 0})
 _DRAFTED = ("num_draft_tokens", "draft_n", "spec_draft_token_num", "total_draft_tokens_count")
 _COUNTER = re.compile(r"[\w:]*spec_decode_num_draft_tokens(?:_total)?(?:\{.*\})? ([\d.e+]+)$")
+
+
+class RefusedError(MachineError):
+    """A request that `side` did not answer with texts."""
+
+    def __init__(self, side: Side, error: MachineError) -> None:
+        super().__init__(str(error), hint=error.hint)
+        self.side = side
 
 
 class Endpoint(Protocol):
@@ -74,7 +84,7 @@ class Side:
     fields: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def write(self, prompt: str, *, logprobs: bool = False, **params: object) -> list[Answer]:
-        """Return the choices of one request, by their index. Raises MachineError."""
+        """Return the choices of one request, by their index. Raises RefusedError."""
         body = {"model": self.model, **self.fields, **params}
         if self.chats:
             body["messages"] = [{"role": "user", "content": prompt}]
@@ -85,7 +95,10 @@ class Side:
             if logprobs:
                 body["logprobs"] = NUM_TOP
         path = "/v1/chat/completions" if self.chats else "/v1/completions"
-        return answers_of(self.server.ask(path, body))
+        try:
+            return answers_of(self.server.ask(path, body))
+        except MachineError as error:
+            raise RefusedError(self, error) from None
 
     def all(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Answer]:
         """Return the first choice of each request, in order; some run at once."""
@@ -113,15 +126,16 @@ class Side:
 
 
 def answers_of(reply: Mapping[str, Any]) -> list[Answer]:
-    """Return the texts of a reply of completions or chat. Raises MachineError."""
-    try:
+    """Return the texts of a reply of completions or chat, at least one. Raises MachineError."""
+    answers: list[Answer] = []
+    with suppress(KeyError, TypeError, ValueError, AttributeError, RecursionError):
         drafted = _drafted({key: value for key, value in reply.items() if key != "choices"})
         choices = sorted(reply["choices"], key=lambda choice: choice.get("index", 0))
-        return [_answer(choice, drafted) for choice in choices]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise MachineError(
-            "the server's answer has no texts in OpenAI's format.", hint="name a server's address"
-        ) from None
+        answers = [_answer(choice, drafted) for choice in choices]
+    if not answers:
+        why = "the server's answer has no texts in OpenAI's format."
+        raise MachineError(why, hint="name a server's address")
+    return answers
 
 
 def _answer(choice: Mapping[str, Any], drafted: int | None) -> Answer:
@@ -130,6 +144,7 @@ def _answer(choice: Mapping[str, Any], drafted: int | None) -> Answer:
         message = choice["message"]
         thought = message.get("reasoning_content") or message.get("reasoning") or ""
         text = thought + (message.get("content") or "")
+    text = text.encode(errors="replace").decode()  # half of a pair of UTF-16 is no character
     tokens = _tokens(choice.get("logprobs"))
     if tokens is not None:
         size = len(text.encode())
@@ -147,18 +162,34 @@ def _tokens(found: Any) -> list[Token] | None:
         return None
     if "content" in found:
         return [
-            Token(_piece(item), item["logprob"], _listed(item)) for item in found["content"] or ()
+            Token(_piece(item), _number(item["logprob"]), _listed(item))
+            for item in found["content"] or ()
         ]
     tokens: list[str] = found["tokens"]
     tops: list[dict[str, float] | None] = found.get("top_logprobs") or [None] * len(tokens)
     return [
-        Token(text.encode(), value, {other.encode(): p for other, p in (top or {}).items()})
+        Token(text.encode(), _number(value), _numbers((top or {}).items()))
         for text, value, top in zip(tokens, found["token_logprobs"], tops, strict=True)
     ]
 
 
 def _listed(item: Mapping[str, Any]) -> dict[bytes, float]:
-    return {_piece(other): other["logprob"] for other in item.get("top_logprobs") or ()}
+    listed = item.get("top_logprobs") or ()
+    return _numbers((_piece(other), other["logprob"]) for other in listed)
+
+
+def _numbers(listed: Iterable[tuple[str | bytes, Any]]) -> dict[bytes, float]:
+    numbers = ((piece, _number(value)) for piece, value in listed)
+    return {
+        piece.encode() if isinstance(piece, str) else piece: value
+        for piece, value in numbers
+        if value is not None
+    }
+
+
+def _number(value: Any) -> float | None:
+    """Return a log-probability, perhaps rounded; None for what cannot be one."""
+    return value if isinstance(value, int | float) and -math.inf < value < 1 else None
 
 
 def _piece(item: Mapping[str, Any]) -> bytes:
@@ -168,7 +199,7 @@ def _piece(item: Mapping[str, Any]) -> bytes:
 
 def _drafted(value: Any) -> int | None:
     """Return the number of drafted tokens anywhere in a reply; None if it is not shown."""
-    found = [value[name] for name in _DRAFTED if isinstance(value.get(name), int)]
+    found = [value[name] for name in _DRAFTED if type(value.get(name)) is int]
     inner = (_drafted(part) for part in value.values() if isinstance(part, dict))
     found += [number for number in inner if number is not None]
     return max(found, default=None)
@@ -211,8 +242,8 @@ def _opened(server: Endpoint, model: str, fields: Mapping[str, object]) -> Side:
     """Return the side with the API and the fields that its server takes; completions are preferred,
     because no template changes their prompt. Raises MachineError."""
     if not model:
-        listed = server.ask("/v1/models").get("data") or ()
-        model = next((str(item["id"]) for item in listed), "")
+        with suppress(KeyError, TypeError):
+            model = str(next(iter(server.ask("/v1/models")["data"] or ()), {"id": ""})["id"])
     first: MachineError | None = None
     for chats, neutral in product((False, True), (NEUTRAL, {"top_p": 1})):
         side = Side(server=server, model=model, chats=chats, fields={**neutral, **fields})
