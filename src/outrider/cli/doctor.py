@@ -42,7 +42,8 @@ from outrider.kernels.native.tuning import (
 )
 from outrider.kernels.operators import DTYPES, Choice, Kernels, pick_device
 from outrider.kernels.registry import choose
-from outrider.models.loading import ALIASES, resolve
+from outrider.models.loading import resolve, shipped_models
+from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_TARGET
 
 T = TypeVar("T")
 # Sizes of models, in parameters, and the bits of one in a file of Q4_K_M.
@@ -311,7 +312,7 @@ def _embedded_problems() -> list[str]:
     needed = ("config.json", "model.safetensors", "tokenizer.json")
     missing = [
         str(resolve(name) / file)
-        for name in ALIASES
+        for name in {EMBEDDED_TARGET, EMBEDDED_DRAFT, *shipped_models()}
         for file in needed
         if not (resolve(name) / file).is_file()
     ]

@@ -25,7 +25,7 @@ from outrider.kernels.operators import DTYPES
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.families import read_config
 from outrider.models.gguf.reader import gguf_in
-from outrider.models.loading import ALIASES, HEAD_ALIASES, made_models, resolve
+from outrider.models.loading import ALIASES, HEAD_ALIASES, made_models, resolve, shipped_models
 from outrider.models.stores import cached_models, stored_models
 from outrider.models.weights import stored_in
 
@@ -75,7 +75,7 @@ class LocalModel:
 
 def local_models() -> list[LocalModel]:
     """Return embedded models, then the hub cache's, then those made here, then others' GGUF."""
-    embedded = [_inspect(name, resolve(name)) for name in ALIASES]
+    embedded = [_inspect(name, resolve(name)) for name in shipped_models()]
     made = [_inspect(str(folder), folder, folder.name) for folder in made_models()]
     stored = [_inspect(str(file), file, where) for file, where in stored_models()]
     cached = [

@@ -62,6 +62,7 @@ ALIASES = {
 }
 # Heads for the embedded target, which are no models.
 HEAD_ALIASES = {f"outrider/embedded-{kind}": kind for kind in ("eagle", "medusa", "mtp")}
+_PAIRS = Path(str(files("outrider.pairs") / "tiny"))
 # Models from before the hub had organisations.
 _MOVED = {
     **{
@@ -230,11 +231,16 @@ def check_kv_dtype(name: str, config: DecoderConfig, device: torch.device) -> No
         )
 
 
+def shipped_models() -> tuple[str, ...]:
+    """The embedded models of this installation: wheels have no hybrid."""
+    return tuple(name for name, folder in ALIASES.items() if (_PAIRS / folder).is_dir())
+
+
 def resolve(name: str) -> Path:
     """The folder or GGUF file of `name`, downloaded if need be. Raises CheckpointError."""
     shipped_as = {**ALIASES, **HEAD_ALIASES}
     if name in shipped_as:
-        shipped = Path(str(files("outrider.pairs") / "tiny" / shipped_as[name]))
+        shipped = _PAIRS / shipped_as[name]
         if not shipped.is_dir():
             raise CheckpointError(
                 f"{name} is not part of this installation.",
@@ -359,5 +365,5 @@ def _suggest(folder: Path, name: str) -> str:
     parent = folder.parent
     siblings = sorted(parent.glob("*/config.json"))[:20] if parent.is_dir() else []
     # Heads run with a target only.
-    shipped = [*ALIASES, *(HEAD_ALIASES if name.startswith("outrider/") else ())]
+    shipped = [*shipped_models(), *(HEAD_ALIASES if name.startswith("outrider/") else ())]
     return did_you_mean(name, [*shipped, *(str(found.parent) for found in siblings)])

@@ -11,6 +11,7 @@ import pytest
 from doubles.command_line import Command
 from doubles.gguf_writer import wide_llama
 from outrider.core.settings import SETTINGS
+from outrider.models import loading
 
 
 def read(outrider: Command, *words: str) -> Any:
@@ -76,6 +77,22 @@ def test_doctor_names_kernels_memory_and_machine(outrider: Command) -> None:
     assert found["memory"][0]["num_tokens_that_fit"] > 0
     assert found["problems"] == []
     assert "KV per 1k tokens" in outrider("doctor", "--force-reference").out
+
+
+@pytest.mark.weights
+def test_where_the_hybrid_is_not_installed_nothing_misses_it(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a wheel, which has the pair alone."""
+    monkeypatch.setitem(loading.ALIASES, "outrider/embedded-hybrid", "not-in-a-wheel")
+    assert read(outrider, "doctor", "--force-reference")["problems"] == []
+    assert [
+        one["name"] for one in read(outrider, "list") if one["name"].startswith("outrider/")
+    ] == [
+        "outrider/embedded",
+        "outrider/embedded-draft",
+    ]
+    assert "embedded-hybrid" not in outrider("models", "inspect", "nothing").err
 
 
 def test_doctor_reports_problems_and_exits_with_1(outrider: Command) -> None:
