@@ -32,7 +32,7 @@ def newest(folder: Path, study: str) -> Report:
 
 def table(folder: Path) -> str:
     head = [
-        "| model | format | text | Outrider, tokens a second | llama.cpp | both at their best | "
+        "| model | format | text | Outrider, tokens a second | llama.cpp | ratio of the best | "
         "transformers |",
         "|---|---|---|--:|--:|--:|--:|",
     ]
