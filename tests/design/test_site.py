@@ -228,6 +228,29 @@ def test_links_of_a_copied_page_stay_in_the_site() -> None:
     )
 
 
+def test_commands_of_pages_that_are_not_the_programs_exist() -> None:
+    """Targets of make, scripts and studies; verbs have a test of their own, and what else is shown
+    (pip, podman, other clients) comes from elsewhere."""
+    targets = set(re.findall(r"^(\S+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    lines = [
+        (page, line.split())
+        for page in [*PAGES, *OTHERS]
+        for fence in _FENCE.finditer(page.read_text("utf-8"))
+        for line in fence.group().splitlines()
+    ]
+    made = [(page, words[1]) for page, words in lines if words[:1] == ["make"]]
+    assert {"demo", "test"} <= {target for _, target in made}
+    assert [(page.name, target) for page, target in made if target not in targets] == []
+    run = [
+        (page, path)
+        for page, words in lines
+        for path in words[:2]
+        if re.match(r"(scripts|studies|examples)/", path) and words[0] in ("python", path)
+    ]
+    assert len(run) > 10
+    assert [(page.name, path) for page, path in run if not (ROOT / path).exists()] == []
+
+
 def test_pictures_are_up_to_date() -> None:
     path = ROOT / "scripts" / "pictures.py"
     done = subprocess.run([sys.executable, str(path), "--check"], check=False, timeout=60)
