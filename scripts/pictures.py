@@ -15,7 +15,7 @@ from pathlib import Path
 
 from generated import kept
 
-from outrider.estimate.theory import expected_tokens
+from outrider.estimate.acceptance import expected_tokens
 from outrider_lab.planner.rounds import speed_up
 
 FOLDER = Path(__file__).parent.parent / "docs" / "pictures"

@@ -38,7 +38,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
 from outrider.drafters.ngram import NgramDrafter
-from outrider.estimate.theory import expected_tokens
+from outrider.estimate.acceptance import expected_tokens
 from outrider.measure import ratio_of_medians
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.loading import load_model, resolve

@@ -174,8 +174,8 @@ async def _server_here(target: str) -> AsyncGenerator[tuple[Any, int]]:
     """A server in this loop, whose engine has a process of its own as always."""
     from outrider.server.access import Address, DoorRules, reserved
     from outrider.server.app import all_routes, make_app
-    from outrider.server.frames import Load
     from outrider.server.metrics import Metrics
+    from outrider.server.port import Load
     from outrider.server.process_port import ProcessPort
     from outrider.server.run import run_server
     from outrider.server.site import Site

@@ -48,7 +48,7 @@ pytest.MonkeyPatch().setenv("TRITON_INTERPRET", "1")
 
 # On a busy machine prompts would be read in smaller chunks now and then, and runs that are compared
 # pass by pass would differ. tests/unit/sched/test_pace.py has it as it is.
-pytest.MonkeyPatch().setattr("outrider.sched.batch_limit.CHUNK_SECONDS", float("inf"))
+pytest.MonkeyPatch().setattr("outrider.sched.admission.CHUNK_SECONDS", float("inf"))
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,7 @@ from cost_study.units import (
     engine_name,
     product_name,
 )
-from outrider.estimate.theory import expected_tokens, measured_speed_up
+from outrider.estimate.acceptance import expected_tokens, measured_speed_up
 from outrider.measure import ratio_of_medians
 from outrider_lab.bench.cost_record import (
     SCHEMA,

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass, replace
 
 from outrider.core.spec import ModelSpec
+from outrider.estimate.acceptance import expected_tokens, prefix_products
 from outrider.estimate.forecast import DeviceSheet, PassWork, Power, reading_seconds, row_seconds
-from outrider.estimate.theory import expected_tokens, prefix_products
 from outrider_lab.cli.simulate_setup import spec_named
 from outrider_lab.planner import rounds
 from outrider_lab.planner.calibration import RoundStats

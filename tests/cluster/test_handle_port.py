@@ -19,8 +19,15 @@ from outrider.core.params import SamplingParams
 from outrider.metrics.summary import summarise
 from outrider.plugins.cluster.engine import SUBMITS, Writer, packed
 from outrider.plugins.cluster.handle_port import MOST_LOSSES, HandlePort, HandleStream
-from outrider.server.frames import Failure, Part, Submit, failure_of
-from outrider.server.port import EngineCard, EngineLostError, EngineRequest
+from outrider.server.port import (
+    EngineCard,
+    EngineLostError,
+    EngineRequest,
+    Failure,
+    Part,
+    Submit,
+    failure_of,
+)
 
 CARD = EngineCard(
     model="m",

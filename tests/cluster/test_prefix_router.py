@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed")
 
 from outrider.plugins.cluster.prefix_router import PrefixRouter
-from outrider.sched.routing import blocks_of
+from outrider.sched.admission import blocks_of
 
 REPLICAS: Any = [SimpleNamespace(replica_id=name) for name in "abc"]
 

@@ -25,7 +25,7 @@ from outrider.server.chat import CompletionBody
 from outrider.server.errors import ApiError
 from outrider.server.metrics import Metrics
 from outrider.server.port import ChatPrompt
-from outrider.server.wire import parsed
+from outrider.server.reply import parsed
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0}

@@ -30,7 +30,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.config import CoreSettings
 from outrider.models.loading import resolve
 from outrider.server.engine_process import EngineProcess
-from outrider.server.frames import Load
+from outrider.server.port import Load
 from outrider.server.process_port import ProcessPort
 from outrider.server.site import Site
 from outrider_lab.models.gguf_export import GgufOptions, export

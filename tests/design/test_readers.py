@@ -20,7 +20,7 @@ EXCEPTIONS = {
     ("kernels/native/build.py", "read_bytes"): "sources of this package, and what it compiled",
     ("kernels/native/build.py", "read_text"): "the RECORD of this package",
     ("plugins/parallel/meeting.py", "open"): "memory that it made",
-    ("models/gguf/codebooks.py", "fromfile"): "codebooks of this package",
+    ("models/gguf/blocks.py", "fromfile"): "codebooks of this package",
     ("models/weights.py", "safe_open"): "behind check_header",
     ("pairs/catalog.py", "read_text"): "names of this package",
     ("estimate/forecast.py", "read_text"): "sheets of this package",

@@ -15,17 +15,17 @@ from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.tokenizer import Tokenizer
 from outrider.metrics.summary import summarise
 from outrider.server.engine_child import EngineChild
-from outrider.server.frames import (
+from outrider.server.port import (
     COMMANDS,
     Command,
     Encode,
+    EngineStatus,
     Load,
     Part,
     Submit,
     Update,
     frame,
 )
-from outrider.server.port import EngineStatus
 
 C = TypeVar("C", bound=Command)
 

@@ -26,7 +26,7 @@ from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.errors import CapacityError
 from outrider.drafters.ngram import NgramDrafter
-from outrider.sched.batch_limit import Knee
+from outrider.sched.admission import Knee
 
 
 @examples(25)

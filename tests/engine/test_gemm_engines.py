@@ -10,7 +10,7 @@ import pytest
 from cost_study.engines import Bed, CostEngine, CostRun, Text, rooms
 from cost_study.pair import CostPair, Make, pair_shape
 
-from outrider.estimate.theory import expected_tokens
+from outrider.estimate.acceptance import expected_tokens
 from outrider.plugins.lanes.ahead.fan_out import MissCurve
 from outrider_lab.models.gemm import NonGemmCosts
 from outrider_lab.planner.rounds import estimated_beta

@@ -10,7 +10,7 @@ import pytest
 
 from outrider import LLM, AsyncLLM, EngineConfig, SamplingParams
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_HYBRID
-from outrider.sched.batch_limit import LEAST_CHUNK, SHARE_WITH_ROUNDS, PromptPace
+from outrider.sched.admission import LEAST_CHUNK, SHARE_WITH_ROUNDS, PromptPace
 from outrider.sched.jobs import Job, Stage
 from outrider_lab.bench.workload import load_prompts
 
@@ -102,7 +102,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         learn(pace, job, ROUND * bool(num_rounds) + READ * num_tokens)
 
     monkeypatch.setattr(PromptPace, "observe", observe)
-    monkeypatch.setattr("outrider.sched.batch_limit.CHUNK_SECONDS", 0.2)
+    monkeypatch.setattr("outrider.sched.admission.CHUNK_SECONDS", 0.2)
     return found
 
 

@@ -19,7 +19,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftRow
 from outrider.drafters.ngram import NgramDrafter
-from outrider.server.frames import Load
+from outrider.server.port import Load
 from outrider.server.process_port import ProcessPort
 from outrider.server.site import Limits
 from outrider.server.thread_port import ThreadPort

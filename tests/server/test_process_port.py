@@ -16,8 +16,15 @@ from outrider import LLM, SamplingParams
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError, ConfigError, PromptTooLongError, QueueFullError
 from outrider.server.calls import KeptOutError, ProcessStream
-from outrider.server.frames import Load, error_of, failure_of
-from outrider.server.port import EngineLostError, EngineRequest, NotReadyError, decoded
+from outrider.server.port import (
+    EngineLostError,
+    EngineRequest,
+    Load,
+    NotReadyError,
+    decoded,
+    error_of,
+    failure_of,
+)
 from outrider.server.process_port import ProcessPort
 
 pytestmark = [pytest.mark.weights, pytest.mark.wide]

@@ -15,11 +15,10 @@ import pytest
 from doubles.warm_python import anew
 from outrider import LLM, SamplingParams
 from outrider.core.config import EngineConfig
-from outrider.sched.routing import BLOCK_TOKENS
+from outrider.sched.admission import BLOCK_TOKENS
 from outrider.server.calls import ProcessStream
-from outrider.server.frames import Load
 from outrider.server.pool import Engines
-from outrider.server.port import EngineRequest
+from outrider.server.port import EngineRequest, Load
 from outrider.server.process_port import ProcessPort
 from outrider.server.replicas import ReplicasPort
 

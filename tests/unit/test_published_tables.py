@@ -9,7 +9,7 @@ from importlib.resources import files
 from statistics import linear_regression
 
 from checks.documents import Document
-from outrider.estimate.theory import expected_tokens
+from outrider.estimate.acceptance import expected_tokens
 from outrider_lab.bench.reference import draft_shares
 from outrider_lab.planner.overlap import AheadTimes, hide_limit
 from outrider_lab.planner.rounds import speed_up

@@ -18,7 +18,7 @@ from outrider.core.draft import Draft
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import VerifyRow
 from outrider.core.sampling import Distributions
-from outrider.estimate.theory import expected_tokens
+from outrider.estimate.acceptance import expected_tokens
 from outrider.plugins.proof.scripted import Script, ScriptedLM
 from outrider.verify.exact import TokenRule, residual
 

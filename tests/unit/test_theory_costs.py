@@ -10,8 +10,8 @@ import pytest
 from checks.documents import Document
 from checks.theory_device import BYTE, OPERATION, Device, Numbers, model_of
 from outrider.core.tree import best_shape, chain_shape
+from outrider.estimate.acceptance import beta_rates, expected_tokens, measured_speed_up
 from outrider.estimate.forecast import Mixture
-from outrider.estimate.theory import beta_rates, expected_tokens, measured_speed_up
 from outrider.plugins.lanes.ahead.fan_out import (
     Misses,
     chances,

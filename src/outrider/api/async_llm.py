@@ -45,7 +45,7 @@ from outrider.core.logits import AllowedTokens
 from outrider.core.options import EngineOptions
 from outrider.core.params import SamplingParams, params_for_each, params_for_one
 from outrider.core.protocols import Controller
-from outrider.sched.fair_queue import FairQueue
+from outrider.sched.admission import FairQueue
 
 
 class EngineThread:

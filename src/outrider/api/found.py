@@ -35,8 +35,8 @@ from outrider.models.families import (
     read_config,
 )
 from outrider.models.heads import find_heads, has_own_mtp, kind_of, own_mtp_depth, worth_of
+from outrider.models.names import cached_models
 from outrider.models.published.scheme import Scheme, scheme_in
-from outrider.models.stores import cached_models
 
 # A draft model that is not this much smaller costs more than it gains.
 MOST_OF_TARGET = 0.5

@@ -36,7 +36,7 @@ from outrider.core.logits import (
 )
 from outrider.core.params import SamplingParams
 from outrider.engine.round import LiveSequence
-from outrider.sched.fair_queue import LEAST_WEIGHT, MOST_WEIGHT
+from outrider.sched.admission import LEAST_WEIGHT, MOST_WEIGHT
 
 
 class Thoughts:

@@ -115,7 +115,7 @@ def _check_several(resolved: Resolved, options: ServeOptions) -> None:
 def check_name(target: str) -> None:
     """Check the name of a model. Raises CheckpointError if there is no such model. Local models are
     found without importing the code that runs models; hub ids are fetched later, before loading."""
-    from outrider.models.stores import cached_models
+    from outrider.models.names import cached_models
 
     is_path = target.startswith(("/", ".", "~")) or target.endswith(".gguf")
     if Path(target).expanduser().exists() or (target.count("/") == 1 and not is_path):

@@ -145,7 +145,7 @@ def fetch_missing(*names: str | None) -> None:
 
 def _fetch_one(name: str | None) -> None:
     if name is not None and "/" in name and not name.startswith("outrider/"):
-        from outrider.cli.pull import fetch_missing as fetch
+        from outrider.cli.models import fetch_missing as fetch
 
         fetch(name)
 

@@ -281,7 +281,7 @@ class ServeOptions(ReplicasOption, JsonOption):
     check: bool = setting(False, "Only show what would run, with its memory.")
 
 
-@verb("top", "top:top")
+@verb("top", "running:top")
 class TopOptions(JsonOption):
     """Watch a running server on one screen.
 
@@ -379,7 +379,7 @@ MODEL = Argument(name="MODEL", text="A name from the list, a folder, a GGUF file
 
 @verb(
     "models pull, pull",
-    "pull:pull",
+    "models:pull",
     Argument("TARGET", "A hub id, such as Qwen/Qwen3-8B."),
     group="Models",
 )
@@ -436,7 +436,7 @@ class CacheVerifyOptions(JsonOption):
 
 @verb(
     "models pairs, pairs",
-    "pull:pairs",
+    "models:pairs",
     Argument("NAME", "Show this pair's models, memory and command."),
 )
 class PairsOptions(JsonOption):

@@ -32,9 +32,8 @@ from outrider.drafters.common.context import (
 from outrider.drafters.common.members import Allowances, ModelMember, Plan, RowState
 from outrider.drafters.common.merge import Proposal, levels_of, merged, num_paying
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.estimate.acceptance import Acceptance
+from outrider.estimate.acceptance import Acceptance, prefix_products
 from outrider.estimate.cost import LEAST_KEPT, ROW_COST
-from outrider.estimate.theory import prefix_products
 
 # Positions with rates of their own; later ones have the rate of the last.
 _NUM_POSITIONS = 8

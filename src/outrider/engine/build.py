@@ -36,7 +36,7 @@ from outrider.engine.round import FixedLengths, Round
 from outrider.engine.stages import Stages
 from outrider.kernels.operators import pick_device
 from outrider.models.decoder import ModelCapacity
-from outrider.sched.batch_limit import BatchLimit, Limit, PromptPace
+from outrider.sched.admission import BatchLimit, Limit, PromptPace
 from outrider.sched.jobs import Ledger, Limits, single_lane
 from outrider.verify.batched import exact_rules, rule_for
 

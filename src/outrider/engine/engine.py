@@ -18,7 +18,7 @@ from outrider.core.protocols import Drafter
 from outrider.engine.lanes import Executor, LaneResult, LaneTask, LaneWork
 from outrider.engine.requests import SLOW_MASK, Failures, RequestTable
 from outrider.engine.round import Chunk, LiveSequence
-from outrider.sched.batch_limit import PromptPace
+from outrider.sched.admission import PromptPace
 from outrider.sched.jobs import (
     Job,
     JobKind,

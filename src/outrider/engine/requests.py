@@ -30,7 +30,7 @@ from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import DrafterHandle
 from outrider.engine.lanes import LaneResult, LaneTask
 from outrider.engine.round import LiveSequence
-from outrider.sched.batch_limit import KNEE_START, Knee, Limit
+from outrider.sched.admission import KNEE_START, Knee, Limit
 from outrider.sched.jobs import Job, JobKind, Ledger, Limits, ReadyQueues, num_admissible
 
 _log = logging.getLogger(__name__)

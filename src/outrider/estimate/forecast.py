@@ -27,7 +27,7 @@ from outrider.core.config import MOST_K
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.core.plugins import DrafterKind
 from outrider.core.spec import ModelSpec
-from outrider.estimate.theory import expected_tokens, measured_speed_up
+from outrider.estimate.acceptance import expected_tokens, measured_speed_up
 
 # Value of a folder's drafts as stated in it: acceptance and cost, measured once by its maker.
 #

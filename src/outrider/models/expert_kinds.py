@@ -1,6 +1,6 @@
 """Mixtures of experts: their sizes, and readers of a family's own settings.
 
-A row of family_table.py names a reader; mixture.py computes mixtures. Defaults of absent keys of a
+A row of family_table.py names a reader; ffn.py computes mixtures. Defaults of absent keys of a
 `config.json` are those of transformers. No tensors.
 """
 

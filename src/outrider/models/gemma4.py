@@ -26,12 +26,11 @@ from outrider.core.errors import given
 from outrider.kernels.native.forward import InputNet, LayerWeights, RoutedNorms
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import AttentionKind, Linear, PackedLinear, PackedPlan, PackedTable
-from outrider.models.activations import gated
 from outrider.models.decoder import LayerKV, Scratch
+from outrider.models.ffn import gated, mix
 from outrider.models.gemma_kinds import GemmaConfig
 from outrider.models.llama import LayerOperators, LlamaModel
 from outrider.models.llama_weights import WHOLE, Share, read_layer
-from outrider.models.mixture import mix
 from outrider.models.weights import WeightReader
 
 

@@ -50,7 +50,8 @@ from huggingface_hub.utils import tqdm as hub_bar
 from outrider.core.errors import CheckpointError, MachineError, OutriderError, words_of
 from outrider.core.files import FileKind, open_regular, read_text
 from outrider.models.checkpoint import INDEX, PICKLES
-from outrider.models.hub_names import (
+from outrider.models.json_object import JsonObject
+from outrider.models.names import (
     GGUF,
     HUB_FILES,
     HUB_NOISE,
@@ -58,7 +59,6 @@ from outrider.models.hub_names import (
     chosen_gguf,
     tags_of,
 )
-from outrider.models.json_object import JsonObject
 
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 # The version of huggingface_hub decides which library's error its client raises for a server that

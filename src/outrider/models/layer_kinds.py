@@ -31,7 +31,7 @@ class Norms(Enum):
 class Gate(Enum):
     """The formula of an FFN's gate g and `up` u: silu(g) * u; gelu(g) * u, with tanh; or gpt-oss's
     g * sigmoid(alpha * g) * (u + 1), with g and u clamped to a limit. Without a gate: gelu(u), with
-    tanh or exactly (`ERF`), relu(u) squared, or xIELU (activations.py)."""
+    tanh or exactly (`ERF`), relu(u) squared, or xIELU (ffn.py)."""
 
     SILU = "silu"
     GELU = "gelu"
@@ -90,7 +90,7 @@ class LayerTraits:
     Norms of the outputs of attention and FFN have the epsilon `after_eps`, unless that is 0. With
     `normed_embedding`, embeddings are normed without weights. If `from_zero_last`, the last norm is
     stored as it is, despite `from_one`. `curves` has the numbers of xIELU for each layer
-    (activations.py), if settings say them. In texts longer than the step of `query_growth`, queries
+    (ffn.py), if settings say them. In texts longer than the step of `query_growth`, queries
     are scaled by their positions.
     """
 

@@ -39,9 +39,9 @@ from outrider.kernels.native.rounds import RoundModel
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.reference.pointwise import rotate
-from outrider.models.activations import gated
 from outrider.models.configs import GPT2Config, LayeredConfig, LlamaConfig
 from outrider.models.decoder import LayerKV, ModelCapacity, PassDecoder, Passes, Scratch
+from outrider.models.ffn import gated, mix
 from outrider.models.latent import fill_heads, values_of_heads
 from outrider.models.layer_kinds import Gate, Norms
 from outrider.models.llama_weights import (
@@ -58,7 +58,6 @@ from outrider.models.llama_weights import (
     read_norm,
     read_tables,
 )
-from outrider.models.mixture import mix
 from outrider.models.rope import Turns, growth_of, still_turns, turns_of
 from outrider.models.rope_config import Rope
 from outrider.models.weights import VISION_PREFIXES, Placement, TextNames, WeightReader, Weights

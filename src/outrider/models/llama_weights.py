@@ -26,13 +26,12 @@ from outrider.core.errors import ConfigError, MachineError
 from outrider.kernels.native.forward import LayerWeights
 from outrider.kernels.native.ranks import NativeRanks
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedTable
-from outrider.models.activations import read_curve
 from outrider.models.configs import LayeredConfig, LlamaConfig
 from outrider.models.expert_kinds import ExpertNames
 from outrider.models.family_table import FAMILY_TABLE, WRAPPERS
+from outrider.models.ffn import read_curve, read_mixture
 from outrider.models.latent import read_latent
 from outrider.models.layer_kinds import Gate, Norms
-from outrider.models.mixture import read_mixture
 from outrider.models.rope import turning_order
 from outrider.models.weights import FamilyNames, TextNames, WeightReader, Weights
 

@@ -44,12 +44,11 @@ from outrider.models.families import FAMILIES, LLAMA_FAMILIES, model_type_of, na
 from outrider.models.gemma4 import GemmaModel
 from outrider.models.gemma_kinds import GemmaConfig
 from outrider.models.gguf.reader import gguf_in, header_of, is_gguf, parts_of
-from outrider.models.hub_names import HUB_FILES, HUB_NOISE, HubName
 from outrider.models.hybrid import HybridModel
 from outrider.models.llama import ALONE, GPT2Model, LlamaModel
 from outrider.models.llama_weights import Comm, check_split
+from outrider.models.names import HUB_FILES, HUB_NOISE, HubName, cached_models
 from outrider.models.recurrences import Mechanism
-from outrider.models.stores import cached_models
 from outrider.models.weights import Placement, Weights
 from outrider.pairs.catalog import FIRST_MODEL, is_called, models_called
 

@@ -118,7 +118,7 @@ class ReadyQueues:
     yet. `num_free_tokens` is the free capacity of the arena. The sequences in `drafting` and
     `verifying` are in such a job now, and `num_ahead` sequences are being drafted ahead: only one
     job at a time uses the drafter. A lane may wait for running jobs while the pool is `patient`,
-    that is, unless nothing else would run. A job may read `most_prompt_tokens` (batch_limit.py).
+    that is, unless nothing else would run. A job may read `most_prompt_tokens` (admission.py).
     """
 
     prefill: tuple[StageItem, ...]

@@ -29,9 +29,8 @@ from outrider.server.chat import check_ids
 from outrider.server.errors import ApiError, invalid
 from outrider.server.metrics import Metrics
 from outrider.server.port import ChatPrompt, NotReadyError, decoded
-from outrider.server.reply import Reply
+from outrider.server.reply import Reply, json_response, read
 from outrider.server.site import Site
-from outrider.server.wire import json_response, read
 
 
 class TokenizeBody(Struct, frozen=True, kw_only=True):

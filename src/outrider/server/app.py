@@ -44,9 +44,9 @@ from outrider.server.errors import ANTHROPIC_PATHS, ApiError, error_response
 from outrider.server.exchange import Exchange, api_route, count_route
 from outrider.server.messages import MessageExchange
 from outrider.server.metrics import Metrics
+from outrider.server.reply import encode
 from outrider.server.responses import ResponseExchange, stored_response
 from outrider.server.site import Api, Site
-from outrider.server.wire import encode
 
 _WORDS = {
     404: "no such path. Try GET /v1/models or POST /v1/chat/completions.",

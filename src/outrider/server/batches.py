@@ -28,8 +28,8 @@ from outrider.core.fields import shown
 from outrider.core.files import remove
 from outrider.server.errors import ApiError
 from outrider.server.files import Files, file_routes, missing, page
+from outrider.server.reply import json_response, read
 from outrider.server.site import BATCH, Admission, Site, key_of
-from outrider.server.wire import json_response, read
 
 MOST_LINES, _MOST_MISTAKES = 50_000, 100
 # The lines of a batch. Each is sent to the server's own application, behind access control and with

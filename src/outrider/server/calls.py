@@ -21,8 +21,15 @@ from outrider.api.result import GenerationResult, Mailbox, TextEvent
 from outrider.core.draft import RoundTrace
 from outrider.core.errors import ConfigError
 from outrider.metrics.summary import Stats, summarise, together
-from outrider.server.frames import Encode, Part, Submit, error_of
-from outrider.server.port import EngineCard, EngineRequest, is_repeatable
+from outrider.server.port import (
+    Encode,
+    EngineCard,
+    EngineRequest,
+    Part,
+    Submit,
+    error_of,
+    is_repeatable,
+)
 
 LONG_BYTES = 1 << 15
 # Bytes per second that a tokenizer encodes at least, even on a busy machine.

@@ -24,8 +24,8 @@ from outrider.server.exchange import Answer, B, Event, Exchange, cancel, thought
 from outrider.server.params import Asked, Tooling, params_of, structure_asked, tooling_of
 from outrider.server.parsing.parser import Part, ReasoningDelta, TextDelta, ToolDelta, ToolOpen
 from outrider.server.port import ChatPrompt, EngineCard, decoded
+from outrider.server.reply import encode
 from outrider.server.site import MOST_PROMPTS, End, Site, Step, Usage
-from outrider.server.wire import encode
 
 FINISH = {"stop": "stop", "length": "length", "timeout": "length", "tool_calls": "tool_calls"}
 

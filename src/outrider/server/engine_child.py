@@ -22,18 +22,19 @@ from typing import TypeVar
 
 from outrider.core.errors import MachineError
 from outrider.server.calls import Call
-from outrider.server.frames import (
+from outrider.server.port import (
     REPORTS,
     Command,
+    EngineCard,
     Load,
     Lost,
+    NotReadyError,
     Ready,
     Update,
     error_of,
     frame,
     received,
 )
-from outrider.server.port import EngineCard, NotReadyError
 
 HANG_SECONDS = 30.0
 _HANG_RATIO = 10.0

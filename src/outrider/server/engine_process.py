@@ -21,10 +21,12 @@ from outrider.api.prompts import ChatIds
 from outrider.core.env import show_gpu
 from outrider.core.errors import MachineError, OutriderError, Wordless, hear_compilers, tell_of_task
 from outrider.core.params import SamplingParams
-from outrider.server.frames import (
+from outrider.server.port import (
     COMMANDS,
     Cancel,
     Encode,
+    EnginePort,
+    EngineRequest,
     Load,
     Lost,
     Part,
@@ -36,7 +38,6 @@ from outrider.server.frames import (
     frame,
     received,
 )
-from outrider.server.port import EnginePort, EngineRequest
 
 if TYPE_CHECKING:
     from outrider.server.thread_port import ThreadPort, ThreadStream

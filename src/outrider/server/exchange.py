@@ -48,7 +48,7 @@ from outrider.server.parsing.parser import (
     ToolOpen,
 )
 from outrider.server.port import ChatPrompt, EngineRequest, EngineStream
-from outrider.server.reply import EventReply, Reply
+from outrider.server.reply import MOST_WARNINGS, EventReply, Reply, encode, json_response, read
 from outrider.server.site import (
     BATCH,
     Api,
@@ -61,7 +61,6 @@ from outrider.server.site import (
     key_of,
     request_id_of,
 )
-from outrider.server.wire import MOST_WARNINGS, encode, json_response, read
 
 Event: TypeAlias = dict[str, Any]
 B = TypeVar("B", bound=Asked)

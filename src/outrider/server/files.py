@@ -37,8 +37,8 @@ from outrider.core.files import (
     write_private,
 )
 from outrider.server.errors import ApiError, invalid, refused
+from outrider.server.reply import json_response
 from outrider.server.site import Site, key_of
-from outrider.server.wire import json_response
 
 T = TypeVar("T", bound=Struct)
 MIB = 1 << 20

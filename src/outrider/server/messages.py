@@ -18,8 +18,8 @@ from outrider.server.exchange import Event, Evented, thought_details
 from outrider.server.params import Asked, Tooling, params_of
 from outrider.server.parsing.parser import Part, ReasoningDelta, ToolOpen
 from outrider.server.port import ChatPrompt
+from outrider.server.reply import encode
 from outrider.server.site import End, Site, Step, Usage
-from outrider.server.wire import encode
 
 Block: TypeAlias = Mapping[str, Any]
 # Messages for chat templates, built from the items and blocks of this API and of Responses.

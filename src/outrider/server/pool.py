@@ -38,8 +38,15 @@ from outrider.core.errors import ConfigError, OutriderError, did_you_mean
 from outrider.core.options import EngineOptions
 from outrider.core.params import SamplingParams, engine_config, params_for_each
 from outrider.kernels.native.cpu import allowed_cores
-from outrider.server.frames import ALONE, Load, Placement
-from outrider.server.port import ChatPrompt, EngineCard, EngineLostError, EngineRequest
+from outrider.server.port import (
+    ALONE,
+    ChatPrompt,
+    EngineCard,
+    EngineLostError,
+    EngineRequest,
+    Load,
+    Placement,
+)
 from outrider.server.process_port import ProcessPort
 from outrider.server.replicas import ReplicasPort
 

@@ -23,18 +23,21 @@ from outrider.api.prompts import ChatIds
 from outrider.api.stream import TokenDecoder
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError, OutriderError, QueueFullError
-from outrider.sched.routing import KnownBlocks
+from outrider.sched.admission import KnownBlocks
 from outrider.server.calls import Call, EncodeCall, KeptOutError, ProcessStream
 from outrider.server.engine_child import HANG_SECONDS, Blame, EngineChild, LoadHungError, Restarts
-from outrider.server.frames import Cancel, Encode, Load, Update
 from outrider.server.port import (
+    Cancel,
     ChatPrompt,
+    Encode,
     EngineCard,
     EngineLostError,
     EngineRequest,
     EngineState,
     EngineStatus,
+    Load,
     NotReadyError,
+    Update,
 )
 
 _LOG = logging.getLogger(__name__)

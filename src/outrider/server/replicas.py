@@ -20,7 +20,7 @@ import msgspec
 from outrider.api.prompts import ChatIds
 from outrider.api.stream import TokenDecoder
 from outrider.core.errors import ConfigError, with_hint
-from outrider.sched.routing import best_known, blocks_of, least_busy
+from outrider.sched.admission import best_known, blocks_of, least_busy
 from outrider.server.calls import ProcessStream
 from outrider.server.engine_child import Blame
 from outrider.server.port import (

@@ -38,7 +38,6 @@ from outrider.kernels.native.cpu import cpu_identity
 from outrider.kernels.native.tuning import library_key
 from outrider.kernels.operators import Choice
 from outrider.models.checkpoint import open_checkpoint, read_sampling
-from outrider.server.frames import Part, failure_of
 from outrider.server.port import (
     ChatPrompt,
     EngineCard,
@@ -46,7 +45,9 @@ from outrider.server.port import (
     EngineState,
     EngineStatus,
     NotReadyError,
+    Part,
     Promise,
+    failure_of,
     is_repeatable,
 )
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from outrider.core.errors import ConfigError, ContractError
-from outrider.estimate.theory import expected_tokens, measured_speed_up, prefix_products
+from outrider.estimate.acceptance import expected_tokens, measured_speed_up, prefix_products
 from outrider_lab.planner.calibration import (
     PLAIN,
     Calibration,

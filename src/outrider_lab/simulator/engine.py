@@ -22,6 +22,7 @@ from outrider.core.draft import JobTrace, RoundTrace
 from outrider.core.errors import ContractError
 from outrider.plugins.lanes.lane_order import order_named
 from outrider.plugins.lanes.schedules import schedule_for
+from outrider.sched.admission import KnownBlocks
 from outrider.sched.jobs import (
     Job,
     JobKind,
@@ -33,7 +34,6 @@ from outrider.sched.jobs import (
     job_observers,
     num_admissible,
 )
-from outrider.sched.routing import KnownBlocks
 from outrider_lab.simulator.events import (
     Chance,
     Drafted,

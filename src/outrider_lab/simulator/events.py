@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from outrider.core.draft import JobTrace, RoundTrace
 from outrider.core.errors import ConfigError
-from outrider.estimate.theory import prefix_products
+from outrider.estimate.acceptance import prefix_products
 from outrider.sched.jobs import Job, JobKind, Stage, StageItem
 from outrider_lab.planner.calibration import Calibration, DrafterCosts
 from outrider_lab.planner.rounds import expected_by_place

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from outrider.core.errors import ConfigError, ContractError, did_you_mean
 from outrider.core.philox import philox_uniform
-from outrider.sched.routing import Routed, best_known, blocks_of, least_busy
+from outrider.sched.admission import Routed, best_known, blocks_of, least_busy
 
 
 class Decides(IntEnum):

@@ -4,7 +4,7 @@ The speed-up of an engine is the time that plain decoding (the single lane with 
 requests over its own. It is shown with the formula for rounds of a full batch with full drafts, at
 the context in the middle of an output; the formula ignores prompts, queues and last rounds:
 
-    single    E T_plain / (T_draft + T_verify)                      estimate/theory.py
+    single    E T_plain / (T_draft + T_verify)                      estimate/acceptance.py
     ssd       Theorem 7, with hand-over and contention              planner/overlap.py
 
 An unknown hit rate is computed for the best fan-out with the curve that an engine assumes at first.
@@ -21,7 +21,7 @@ from itertools import chain, pairwise
 
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, did_you_mean
-from outrider.estimate.theory import measured_speed_up, prefix_products
+from outrider.estimate.acceptance import measured_speed_up, prefix_products
 from outrider.metrics.summary import Stats, inter_token_latencies, percentile, summarise
 from outrider.plugins.lanes.ahead.fan_out import Misses, expected_hit_rate, optimal
 from outrider_lab.metrics.timeline import Timeline, hit_rate, timeline

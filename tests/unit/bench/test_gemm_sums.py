@@ -28,7 +28,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.errors import ConfigError
-from outrider.estimate.theory import expected_tokens
+from outrider.estimate.acceptance import expected_tokens
 from outrider_lab.bench.cost_record import Ceilings, Cell, scatter_of
 from outrider_lab.models.gemm import GEMM_SHAPES, NonGemmCosts, products
 

@@ -10,8 +10,7 @@ import pytest
 from rich.style import Style
 
 from doubles.terminal import Terminal
-from outrider.cli.markdown import Markdown
-from outrider.cli.output import Painter, WordWrap
+from outrider.cli.output import Markdown, Painter, WordWrap
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 
 import outrider.pairs as pairs
 from doubles.command_line import Command
-from outrider.cli import pull as cli_pairs
+from outrider.cli import models as cli_pairs
 from outrider.pairs.catalog import PAIRS, get_pair
 
 TINY = Path(pairs.__path__[0]) / "tiny"

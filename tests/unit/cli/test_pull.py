@@ -17,7 +17,7 @@ from doubles import json_server as hub_server
 from doubles.command_line import Command
 from doubles.gguf_writer import small_llama
 from doubles.json_server import HubServer, Repo, blob, serving_hub
-from outrider.models.hub_names import HUB_FILES
+from outrider.models.names import HUB_FILES
 from outrider.pairs.catalog import get_pair
 
 pytestmark = pytest.mark.wide
@@ -159,7 +159,7 @@ class Stop:
 def stop_after(outrider: Command, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
     with monkeypatch.context() as patch:
-        patch.setattr("outrider.cli.pull.PullBar.came", Stop(limit))
+        patch.setattr("outrider.cli.models.PullBar.came", Stop(limit))
         shown = outrider("models", "pull", "org/m", *ALONE)
     assert shown.code == 130
     assert "run the same command again" in shown.err
@@ -214,7 +214,7 @@ def test_a_name_that_means_another_commit_meanwhile_is_noticed(
         hub.server.repos["org/m"] = newer
 
     with monkeypatch.context() as patch:
-        patch.setattr("outrider.cli.pull.PullBar.came", push)
+        patch.setattr("outrider.cli.models.PullBar.came", push)
         shown = outrider("models", "pull", "org/m", *ALONE)
     assert (shown.code, shown.out) == (3, "")
     assert "org/m changed on the hub while it was fetched" in shown.err

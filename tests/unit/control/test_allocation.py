@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.control.goodput import allocated, best_allocation
-from outrider.estimate.theory import prefix_products
+from outrider.estimate.acceptance import prefix_products
 
 DEPTH = 3
 rates = st.lists(st.sampled_from([0, 0.1, 0.3, 0.5, 0.77, 0.9, 1]), max_size=DEPTH)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.estimate.theory import expected_tokens
+from outrider.estimate.acceptance import expected_tokens
 from outrider_lab.planner.overlap import AheadTimes, steady_hits
 
 # Drafting K tokens in passes of the target, by K: 1B for 8B and 1B for 70B.

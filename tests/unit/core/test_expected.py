@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.estimate.theory import beta_rates, expected_tokens, measured_speed_up, prefix_products
+from outrider.estimate.acceptance import (
+    beta_rates,
+    expected_tokens,
+    measured_speed_up,
+    prefix_products,
+)
 from outrider_lab.planner.rounds import acceptance_rate, estimated_beta, expected_by_place, speed_up
 
 NUM_ROUNDS = 20_000

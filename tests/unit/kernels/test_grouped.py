@@ -22,8 +22,7 @@ from outrider.kernels.native.build import Built
 from outrider.kernels.native.cpu import TILES, tiles_refusal
 from outrider.kernels.native.ops import NativeGrouped
 from outrider.kernels.plan import BlockRows, PackedLinear
-from outrider.models.gguf.blocks import TYPES, decode, held_bytes
-from outrider.models.gguf.codebooks import codebook, has_codebook
+from outrider.models.gguf.blocks import TYPES, codebook, decode, has_codebook, held_bytes
 from unit.kernels.implementations import kernels_named, library_of, randn, row_choices, software
 
 KINDS = (*SCALES, *OTHER_SCALES)

@@ -14,8 +14,8 @@ from outrider.core.errors import given
 from outrider.kernels.native.forward import DenseWeights, MixtureWeights
 from outrider.kernels.operators import Kernels
 from outrider.models.expert_kinds import Experts
+from outrider.models.ffn import mix
 from outrider.models.layer_kinds import Gate
-from outrider.models.mixture import mix
 from unit.kernels.implementations import kernels_named, randn
 
 HIDDEN, FFN = 40, 24

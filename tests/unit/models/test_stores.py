@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from doubles.gguf_writer import small_llama
-from outrider.models.stores import stored_models
+from outrider.models.names import stored_models
 
 DIGEST = "ab" * 32
 
@@ -18,7 +18,7 @@ DIGEST = "ab" * 32
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
-    monkeypatch.setattr("outrider.models.stores._OLLAMA", (".ollama/models",))
+    monkeypatch.setattr("outrider.models.names._OLLAMA", (".ollama/models",))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "none"))
     return tmp_path
 

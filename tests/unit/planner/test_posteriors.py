@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from doubles.planned import costs, counts
 from outrider.core.errors import ConfigError
-from outrider.estimate.theory import beta_rates, expected_tokens
+from outrider.estimate.acceptance import beta_rates, expected_tokens
 from outrider_lab.planner.calibration import DrafterCosts, PlaceCount, RoundStats
 from outrider_lab.planner.rounds import (
     Rates,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from doubles.planned import costs, flat, sloped
+from outrider.estimate.acceptance import expected_tokens
 from outrider.estimate.cost import Curve
-from outrider.estimate.theory import expected_tokens
 from outrider_lab.planner.calibration import PLAIN, Calibration, PassCosts, RoundStats
 from outrider_lab.planner.rounds import (
     DecodeLoad,

@@ -10,7 +10,7 @@ from checks.effort import examples
 from doubles.planned import calibration, drafter
 from outrider.core.config import EngineConfig
 from outrider.core.draft import JobTrace
-from outrider.estimate.theory import expected_tokens
+from outrider.estimate.acceptance import expected_tokens
 from outrider_lab.metrics.timeline import seconds, shared_seconds
 from outrider_lab.planner.overlap import AheadTimes
 from outrider_lab.simulator.events import (

@@ -13,7 +13,7 @@ from checks.effort import examples
 from doubles.planned import calibration, drafter, sloped
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.sched.routing import BLOCK_TOKENS
+from outrider.sched.admission import BLOCK_TOKENS
 from outrider_lab.simulator.events import Chance, JobCosts, Simulated
 from outrider_lab.simulator.load import (
     BY_BEGINNING,

@@ -9,7 +9,7 @@ import pytest
 
 from doubles.planned import calibration, drafter
 from outrider.core.errors import ConfigError
-from outrider.estimate.theory import expected_tokens
+from outrider.estimate.acceptance import expected_tokens
 from outrider.plugins.lanes.ahead.fan_out import Misses, expected_hit_rate, optimal
 from outrider_lab.simulator.study import ENGINES, PLAIN, SimulatedStudy, compare
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from checks.controllers import trace
-from outrider.sched.batch_limit import (
+from outrider.sched.admission import (
     KNEE_GAIN,
     KNEE_PASSES,
     KNEE_START,

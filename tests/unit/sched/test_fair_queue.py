@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.api.request import AsyncRequest
 from outrider.core.errors import ConfigError, ContractError
 from outrider.core.params import SamplingParams
-from outrider.sched.fair_queue import FairQueue
+from outrider.sched.admission import FairQueue
 
 
 def drained(queue: FairQueue[tuple[str, int]], cost: int = 10) -> list[str]:

@@ -9,8 +9,8 @@ from statistics import mean
 
 import pytest
 
-from outrider.sched import batch_limit as module
-from outrider.sched.batch_limit import (
+from outrider.sched import admission as module
+from outrider.sched.admission import (
     LEAST_CHUNK,
     LEAST_WITH_ROUNDS,
     LONG_ROUNDS,

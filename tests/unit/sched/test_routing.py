@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from outrider.sched.routing import BLOCK_TOKENS, KnownBlocks, best_known, blocks_of, least_busy
+from outrider.sched.admission import BLOCK_TOKENS, KnownBlocks, best_known, blocks_of, least_busy
 
 
 @dataclass
@@ -67,7 +67,7 @@ def test_idle_engines_share_out_the_families_of_prompts() -> None:
 def test_an_engine_that_was_lost_knows_nothing_and_old_blocks_go_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("outrider.sched.routing._MOST_BLOCKS", 3)
+    monkeypatch.setattr("outrider.sched.admission._MOST_BLOCKS", 3)
     engine = Engine()
     engine.read(FAMILY)
     assert engine.known.num_known(list(blocks_of(FAMILY))) == 0

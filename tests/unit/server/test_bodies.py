@@ -13,8 +13,8 @@ from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import app_of, run, site_with
 from outrider.server import site as sites
 from outrider.server.errors import ApiError
+from outrider.server.reply import FREE_BYTES
 from outrider.server.site import Bodies, Limits
-from outrider.server.wire import FREE_BYTES
 
 PATH = "/v1/completions"
 MIB = 1 << 20

@@ -14,8 +14,7 @@ from doubles.clocks import FakeClock
 from doubles.scripted_port import CARD
 from outrider.server import engine_child
 from outrider.server.engine_child import EngineChild
-from outrider.server.frames import Update, frame
-from outrider.server.port import EngineStatus
+from outrider.server.port import EngineStatus, Update, frame
 
 Passes = Callable[[float, float | None], Coroutine[Any, Any, list[int]]]
 READY = EngineStatus(state="ready")

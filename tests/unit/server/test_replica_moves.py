@@ -18,8 +18,14 @@ from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.server.calls import KeptOutError, ProcessStream
 from outrider.server.engine_child import EngineChild
-from outrider.server.frames import Cancel, Load
-from outrider.server.port import EngineCard, EngineLostError, EngineRequest, NotReadyError
+from outrider.server.port import (
+    Cancel,
+    EngineCard,
+    EngineLostError,
+    EngineRequest,
+    Load,
+    NotReadyError,
+)
 from outrider.server.process_port import ProcessPort
 from outrider.server.replicas import ReplicasPort, replace_on_hangup
 

@@ -20,8 +20,7 @@ from outrider.core.config import EngineConfig
 from outrider.server import engine_child
 from outrider.server import engine_child as restarts
 from outrider.server.engine_child import EngineChild, LoadHungError, Restarts
-from outrider.server.frames import Load
-from outrider.server.port import EngineStatus, NotReadyError
+from outrider.server.port import EngineStatus, Load, NotReadyError
 from outrider.server.process_port import ProcessPort
 from outrider.server.replicas import ReplicasPort
 

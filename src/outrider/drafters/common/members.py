@@ -29,7 +29,7 @@ from outrider.core.protocols import Drafter, DraftRow
 from outrider.core.tree import ROOT
 from outrider.drafters.common.context import ScoredDraft
 from outrider.drafters.common.merge import Proposal, made_by
-from outrider.estimate.acceptance import Acceptance, FadingRate, RunningMedian
+from outrider.estimate.acceptance import Acceptance, FadingRate, RunningMedian, prefix_products
 from outrider.estimate.cost import (
     ASSUMED_DRAFT,
     LEAST_READ,
@@ -37,7 +37,6 @@ from outrider.estimate.cost import (
     MOST_SAVED,
     Allowance,
 )
-from outrider.estimate.theory import prefix_products
 
 _log = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from ray import serve
 from outrider.api.llm import LLM
 from outrider.core.errors import MachineError
 from outrider.plugins.cluster.settings import read_args
-from outrider.server.frames import Part, Submit, failure_of
-from outrider.server.port import EngineCard, EngineLostError
+from outrider.server.port import EngineCard, EngineLostError, Part, Submit, failure_of
 from outrider.server.thread_port import LaneLoad, ThreadPort
 
 # A job that takes longer is considered hung. Reading a long prompt takes many jobs.

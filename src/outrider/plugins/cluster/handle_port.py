@@ -24,9 +24,8 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError, QueueFullError
 from outrider.models.loading import resolve
 from outrider.plugins.cluster.engine import CARDS, PARTS, WRITERS, packed
-from outrider.sched.routing import blocks_of
+from outrider.sched.admission import blocks_of
 from outrider.server.calls import ProcessStream
-from outrider.server.frames import Part
 from outrider.server.port import (
     ChatPrompt,
     EngineCard,
@@ -35,6 +34,7 @@ from outrider.server.port import (
     EngineState,
     EngineStatus,
     NotReadyError,
+    Part,
 )
 
 _LOG = logging.getLogger(__name__)

@@ -2,9 +2,9 @@
 """Prefix-aware routing: a request goes to a replica that has cached its beginning, if there is one,
 and otherwise to the less busy of two random replicas.
 
-This is a router of Ray Serve with the policy of sched/routing.py. The gateway has the token ids of
-the prompt and hashes them by block. The router returns replicas by rank: Ray takes one of a later
-rank if those of the earlier ranks are full.
+This is a router of Ray Serve with the policy of sched/admission.py. The gateway has the token ids
+of the prompt and hashes them by block. The router returns replicas by rank: Ray takes one of a
+later rank if those of the earlier ranks are full.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from outrider.sched.routing import KnownBlocks, best_known
+from outrider.sched.admission import KnownBlocks, best_known
 
 
 class Seen:

@@ -26,7 +26,7 @@ from outrider.core.clock import host_rows
 from outrider.core.errors import given
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
-from outrider.models.mixture import by_expert
+from outrider.models.ffn import by_expert
 
 
 def unseen() -> Any:

@@ -82,7 +82,7 @@ constexpr int8_t NON_LINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
 // Twice the numbers of E2M1: the scale is halved.
 constexpr int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 constexpr int TABLE_ZERO = 127;
-// Magnitudes and their negatives, by models/gguf/codebooks.py.
+// Magnitudes and their negatives, by models/gguf/blocks.py.
 constexpr int8_t IQ2[16] = {8, 25, 43, 0, 0, 0, 0, 0, -8, -25, -43};
 constexpr int8_t IQ3_XXS[16] = {4,  12,  20,  28,  36,  44,  52,  62,
                                 -4, -12, -20, -28, -36, -44, -52, -62};

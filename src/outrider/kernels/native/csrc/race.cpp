@@ -1,7 +1,7 @@
 // Races, as core/rng.py defines them: each token id has an exponential number, a pure function of
 // (seed, sample, position, id), and the token wins whose number over its weight is least.
 //
-// Numbers have the bits of core/philox.py: integers, and a logarithm made of sums, products and one
+// Numbers have the bits of core/rng.py: integers, and a logarithm made of sums, products and one
 // division. Ids without weight get none, so what filters leave is quickly drawn from.
 #include <limits>
 
@@ -46,7 +46,7 @@ inline Doubles doubles(Words words) {
 
 inline Doubles choose(Signed condition, Doubles yes, Doubles no) { return condition ? yes : no; }
 
-// -log(x) for x in (0, 1): `minus_log` of core/philox.py.
+// -log(x) for x in (0, 1): `minus_log` of core/rng.py.
 inline Doubles minus_log(Doubles x) {
     const Words bits = cast<Words>(x);
     const Doubles exponent = doubles(bits >> 52) - 1022.0;

@@ -1,9 +1,20 @@
-"""Batch limits: how many sequences may run at once, learned from measured passes.
+"""Admission: the engine that gets a request, the key whose request is next, and how many run.
 
-A bigger batch reads the weights once for more tokens, until arithmetic or memory is the limit; from
-there on every request only waits longer. `Knee` follows the measured cost of passes of growing
-batches, for configurations that give no number. `BatchLimit` holds a latency target: after every
-`NUM_PASSES` passes under its limit, the first true line counts:
+Which of several engines of one model gets a request, `best_known` says to the server and to the
+simulator: the engine that has already read the longest beginning of its prompt. If that engine has
+clearly more to do than another, the request goes to the least busy one.
+
+`FairQueue` is the virtual token counter of Sheng et al., "Fairness in Serving Large Language
+Models" (OSDI 2024): a key's counter grows by the tokens that are read and written for it, divided
+by its weight, and of the keys with waiting requests the one with the least counter goes first. A
+key whose requests begin to wait starts at the least counter of the waiting keys. So no key saves up
+a share while idle, or pays for hours in which it was alone.
+
+How many sequences run at once is learned from measured passes. A bigger batch reads the weights
+once for more tokens, until arithmetic or memory is the limit; from there on every request only
+waits longer. `Knee` follows the measured cost of passes of growing batches, for configurations that
+give no number. `BatchLimit` holds a latency target: after every `NUM_PASSES` passes under its
+limit, the first true line counts:
 
     p95 > target                              a quarter lower, at least one; rest
     no request waited in most passes          no change: the limit limits nothing
@@ -17,15 +28,175 @@ prompt tokens count in both.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, OrderedDict, deque
+from collections.abc import Hashable, Iterator, Sequence
 from statistics import median
-from typing import Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 from outrider.core.draft import RoundTrace
-from outrider.core.errors import ContractError
+from outrider.core.errors import ContractError, given
 from outrider.estimate.acceptance import OpenPasses, ms_per_token, nearest_rank, seconds_of
 from outrider.estimate.cost import CostMeter
 from outrider.sched.jobs import Job, ReadyQueues, Stage
+
+# Tokens of a block, and the most blocks remembered for an engine.
+BLOCK_TOKENS: Final = 16
+_MOST_BLOCKS = 1 << 15
+# An engine that read the prompt before may have at most so many requests more than the least busy.
+_MOST_AHEAD = 2
+
+
+class KnownBlocks:
+    """The beginnings of prompts that an engine has read; of many only the most recently used."""
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def note(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > _MOST_BLOCKS:
+            self._blocks.popitem(last=False)
+
+    def num_known(self, blocks: Sequence[int]) -> int:
+        """Return how many of the first blocks the engine has read."""
+        for number, block in enumerate(blocks):
+            if block not in self._blocks:
+                return number
+        return len(blocks)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._blocks)
+
+    def forget(self) -> None:
+        self._blocks.clear()
+
+
+class Routed(Protocol):
+    """An engine that requests can go to."""
+
+    @property
+    def known(self) -> KnownBlocks: ...
+
+    @property
+    def num_in_flight(self) -> int: ...
+
+
+R = TypeVar("R", bound=Routed)
+
+
+def best_known(engines: Sequence[R], blocks: Sequence[int]) -> R:
+    """Return the engine for a request of these blocks; there must be at least one. Of equals the
+    one that has read least, so that idle engines share out families of prompts."""
+    least = least_busy(engines).num_in_flight
+    near = [one for one in engines if one.num_in_flight <= least + _MOST_AHEAD]
+
+    def worth(one: R) -> tuple[int, int, int]:
+        return one.known.num_known(blocks), -one.num_in_flight, -one.known.num_blocks
+
+    return max(near, key=worth)
+
+
+def least_busy(engines: Sequence[R]) -> R:
+    """Return the engine with the fewest requests; the first of equals."""
+    return min(engines, key=lambda one: one.num_in_flight)
+
+
+def blocks_of(ids: Sequence[int], salt: Hashable = None) -> Iterator[int]:
+    """Yield a number for each whole block of a prompt; it identifies the block and everything
+    before it. Prompts of different salts have no beginning in common."""
+    so_far = hash(salt)
+    for start in range(0, len(ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        so_far = hash((so_far, *ids[start : start + BLOCK_TOKENS]))
+        yield so_far
+
+
+T = TypeVar("T", bound=Hashable)
+# Outside this range a key would have infinitely many tokens, or none, for ever.
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
+
+
+class FairQueue(Generic[T]):
+    """A queue in which items of one key start in the order in which they came. Keys are never
+    forgotten: there are only as many as the operator configured."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, dict[T, None]] = {}
+        self._running: Counter[str] = Counter()
+        self._tokens: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
+        # The key whose last waiting item left most recently.
+        self._left: str | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, list(self._waiting.values())))
+
+    def __iter__(self) -> Iterator[T]:
+        return (item for items in self._waiting.values() for item in items)
+
+    def add(self, item: T, key: str, *, weight: float = 1.0) -> None:
+        """Add an item. Raises ContractError for a weight outside LEAST_WEIGHT to MOST_WEIGHT."""
+        if not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+            raise ContractError(f"a weight of {weight}")
+        if key not in self._waiting:
+            others = [*self._waiting] or [self._left or key]
+            floor = min(self._tokens.get(other, 0.0) for other in others)
+            self._tokens[key] = max(self._tokens.get(key, 0.0), floor)
+            self._waiting[key] = {}
+        self._weights[key] = weight
+        self._waiting[key][item] = None
+
+    def remove(self, item: T, key: str) -> bool:
+        """Remove an item; return whether it was waiting."""
+        if item not in self._waiting.get(key, ()):
+            return False
+        del self._waiting[key][item]
+        if not self._waiting[key]:
+            del self._waiting[key]
+            self._left = key
+        return True
+
+    @property
+    def next_key(self) -> str | None:
+        """The key whose item starts next; of equals the one with fewer running, or the first."""
+        return min(self._waiting, key=self._rank, default=None)
+
+    def _rank(self, key: str) -> tuple[float, int]:
+        return self._tokens[key], self._running[key]
+
+    def pop(self) -> T:
+        """Return the next item and count it as running."""
+        key = given(self.next_key, "item that waits")
+        item = next(iter(self._waiting[key]))
+        self.take(item, key)
+        return item
+
+    def take(self, item: T, key: str) -> None:
+        """Count an item as running, even if it is not its turn."""
+        self.remove(item, key)
+        self._running[key] += 1
+
+    def charge(self, key: str, num_tokens: int) -> None:
+        """Charge a key for tokens that were read or written for one of its items."""
+        self._tokens[key] += num_tokens / self._weights[key]
+
+    def ended(self, key: str) -> None:
+        """Count one running item of the key less."""
+        self._running[key] -= 1
+
+    @property
+    def owing_key(self) -> str | None:
+        """The key that should give way to `next_key`, or None. Several of its items run while the
+        next key has none running, and it has had at least as many tokens."""
+        key = self.next_key
+        if key is None or self._running[key]:
+            return None
+        running = {k: num for k, num in self._running.items() if num > 1}
+        most = max(running, key=running.__getitem__, default=None)
+        return most if most is not None and self._tokens[most] >= self._tokens[key] else None
+
 
 NUM_PASSES = 32
 SHARE = 4

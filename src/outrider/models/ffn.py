@@ -1,10 +1,18 @@
-"""Mixtures of experts: each token goes through the few experts that a router chooses for it.
+"""FFNs: the functions between their products, and mixtures of experts.
 
-A pass reads the weights of the chosen experts only, each once. A token's bits depend on that token
-alone: the outputs of its experts are summed in the order of the experts' numbers.
+xIELU (Huang and Schlag, "Deriving Activation Functions Using Integration", 2024) is
+
+    alpha_p x^2 + beta x                                   for x > 0
+    alpha_n (exp(min(x, eps)) - 1 - x) + beta x            otherwise
+
+where files hold the alphas before a softplus, and alpha_n without beta.
+
+In a mixture each token goes through the few experts that a router chooses for it. A pass reads the
+weights of the chosen experts only, each once. A token's bits depend on that token alone: the
+outputs of its experts are summed in the order of the experts' numbers.
 
 Shapes:  N = tokens, Q = experts of a token, P = N times Q choices by expert, D = hidden size,
-         F = an FFN's size, X = experts, I = inputs, O = outputs.
+         F = an FFN's size, X = experts, I = inputs, O = outputs of a first product.
 """
 
 from __future__ import annotations
@@ -15,16 +23,59 @@ from itertools import groupby
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from outrider.core.clock import host_rows
 from outrider.kernels.native.forward import DenseWeights, MixtureWeights
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.delta import by_row
-from outrider.models.activations import gated
 from outrider.models.expert_kinds import ExpertNames, Experts
-from outrider.models.layer_kinds import Gate
+from outrider.models.layer_kinds import Gate, LayerTraits
 from outrider.models.weights import WeightReader
+
+# beta and eps of files that do not have them.
+_USUAL = {"beta": 0.5, "eps": -1e-6}
+
+
+def gated(
+    kernels: Kernels, gate: Gate, up_NO: Tensor, out_NF: Tensor, curve: Sequence[float] = ()
+) -> None:
+    """Compute the input of a dense FFN's second product from the output of its first. `curve` has
+    the numbers of xIELU."""
+    if gate is Gate.SQUARED:
+        out_NF.copy_(torch.relu(up_NO)).square_()
+    elif gate is Gate.ERF:
+        out_NF.copy_(by_row(functional.gelu, up_NO))
+    elif gate is Gate.XIELU:
+        out_NF.copy_(by_row(lambda row_F: _xielu(row_F, curve), up_NO))
+    else:
+        ops = {Gate.GELU: kernels.gelu_mul, Gate.NONE: kernels.gelu}
+        ops.get(gate, kernels.silu_mul)(up_NO, out_NF)
+
+
+def _xielu(row_F: Tensor, curve: Sequence[float]) -> Tensor:
+    rise, fall, beta, eps = curve
+    below_F = (torch.expm1(row_F.clamp(max=eps)) - row_F) * fall
+    return torch.where(row_F > 0, rise * row_F * row_F, below_F) + beta * row_F
+
+
+def read_curve(
+    reader: WeightReader, traits: LayerTraits, prefix: str, index: int
+) -> tuple[float, ...]:
+    """The numbers of xIELU in layer `index`, whose names begin with `prefix`."""
+    if traits.curves:
+        alpha_p, alpha_n, beta, eps = traits.curves[index]
+    else:
+        name = f"{prefix}mlp.act_fn."
+        alpha_p, alpha_n = (float(reader.vector(f"{name}alpha_{side}", 1)) for side in "pn")
+        beta, eps = (
+            float(reader.vector(f"{name}{one}")) if f"{name}{one}" in reader else usual
+            for one, usual in _USUAL.items()
+        )
+    alphas = functional.softplus(torch.tensor([alpha_p, alpha_n]))
+    rise, fall = (float(alpha) for alpha in alphas)
+    return rise, beta + fall, beta, eps
 
 
 def feed(kernels: Kernels, sizes: Experts, net: DenseWeights, x_ND: Tensor) -> Tensor:
