@@ -15,16 +15,18 @@ from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.measure import rotated
-from outrider_lab.bench.workload import builtin_texts
+from outrider_lab.bench.workload import ADVERSARIAL, builtin_texts
 
 # What a server is asked in each cell, and the shipped texts that it is made of.
-CHATS: Mapping[str, tuple[str, str]] = {
+CHATS: dict[str, tuple[str, str]] = {
     "chat": ("conversation", "{}"),
     "summary": ("summarization", "{}"),
     "translation": ("translation", "{}"),
     "code": ("code", "Complete this Python function and show all of it.\n```python\n{}\n```"),
     "math": ("maths", "{} Think step by step."),
 }
+# Random words, which no drafter foresees: 24 of them, for batches up to that.
+HARD = {ADVERSARIAL: (ADVERSARIAL, "{}")}
 # Domains of batches: those of which there are enough texts.
 BATCHED = ("chat", "code")
 NUM_TOKENS = 128
@@ -115,7 +117,7 @@ def _loaded(target: str, config: EngineConfig, options: Options) -> LLM:
 def pieces(domain: str, batch: int, count: int) -> list[list[str]]:
     """So many pieces of `batch` chats. Texts come again in other pieces where there are too few,
     never in the same."""
-    name, form = CHATS[domain]
+    name, form = (CHATS | HARD)[domain]
     texts = [form.format(text) for text in builtin_texts(name)]
     dice = Random(domain)
     return [dice.sample(texts, batch) for _ in range(count)]

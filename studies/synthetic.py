@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
@@ -26,17 +26,15 @@ from outrider.core.sampling import Sampling, draw
 from outrider.measure import rotated
 from outrider_lab.bench.peers.servers import LlamaSide
 from outrider_lab.bench.peers.sides import Ask, Setup
+from outrider_lab.measure.store import write_json
 
 PROMPT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """A draft of `k` tokens, each kept with probability `rate` if those before it are. Without a
-    shape `draft` it comes from the target's MTP block."""
+class Drafts:
+    """Drafts of `k` tokens, each kept with probability `rate` if those before it are."""
 
-    target: str
-    draft: str
     k: int
     rate: float
     source: str
@@ -46,20 +44,36 @@ class Case:
         """The probability that so many tokens are kept."""
         return list(accumulate([self.rate] * self.k, mul))
 
+    @property
+    def name(self) -> str:
+        return f"K={self.k} at {self.rate}"
 
-DFLASH = "DFlash, Qwen3-8B, GSM8K: 4.73 tokens a round"
-DSPARK = "DSpark, Qwen3-8B, GSM8K: 6.30 tokens a round"
-MTP = "MTP, Qwen3.5: 0.85 to 0.9 of drafted tokens"
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A target, and drafts of the shape `draft`, or of the target's MTP block without one."""
+
+    target: str
+    draft: str
+    drafts: Sequence[Drafts]
+
+
 # Rates of seven tokens whose mean round is the published one.
+PUBLISHED = (
+    Drafts(7, 0.842, "DFlash, Qwen3-8B, GSM8K: 4.73 tokens a round"),
+    Drafts(7, 0.930, "DSpark, Qwen3-8B, GSM8K: 6.30 tokens a round"),
+)
+MTP = "MTP, Qwen3.5: 0.85 to 0.9 of drafted tokens"
 CASES: Mapping[str, Sequence[Case]] = {
-    "1.7b": (Case("1.7b", "0.6b", 7, 0.842, DFLASH), Case("1.7b", "0.6b", 7, 0.930, DSPARK)),
-    "4b": (Case("4b", "0.6b", 7, 0.842, DFLASH), Case("4b", "0.6b", 7, 0.930, DSPARK)),
-    "mtp": (
-        Case("qwen3.5-4b", "", 1, 0.9, MTP),
-        Case("qwen3.5-4b", "", 2, 0.9, MTP),
-        Case("qwen3.5-4b", "", 2, 0.85, MTP),
-    ),
-    "tiny": (Case("tiny", "tiny-draft", 2, 0.8, MTP), Case("tiny-mtp", "", 2, 0.9, MTP)),
+    "1.7b": [Case("1.7b", "0.6b", PUBLISHED)],
+    "4b": [Case("4b", "0.6b", PUBLISHED)],
+    "mtp": [
+        Case("qwen3.5-4b", "", (Drafts(1, 0.9, MTP), Drafts(2, 0.9, MTP), Drafts(2, 0.85, MTP)))
+    ],
+    "tiny": [
+        Case("tiny", "tiny-draft", (Drafts(2, 0.8, MTP),)),
+        Case("tiny-mtp", "", (Drafts(1, 0.9, MTP), Drafts(2, 0.9, MTP))),
+    ],
 }
 
 
@@ -85,11 +99,15 @@ def synthetic(options: Options, report: Report) -> None:
     parts = ["tiny"] if options.quick else options.parts
     done = cells_before(options.output)
     report["cells"] = done
-    known = {(cell["target"], cell["k"], cell["rate"]) for cell in done}
+    known = {cell["target"] for cell in done}
     RULES.add(RuleKind(name="synthetic", build=Chance, exact=False))
     for case in (case for part in parts for case in CASES[part]):
-        if (case.target, case.k, case.rate) not in known:
-            note(report, **measured(case, options))
+        if case.target in known:
+            continue
+        for cell in measured(case, options):
+            note(report, **cell)
+        if options.output:
+            write_json(options.output, report)
 
 
 class Chance:
@@ -114,66 +132,74 @@ class Chance:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text, the seconds from its first token to its last, and the tokens of a round of these."""
+    """A text, and the seconds and rounds from its first token to its last."""
 
     ids: Sequence[int]
     seconds: float
-    round: float
+    num_rounds: int
+
+    @property
+    def speed(self) -> float:
+        return (len(self.ids) - 1) / self.seconds
+
+    @property
+    def round(self) -> float:
+        """Tokens of a round."""
+        return (len(self.ids) - 1) / self.num_rounds
 
 
 # Writes a text, with draws of a seed.
 Run = Callable[[int], Text]
 
 
-def measured(case: Case, options: Options) -> dict[str, object]:
-    """The cell of a case: every contestant in turns, after a turn that does not count."""
+OURS, THEIRS, PLAIN = "ours", "llama.cpp", "plain"
+# By program and name of the drafts, or PLAIN.
+Key = tuple[str, str]
+
+
+def measured(case: Case, options: Options) -> list[dict[str, object]]:
+    """The cells of a case: every contestant in turns, after a turn that does not count."""
     options.folder.mkdir(parents=True, exist_ok=True)
     files = [written(options.folder, name) for name in (case.target, case.draft) if name]
-    Chance.rate = case.rate
     with ExitStack() as stack:
         runs = dict(ours(stack, files, case, options))
         if options.programs:
             side = stack.enter_context(closing(LlamaSide(Path(options.programs))))
             runs |= theirs(side, files, case, options)
-        speeds: dict[str, list[float]] = {name: [] for name in runs}
-        rounds: dict[str, list[float]] = {name: [] for name in runs}
-        texts: dict[str, Text] = {}
+        texts: dict[Key, list[Text]] = {key: [] for key in runs}
         for turn in range(options.turns + 1):
-            for name in rotated(list(runs), turn):
-                texts[name] = runs[name](turn)
+            for key in rotated(list(runs), turn):
+                text = runs[key](turn)
                 if turn:
-                    speeds[name].append((options.tokens - 1) / texts[name].seconds)
-                    rounds[name].append(texts[name].round)
-    return told(case, speeds, rounds) | {"alike": alike(texts)}
+                    texts[key].append(text)
+    return [told(case, drafts, texts) for drafts in case.drafts]
 
 
-def alike(texts: Mapping[str, Text]) -> int | None:
-    """Leading tokens of both programs' plain texts that are equal: the files mean the same."""
-    pairs = [texts[name].ids for name in ("ours plain", "llama.cpp plain") if name in texts]
-    return common_prefix(*pairs) if len(pairs) > 1 else None
-
-
-def told(
-    case: Case, speeds: Mapping[str, list[float]], rounds: Mapping[str, list[float]]
-) -> dict[str, object]:
-    cell: dict[str, object] = {"target": case.target, "draft": case.draft or "mtp", "k": case.k}
-    cell |= {"rate": case.rate, "expected": round(1 + sum(case.rates), 2), "source": case.source}
-    gains: dict[str, float] = {}
-    for name in [name for name in speeds if not name.endswith("plain")]:
-        program = name.split()[0]
-        plain = speeds[f"{program} plain"]
-        gains[program] = statistics.median(a / b for a, b in zip(speeds[name], plain, strict=True))
-        tokens = statistics.fmean(rounds[name])
-        cell[f"{program}_gain"] = round(gains[program], 3)
+def told(case: Case, drafts: Drafts, texts: Mapping[Key, list[Text]]) -> dict[str, object]:
+    expected = 1 + sum(drafts.rates)
+    cell: dict[str, object] = {"target": case.target, "draft": case.draft or "mtp", "k": drafts.k}
+    cell |= {"rate": drafts.rate, "expected": round(expected, 2), "source": drafts.source}
+    programs = [program for program, name in texts if name == PLAIN]
+    for program in programs:
+        gain = ratio(texts[program, drafts.name], texts[program, PLAIN])
+        tokens = statistics.fmean(text.round for text in texts[program, drafts.name])
+        cell[f"{program}_gain"] = round(gain, 3)
         cell[f"{program}_round"] = round(tokens, 2)
-        cost = tokens / gains[program]
-        cell[f"{program}_round_cost"] = round(cost, 3)
-        cell[f"{program}_gain_at_rate"] = round((1 + sum(case.rates)) / cost, 3)
-    for kind in ("plain", "drafts") if len(gains) > 1 else ():
-        pairs = zip(speeds[f"ours {kind}"], speeds[f"llama.cpp {kind}"], strict=True)
-        cell[f"{kind}_over_llama_cpp"] = round(statistics.median(a / b for a, b in pairs), 3)
-    per_second = {name: [round(one, 2) for one in found] for name, found in speeds.items()}
-    return cell | {"tokens_per_second": per_second}
+        cell[f"{program}_round_cost"] = round(tokens / gain, 3)
+        cell[f"{program}_gain_at_rate"] = round(expected * gain / tokens, 3)
+        for name in (PLAIN, drafts.name):
+            speeds = [round(text.speed, 2) for text in texts[program, name]]
+            cell[f"{program}_{'plain' if name == PLAIN else 'drafts'}_speeds"] = speeds
+    if len(programs) > 1:
+        for kind, name in (("plain", PLAIN), ("drafts", drafts.name)):
+            cell[f"{kind}_over_llama_cpp"] = round(ratio(texts[OURS, name], texts[THEIRS, name]), 3)
+        # Leading tokens of both plain texts that are equal: the file means the same to both.
+        cell["alike"] = common_prefix(*(texts[program, PLAIN][0].ids for program in programs))
+    return cell
+
+
+def ratio(texts: Sequence[Text], others: Sequence[Text]) -> float:
+    return statistics.median(a.speed / b.speed for a, b in zip(texts, others, strict=True))
 
 
 def prompt_of(case: Case) -> list[int]:
@@ -183,24 +209,22 @@ def prompt_of(case: Case) -> list[int]:
 
 def ours(
     stack: ExitStack, files: Sequence[Path], case: Case, options: Options
-) -> Iterator[tuple[str, Run]]:
+) -> Iterator[tuple[Key, Run]]:
     params, prompt = SamplingParams(max_tokens=options.tokens, temperature=0.0), prompt_of(case)
-    drafts = EngineConfig(
+    plain = EngineConfig(drafter="none", context=1024)
+    drafting = replace(
+        plain,
         drafter="model" if case.draft else "mtp",
-        k=case.k,
         controller="fixed",
         watchdog="off",
         sampler="synthetic",
-        context=1024,
     )
-    plain = EngineConfig(drafter="none", context=1024)
-    named = (("ours plain", plain, None), ("ours drafts", drafts, (*files[1:], None)[0]))
     shared: LLM | None = None
-    for name, config, draft in named:
+    for drafts in (None, *case.drafts):
         llm = LLM(
             files[0],
-            draft=draft,
-            config=config,
+            draft=files[1] if drafts and case.draft else None,
+            config=replace(drafting, k=drafts.k) if drafts else plain,
             weights_of=shared,
             batch_size=1,
             threads=options.threads,
@@ -208,38 +232,33 @@ def ours(
         stack.enter_context(closing(llm))
         shared = shared or llm
 
-        def run(seed: int, llm: LLM = llm) -> Text:
-            Chance.dice = Random(seed)
+        def run(seed: int, llm: LLM = llm, drafts: Drafts | None = drafts) -> Text:
+            Chance.dice, Chance.rate = Random(seed), drafts.rate if drafts else 0.0
             started = perf_counter()
             result = llm.generate([prompt], params)[0]
             seconds = perf_counter() - started - (result.time_to_first_token or 0.0)
-            assert len(result.token_ids) == options.tokens, "a text ended early"
-            return Text(
-                result.token_ids, seconds, (options.tokens - 1) / (result.stats.num_rounds - 1)
-            )
+            return Text(result.token_ids, seconds, result.stats.num_rounds - 1)
 
-        yield name, run
+        yield (OURS, drafts.name if drafts else PLAIN), run
 
 
 def theirs(
     side: LlamaSide, files: Sequence[Path], case: Case, options: Options
-) -> Iterator[tuple[str, Run]]:
-    rates = ",".join(f"{rate:.6f}" for rate in case.rates)
-    words = ["--spec-draft-n-max", str(case.k), "--spec-draft-p-min", "0"]
-    words += ["--spec-synth-rates", rates]
-    if case.draft:
-        words += ["--spec-type", "draft-simple", "-md", str(files[1]), "-td", str(options.threads)]
-    else:
-        words += ["--spec-type", "draft-mtp"]
-    for name, more in (("llama.cpp plain", []), ("llama.cpp drafts", words)):
-        given = {"context": 1024, "words": more}
+) -> Iterator[tuple[Key, Run]]:
+    kind = ["draft-simple", "-md", str(files[1])] if case.draft else ["draft-mtp"]
+    for drafts in (None, *case.drafts):
+        name, words = PLAIN, list[str]()
+        if drafts:
+            name = drafts.name
+            rates = ",".join(f"{rate:.6f}" for rate in drafts.rates)
+            words = ["--spec-draft-n-max", str(drafts.k), "--spec-draft-p-min", "0"]
+            words += ["--spec-synth-rates", rates, "--spec-type", *kind]
+        given = {"context": 1024, "words": words}
         side.load(Setup(name, str(files[0]), "", "q4_k_m", "none", 0, options.threads, given))
 
         def run(seed: int, name: str = name) -> Text:
             found = side.run(Ask(name, prompt_of(case), "", options.tokens, 0.0, seed))
-            assert len(found["ids"]) == options.tokens, "a text ended early"
-            later = options.tokens - 1
             seconds = found["seconds"] - found["read_seconds"]
-            return Text(found["ids"], seconds, later / (later - found["accepted"]))
+            return Text(found["ids"], seconds, len(found["ids"]) - 1 - found["accepted"])
 
-        yield name, run
+        yield (THEIRS, name), run

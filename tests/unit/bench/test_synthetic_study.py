@@ -26,7 +26,8 @@ def test_random_files_are_models_whose_drafts_are_kept(
     kind = RuleKind(name="synthetic", build=study.Chance, exact=False)
     monkeypatch.setitem(RULES._added, "synthetic", kind)  # pyright: ignore[reportPrivateUsage]
     options = SimpleNamespace(folder=tmp_path, programs="", tokens=13, turns=1, threads=1)
-    cell = study.measured(study.Case("tiny-mtp", "", 2, 1.0, "all are kept"), options)
+    drafts = study.Drafts(2, 1.0, "all are kept")
+    [cell] = study.measured(study.Case("tiny-mtp", "", [drafts]), options)
     assert cell["ours_round"] == pytest.approx(3.0)
     with LLM(tmp_path / "tiny-mtp-q4_k_m.gguf", drafter="none", threads=1) as llm:
         result = llm.generate([[300, 301]], max_tokens=4, temperature=0.0, logprobs=True)[0]
