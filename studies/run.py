@@ -20,6 +20,7 @@ STUDIES = {
     "linear_rows": "linear_rows",
     "table": "table",
     "grouped_experts": "grouped_experts",
+    "expert_prefetch": "expert_prefetch",
     "memory_cost": "pass_cost",
     "accept_cost": "accept_cost",
     "drafter_cost": "round_cost",
