@@ -17,7 +17,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
-from outrider.core.errors import ConfigError, MachineError
+from outrider.core.errors import ConfigError, MachineError, SilentError
 
 MAX_BYTES = 16 << 20
 _FIRST_WAIT_SECONDS = 0.2
@@ -28,7 +28,8 @@ _RETRIED = frozenset({429, 502, 503, 504})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     """An HTTP server. A failed request is repeated up to `retries` times, each time after twice the
-    wait; `wait` is the function that sleeps. Raises ConfigError for an address without http(s)."""
+    wait; `wait` is the function that sleeps. One that took all the time is not repeated. Raises
+    ConfigError for an address without http(s)."""
 
     url: str
     timeout_seconds: float = 10.0
@@ -49,7 +50,7 @@ class Server:
             )
 
     def ask(self, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """The JSON object at `path`; a `body` is posted. Raises MachineError."""
+        """The JSON object at `path`; a `body` is posted. Raises MachineError, or SilentError."""
         left, pause = self.retries, _FIRST_WAIT_SECONDS
         while True:
             try:
@@ -101,8 +102,11 @@ class Server:
                 f"{request.full_url} answered {error.code} {error.reason}: {said}"
             ) from None
         except (URLError, OSError, HTTPException) as error:
-            reason = str(getattr(error, "reason", error)) or type(error).__name__
-            raise _NoAnswerError(reason) from None
+            cause = getattr(error, "reason", error)
+            if isinstance(cause, TimeoutError):
+                why = f"{request.full_url} timed out after {self.timeout_seconds:g} seconds."
+                raise SilentError(why, hint="is the server loading, or busy?") from None
+            raise _NoAnswerError(str(cause) or type(error).__name__) from None
 
 
 class _NoAnswerError(Exception):

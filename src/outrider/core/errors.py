@@ -202,6 +202,10 @@ class MachineError(OutriderError):
     exit_code = 3
 
 
+class SilentError(MachineError):
+    """A server that did not answer in the time that it had."""
+
+
 class DrafterError(OutriderError):
     """A drafter broke its contract: too many tokens, or ids outside the vocabulary."""
 

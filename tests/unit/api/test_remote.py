@@ -8,7 +8,7 @@ import pytest
 
 from doubles.json_server import Answer, serving
 from outrider.api.clients import MAX_BYTES, Server
-from outrider.core.errors import ConfigError, MachineError
+from outrider.core.errors import ConfigError, MachineError, SilentError
 from outrider_lab.bench.peers.clients import number, objects
 
 BUSY = Answer.of({"error": "busy"}, 503)
@@ -64,8 +64,8 @@ def test_nobody_there() -> None:
 def test_a_silent_server_is_given_up_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(MachineError, match="timed out"):
-            Server(url=url, timeout_seconds=0.05).ask("/a")
+        with pytest.raises(SilentError, match=r"timed out after 0\.05 seconds"):
+            Server(url=url, timeout_seconds=0.05, retries=9).ask("/a")
 
 
 @pytest.mark.parametrize("text", [b"", b"<html>", b"[1]", b'"x"', b"[" * 100_000, b"\xff"])

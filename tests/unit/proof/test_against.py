@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from doubles.toy_endpoint import FAULTS, Request, ToyEndpoint
-from outrider.core.errors import ConfigError, MachineError
+from outrider.core.errors import ConfigError, MachineError, SilentError
 from outrider.plugins.proof.against import (
     LEVEL,
     NUM_TESTS,
@@ -260,6 +260,18 @@ def test_a_server_with_odd_numbers_on_both_sides_is_not_accused(change: Any) -> 
 def test_a_reply_without_texts_is_an_error(reply: dict[str, Any]) -> None:
     with pytest.raises(MachineError, match="no texts"):
         answers_of(reply)
+
+
+def test_a_silent_server_is_asked_once() -> None:
+    asked: list[object] = []
+
+    def silent(body: Mapping[str, Any], _: object) -> None:
+        asked.append(body)
+        raise SilentError("timed out")
+
+    with pytest.raises(SilentError):
+        sides_of(Odd(ToyEndpoint(), silent), None, model="toy")
+    assert len(asked) == 1
 
 
 def test_empty_texts_prove_nothing_and_half_a_character_is_replaced() -> None:

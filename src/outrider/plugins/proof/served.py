@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, product
 from typing import Any, Protocol
 
-from outrider.core.errors import ConfigError, MachineError
+from outrider.core.errors import ConfigError, MachineError, SilentError
 from outrider.plugins.proof.check import PROMPTS
 
 NUM_TOP, AT_ONCE = 5, 4
@@ -84,7 +84,7 @@ class Side:
     fields: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def write(self, prompt: str, *, logprobs: bool = False, **params: object) -> list[Answer]:
-        """Return the choices of one request, by their index. Raises RefusedError."""
+        """Return the choices of one request, by their index. Raises RefusedError, SilentError."""
         body = {"model": self.model, **self.fields, **params}
         if self.chats:
             body["messages"] = [{"role": "user", "content": prompt}]
@@ -97,6 +97,8 @@ class Side:
         path = "/v1/chat/completions" if self.chats else "/v1/completions"
         try:
             return answers_of(self.server.ask(path, body))
+        except SilentError:
+            raise
         except MachineError as error:
             raise RefusedError(self, error) from None
 
@@ -249,7 +251,7 @@ def _opened(server: Endpoint, model: str, fields: Mapping[str, object]) -> Side:
         side = Side(server=server, model=model, chats=chats, fields={**neutral, **fields})
         try:
             side.write("Hello", max_tokens=1, temperature=0)
-        except MachineError as refusal:
+        except RefusedError as refusal:
             first = first or refusal
         else:
             return side
