@@ -116,7 +116,9 @@ class LoadedPair(LoadedModels):
         )
         own, other = self.plan.settings, plan.settings
         alike = all(getattr(own, name) == getattr(other, name) for name in names)
-        if plan.folder != self.plan.folder or not alike:
+        # Its config has the rotary positions that settings stretch.
+        same = plan.folder == self.plan.folder and plan.target == self.plan.target
+        if not (same and alike):
             return None
         return self.target if isinstance(self.target, SharedWeights) else None
 

@@ -223,6 +223,13 @@ def test_two_engines_share_the_weights_of_one_target() -> None:
     assert drafting.memory.keys() < plain.memory.keys()
     for model in (drafting, plain, drafting):
         assert model.generate([PROMPT], params)[0].token_ids == alone.token_ids
-    # Other weights, or the same in another form, are read anew.
-    for other in (LLM(quantise="int8", weights_of=plain), LLM(weights_of=drafting, threads=1)):
+    # Other weights, or the same in another form or with other positions, are read anew.
+    stretched = LLM(rope_scaling="linear", rope_scale=4, weights_of=plain)
+    for other in (
+        LLM(quantise="int8", weights_of=plain),
+        LLM(weights_of=drafting, threads=1),
+        stretched,
+    ):
         assert "weights of the target" in other.memory
+    (text,) = LLM(rope_scaling="linear", rope_scale=4).generate([PROMPT], params)
+    assert stretched.generate([PROMPT], params)[0].token_ids == text.token_ids != alone.token_ids
