@@ -61,6 +61,13 @@ def uncollected() -> Generator[None]:
             gc.enable()
 
 
+def keep_objects() -> None:
+    """Leave all objects that there are now out of later garbage collections, for a process that
+    only serves a model: a collection of torch's objects holds up all requests."""
+    gc.collect()
+    gc.freeze()
+
+
 def give_back() -> None:
     """Return freed memory to the operating system; glibc's allocator would hold on to it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

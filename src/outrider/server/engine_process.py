@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from outrider.api.prompts import ChatIds
+from outrider.core.clock import keep_objects
 from outrider.core.env import show_gpu
 from outrider.core.errors import MachineError, OutriderError, Wordless, hear_compilers, tell_of_task
 from outrider.core.params import SamplingParams
@@ -75,6 +76,7 @@ class EngineProcess:
             await self._send(Lost(failure_of(error)))
             return
         await self._send(Ready(port.card))
+        keep_objects()
         self._start(self._report(port))
         self._start(self._beat())
         try:

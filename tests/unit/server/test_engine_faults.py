@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
+from unittest.mock import create_autospec
 
 import pytest
 
@@ -15,10 +17,12 @@ from outrider.core.errors import ConfigError, MachineError, QueueFullError
 from outrider.core.params import SamplingParams
 from outrider.server import calls as resumed
 from outrider.server import engine_child as restarts
+from outrider.server import engine_process
 from outrider.server.calls import LONG_BYTES, KeptOutError, ProcessStream
 from outrider.server.engine_child import EngineChild
 from outrider.server.engine_process import try_out
 from outrider.server.errors import api_error
+from outrider.server.frames import frame
 from outrider.server.port import EngineLostError, EngineRequest, Load
 from outrider.server.process_port import MOST_PROMPTS, ProcessPort
 
@@ -450,3 +454,41 @@ def test_a_server_that_ends_is_no_mistake_of_the_request(
         return [api_error(one).status for one in found if isinstance(one, Exception)]
 
     assert asyncio.run(main()) == [503, 503]
+
+
+class StartedPort(ScriptedPort):
+    """As the port of an engine's own process."""
+
+    job_seconds = 0.0
+
+    async def start(self) -> None:
+        """There is nothing to load."""
+
+
+def test_an_engine_that_is_ready_keeps_its_model_out_of_garbage_collections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A collection of all of torch's objects would hold up every stream."""
+    ours = [object()]
+    port = StartedPort()
+
+    def made(load: Load) -> StartedPort:
+        assert load.model == "m"
+        return port
+
+    monkeypatch.setattr(engine_process, "_port", made)
+
+    async def main() -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(frame(Load("m", None, EngineConfig(), 99)))
+        reader.feed_eof()
+        writer = create_autospec(asyncio.StreamWriter, instance=True)
+        with pytest.raises(EOFError):
+            await engine_process.EngineProcess(reader, writer).run()
+
+    assert any(found is ours for found in gc.get_objects())
+    try:
+        asyncio.run(main())
+        assert not any(found is ours for found in gc.get_objects())
+    finally:
+        gc.unfreeze()
