@@ -22,7 +22,7 @@ from random_gguf import write_random_gguf
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.kernels.native.tuning import BandwidthReader, arithmetic_ceilings
 from outrider.measure import Neighbours, provenance, ratio_of_medians
-from outrider_lab.bench.peers.process import Peer
+from outrider_lab.bench.peers.process import Peer, PeerError
 from outrider_lab.measure.store import write_json
 
 WRITTEN, AT_ONCE, CONTEXT, ROUNDS = 64, 32, 64, 16
@@ -65,9 +65,13 @@ class Programs:
             count = VERIFIED if work == "16 rows" else AT_ONCE
             words = f"-c {count * (CONTEXT + ROUNDS)} -b 2048 -ub 512 -npp {CONTEXT} {several}"
             words += f" -ntg {ROUNDS} -npl {count} --output-format jsonl"
-            found = self._run("llama-batched-bench", file, words)
-            (line,) = (line for line in found.splitlines() if '"speed_tg"' in line)
-            return 1 / json.loads(line)["speed_tg"]
+            # The program may end before its log has the line.
+            for _ in range(3):
+                found = self._run("llama-batched-bench", file, words).splitlines()
+                for line in found:
+                    if '"speed_tg"' in line:
+                        return 1 / json.loads(line)["speed_tg"]
+            raise PeerError(f"{self.peer}'s bench prints no figures")
         words = f"-p {length} -n 0" if length else f"-p 0 -n {WRITTEN}"
         words += " --no-warmup" if length > PROMPT else ""
         (told,) = json.loads(self._run("llama-bench", file, f"{words} {single} -r 1 -o json"))
@@ -226,7 +230,7 @@ def _tried(call: Callable[[], float]) -> float:
     """Infinity for a setting with which the peer ends."""
     try:
         return call()
-    except subprocess.CalledProcessError:
+    except (subprocess.CalledProcessError, PeerError):
         return math.inf
 
 
