@@ -22,8 +22,7 @@ from outrider.server.calls import LONG_BYTES, KeptOutError, ProcessStream
 from outrider.server.engine_child import EngineChild
 from outrider.server.engine_process import try_out
 from outrider.server.errors import api_error
-from outrider.server.frames import frame
-from outrider.server.port import EngineLostError, EngineRequest, Load
+from outrider.server.port import EngineLostError, EngineRequest, Load, frame
 from outrider.server.process_port import MOST_PROMPTS, ProcessPort
 
 Work = Callable[[ProcessPort, list[ScriptedChild]], Awaitable[None]]
