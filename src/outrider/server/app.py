@@ -50,7 +50,7 @@ from outrider.server.site import Api, Site
 
 _WORDS = {
     404: "no such path. Try GET /v1/models or POST /v1/chat/completions.",
-    405: "this path does not have this method.",
+    405: "this path does not have this method. Use {allowed}.",
 }
 # The APIs that generate text, and those whose prompts can be counted.
 EXCHANGES: Mapping[str, type[Exchange[Any]]] = {
@@ -126,7 +126,7 @@ def routed(routes: Sequence[BaseRoute]) -> Starlette:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     """Answer an error of the router, such as an unknown path."""
-    status = cast("HTTPException", error).status_code
+    status, headers = cast("HTTPException", error).status_code, cast("HTTPException", error).headers
     path = request.scope["path"]
     if status == 404 and path.startswith(_ELSEWHERE):
         words = "this server writes text: no embeddings, ranks, sound or pictures."
@@ -136,10 +136,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
         answer = ApiError(501, words, code="not_supported")
     else:
         words = _WORDS.get(status, "the request was not understood.")
+        words = words.format(allowed=(headers or {}).get("Allow", "another one"))
         text = f"{request.method} {path[:100]}: {words}"
         answer = ApiError(status, text, code=_CODES.get(status))
     response = error_response(answer, path)
-    headers = cast("HTTPException", error).headers
     if headers:
         response.headers.update(headers)
     return response

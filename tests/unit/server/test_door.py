@@ -269,6 +269,26 @@ def test_every_error_has_one_shape(method: str, path: str, expected: int) -> Non
     assert set(got.json()["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    ("method", "body", "param", "message"),
+    [
+        ("GET", None, None, f"GET {PATH}: this path does not have this method. Use POST."),
+        ("POST", {}, "prompt", "prompt: it is missing. GET /openapi.json lists all fields."),
+        (
+            "POST",
+            BODY | {"seed": "one"},
+            "seed",
+            "seed: Expected `int | null`, got `str`. GET /openapi.json lists all fields.",
+        ),
+    ],
+)
+def test_a_mistake_is_answered_with_what_to_send(
+    method: str, body: dict[str, object] | None, param: str | None, message: str
+) -> None:
+    error = ask(ScriptedPort(), PATH, body, method=method).json()["error"]
+    assert (error["param"], error["message"]) == (param, message)
+
+
 def test_anthropics_paths_have_anthropics_shape() -> None:
     got = ask(ScriptedPort(), "/v1/messages", BODY, rules=LOCKED)
     assert got.json() == {
