@@ -48,6 +48,7 @@ _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_NUMBER = b"0" * 19
 # The path of a value in msgspec's messages.
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 _written = msgspec.json.Encoder().encode
 # Characters that JSON need not escape, but that some readers of event streams treat as line ends.
@@ -197,8 +198,11 @@ def _mistake(words: str) -> ApiError:
     path = _PATH.search(words)
     param = path[1] if path else ""
     text = words[: path.start()] if path else words
-    named = f"{param}: {text}." if param else f"{text}."
-    return ApiError(400, named, param=param or None, code="invalid_type")
+    if missing := _MISSING.fullmatch(text):
+        param, text = f"{param}.{missing[1]}" if param else missing[1], "it is missing"
+    named = f"{param}: {text}" if param else text
+    words = f"{named}. GET /openapi.json lists all fields."
+    return ApiError(400, words, param=param or None, code="invalid_type")
 
 
 def _warnings(kind: type[msgspec.Struct], given: dict[str, Any]) -> list[str]:
