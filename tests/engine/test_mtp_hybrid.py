@@ -19,7 +19,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError
 from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec, RecurrentCapacity
-from outrider.drafters.common.growth import DraftSampler
+from outrider.drafters.common.growth import NOT_DRAFTED, DraftSampler
 from outrider.drafters.nets.mtp import load_mtp, mtp_drafter, read_mtp_config
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import HeadsToLoad, hidden_layers_of
@@ -60,21 +60,21 @@ def test_it_computes_what_the_definition_says(tmp_path: Path) -> None:
     close_to(net.fuse(states_PD[:, None]), normed_PD)
 
 
-@pytest.mark.parametrize(("name", "is_native"), [("qwen3_5", True), ("qwen3_5_moe", False)])
+@pytest.mark.parametrize(("name", "num_ids"), [("qwen3_5", 0), ("qwen3_5", 77), ("qwen3_5_moe", 0)])
 def test_its_native_pass_has_the_bits_of_its_operators(
-    tmp_path: Path, name: str, is_native: bool
+    tmp_path: Path, name: str, num_ids: int
 ) -> None:
-    """A block of experts runs operator by operator."""
+    """A block that drafts some ids has the whole block's logits of these."""
     write_hybrid_with_mtp(tmp_path, name)
     target = loaded(tmp_path)
     if target.kernels.forward is None:
         pytest.skip("there are no native kernels here")
     config = read_mtp_config(tmp_path, target.spec)
-    (fast,) = load_mtp(tmp_path, config, target, HEADS_ROOM)
+    (fast,) = load_mtp(tmp_path, config, target, HEADS_ROOM, num_ids)
     target.kernels = replace(target.kernels, forward=None, twin=None)
     (plain,) = load_mtp(tmp_path, config, target, HEADS_ROOM)
     assert plain.native is None
-    assert (fast.native is not None) == is_native
+    assert fast.native is not None
     states_PD = torch.randn(6, 40, generator=torch.Generator().manual_seed(2))
     rows = [StepRow.chain(1, TOKENS), StepRow.chain(1, TOKENS[:2])]
     for net in (fast, plain):
@@ -82,7 +82,9 @@ def test_its_native_pass_has_the_bits_of_its_operators(
     for row in rows:
         found, wanted = (net.step([row], states_PD[: len(row.tokens)]) for net in (fast, plain))
         assert torch.equal(found.hidden_ND, wanted.hidden_ND)
-        assert torch.equal(found.logits_MV, wanted.logits_MV)
+        size = num_ids or wanted.logits_MV.shape[1]
+        assert torch.equal(found.logits_MV[:, :size], wanted.logits_MV[:, :size])
+        assert (found.logits_MV[:, size:] == NOT_DRAFTED).all()
         for net in (fast, plain):
             net.state.commit({1: range(len(row.tokens))})
 
@@ -132,7 +134,8 @@ def test_a_user_names_the_drafter_and_gets_the_same_text(tmp_path: Path, schedul
         device="cpu", batch_size=3, k=3, context=96, sampler="coupled", schedule=schedule
     )
     plain = LLM(tmp_path, config=replace(common, drafter="none")).generate(prompts, params)
-    llm = LLM(tmp_path, config=replace(common, drafter="mtp"))
+    num_ids = 4096 if schedule == "single" else 0
+    llm = LLM(tmp_path, config=replace(common, drafter="mtp", draft_vocab=num_ids))
     found = llm.generate(prompts, params)
     assert [result.token_ids for result in found] == [result.token_ids for result in plain]
     assert all(result.stats.num_drafted > 0 for result in found)

@@ -261,6 +261,13 @@ class DrafterSettings:
         "With drafter layer-skip, layers of the target that drafting leaves out, as in 2,5-7; "
         "unset is some of the middle layers.",
     )
+    draft_vocab: int = setting(
+        0,
+        "With drafter mtp, draft only tokens with the first so many ids, which byte-level "
+        "vocabularies order by frequency: a draft reads as much less of the output head. On CPUs "
+        "with native kernels; 0 is all ids.",
+        minimum=0,
+    )
     max_ngram: int = setting(3, "Longest tail the ngram drafter looks up.", minimum=1, maximum=64)
     min_ngram: int = setting(2, "Shortest tail the ngram drafter looks up.", minimum=1, maximum=64)
     suffix_corpus: str = setting(

@@ -132,6 +132,11 @@ class EngineOptions(TypedDict, total=False):
     """With drafter layer-skip, layers of the target that drafting leaves out, as in 2,5-7; unset is
     some of the middle layers."""
 
+    draft_vocab: int
+    """With drafter mtp, draft only tokens with the first so many ids, which byte-level vocabularies
+    order by frequency: a draft reads as much less of the output head. On CPUs with native kernels;
+    0 is all ids."""
+
     max_ngram: int
     """Longest tail the ngram drafter looks up."""
 

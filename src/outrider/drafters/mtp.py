@@ -17,6 +17,7 @@ def build(context: BuildContext) -> Drafter:
         context.sampler("the MTP block", branches=context.resolved.wants_trees),
         chunk=config.prefill_chunk,
         batch_size=config.most_batch,
+        num_ids=config.draft_vocab,
     )
 
 

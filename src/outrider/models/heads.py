@@ -25,14 +25,16 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.plugins import KINDS, MODEL, HeadFormat
 from outrider.core.protocols import CacheStore, CausalLM, StepRow
 from outrider.estimate.forecast import KEY, StatedWorth
+from outrider.kernels.native.ops import first_outputs
 from outrider.kernels.operators import Kernels
-from outrider.kernels.plan import PackedPlan
+from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.models.checkpoint import (
     CONFIG,
     INDEX,
@@ -186,8 +188,17 @@ def own_kernels(target: HeadTarget) -> Kernels:
 
 def placement_of(target: HeadTarget) -> Placement:
     """Return the precision and the device of the target's weights."""
-    embedding_VD = target.tables.embeddings
-    return Placement("heads", embedding_VD.dtype, embedding_VD.device)
+    table = target.tables.embedding
+    device = table.device if isinstance(table, Tensor) else table.packed.data.device
+    return Placement("heads", table.dtype, device)
+
+
+def draft_head(target: HeadTarget, num_ids: int) -> tuple[PackedLinear, Tensor | None]:
+    """Return the target's output head, and the ids that its outputs stand for, None for all. If
+    `num_ids` is not 0 it has the first ids alone, where kernels can read a part of it."""
+    head = target.tables.head
+    part = first_outputs(head, num_ids) if 0 < num_ids < head.num_out else None
+    return (head, None) if part is None else (part, torch.arange(num_ids))
 
 
 def check_finite(folder: Path, logits_RV: Tensor, part: str) -> None:

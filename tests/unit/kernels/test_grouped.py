@@ -20,7 +20,7 @@ from outrider.kernels.native import build
 from outrider.kernels.native import build as levels
 from outrider.kernels.native.build import Built
 from outrider.kernels.native.cpu import TILES, tiles_refusal
-from outrider.kernels.native.ops import NativeGrouped
+from outrider.kernels.native.ops import NativeGrouped, first_outputs
 from outrider.kernels.plan import BlockRows, PackedLinear
 from outrider.models.gguf.blocks import TYPES, codebook, decode, has_codebook, held_bytes
 from unit.kernels.implementations import kernels_named, library_of, randn, row_choices, software
@@ -306,3 +306,13 @@ def test_matrices_that_it_cannot_hold_are_left_to_others() -> None:
         side.pack([fine, blocks("Q4_0", 4, 32)])
     with pytest.raises(ContractError, match="widths"):
         run(side, packed(side, fine), randn(1, 32))
+
+
+@pytest.mark.parametrize("count", [1, 45, 46, 144])
+def test_the_first_outputs_of_a_matrix_are_a_matrix_in_its_memory(count: int) -> None:
+    side, parts = grouped(2), [blocks("Q4_K", 45, 768), blocks("Q6_K", 100, 768, seed=1)]
+    whole, x_NI = packed(side, *parts), randn(9, 768)
+    part = first_outputs(whole, count)
+    assert part is not None
+    assert part.data is whole.data
+    assert torch.equal(run(side, part, x_NI), run(side, whole, x_NI)[:, :count])

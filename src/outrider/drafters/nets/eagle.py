@@ -212,7 +212,7 @@ def _read_block(
     prefixes = [f"layers.{index}." for index in range(sizes.num_layers)]
     if "midlayer.self_attn.q_proj.weight" in reader:
         prefixes[0] = "midlayer."
-    device = target.tables.embeddings.device
+    device = placement_of(target).device
     fc = reader.linear({"fc": hidden}, (len(layers) if fused else 2) * hidden)
     bias_D = reader.bias({"fc": hidden}, present="fc.bias" in reader)
     turns = turns_of(sizes, capacity.num_positions(target.spec.max_tokens), device)
@@ -337,7 +337,7 @@ def _drafted_ids(weights: Weights, size: int, target: HeadTarget) -> Tensor:
             f"{weights.checkpoint.path}: d2t names an id of the target twice.",
             hint="compare the file with the original and download it again",
         )
-    return ids_W.to(target.tables.embeddings.device)
+    return ids_W.to(placement_of(target).device)
 
 
 def embedding_of(reader: WeightReader, target: HeadTarget) -> Tensor:

@@ -40,7 +40,7 @@ from outrider.drafters.common.growth import (
 from outrider.drafters.common.native import HeadPass, NetOutput, head_pass, target_states
 from outrider.kernels.native.forward import Attends, Entrance, Forward, ForwardParts, LayerWeights
 from outrider.kernels.operators import Kernels, compile_ahead
-from outrider.kernels.plan import PackedLinear, PackedPlan
+from outrider.kernels.plan import PackedLinear, PackedPlan, PackedTable
 from outrider.models.configs import LayeredConfig
 from outrider.models.decoder import LayerKV, ModelCapacity, Passes, Scratch
 from outrider.models.heads import HeadMemory
@@ -327,7 +327,7 @@ class HeadBlock:
     layers: tuple[BlockLayer, ...]
     entrance: Entrance
     states: TargetStates
-    embedding_VD: Tensor
+    embedding_VD: Tensor | PackedTable
     head: PackedLinear
     norm_D: Tensor | None
     ids_W: Tensor | None = None
@@ -400,8 +400,11 @@ class EntranceNet:
     def embed(self, plan: PackedPlan, scratch: Scratch) -> None:
         block, entrance, size = self._block, self._block.entrance, self._config.hidden_size
         pair_N2D = entrance.pair_N2D[: plan.num_tokens]
-        torch.index_select(block.embedding_VD, 0, plan.tokens_N, out=scratch.rows_ND)
-        scratch.x_ND.copy_(scratch.rows_ND)
+        if isinstance(block.embedding_VD, Tensor):
+            torch.index_select(block.embedding_VD, 0, plan.tokens_N, out=scratch.rows_ND)
+            scratch.x_ND.copy_(scratch.rows_ND)
+        else:
+            block.embedding_VD.read(plan.tokens_N, scratch.x_ND)
         self._enter(scratch, entrance.token_norm_D, pair_N2D[:, :size])
         scratch.x_ND.copy_(entrance.states_ND[: plan.num_tokens])
         self._enter(scratch, entrance.state_norm_D, pair_N2D[:, size:])
@@ -445,10 +448,11 @@ class EntranceNet:
         return None
 
     def _native(self) -> HeadPass | None:
-        """Return the native pass; None without native kernels or for mixture layers."""
+        """Return the native pass; None without native kernels."""
         config, block, scratch = self._config, self._block, self._passes.scratch
         weights = [layer.weights for layer in block.layers]
-        if any(layer.mixture is not None for layer in weights):
+        mixtures = [layer.mixture for layer in weights if layer.mixture is not None]
+        if any(mixture.native is None for mixture in mixtures):
             return None
         gated_NA = None
         if any(layer.gate is not None for layer in weights):
@@ -464,7 +468,7 @@ class EntranceNet:
             eps=config.rms_norm_eps,
             scale=config.scale,
             ffn_size=config.ffn_size,
-            hidden_SKD=block.embedding_VD.new_empty(0),
+            hidden_SKD=torch.empty(0, dtype=block.embedding_VD.dtype),
             entrance=block.entrance,
             gated_NA=gated_NA,
         )

@@ -30,7 +30,7 @@ from outrider.drafters.nets.eagle import load_eagle
 from outrider.drafters.nets.hidden import Blocks, EntranceNet, HeadLimits
 from outrider.drafters.nets.medusa import ParallelHeadSampler
 from outrider.models.checkpoint import CONFIG, open_checkpoint
-from outrider.models.heads import HeadsToLoad, normed_target
+from outrider.models.heads import HeadsToLoad, normed_target, placement_of
 from outrider.models.json_object import JsonObject
 from outrider.models.weights import Weights
 
@@ -118,7 +118,7 @@ def load_peagle(context: BuildContext, sampler: ParallelHeadSampler) -> MaskedHe
     heads = replace(heads, capacity=capacity)
     mask = _read_mask(heads, target.spec.vocab_size, target.spec.hidden_size)
     net = load_eagle(heads, target, unread=(_STATE,))
-    device = target.tables.embeddings.device
+    device = placement_of(target).device
     mask = replace(mask, state_LD=mask.state_LD.to(device))
     limits = HeadLimits(
         chunk=config.prefill_chunk, reach=reach, window=target.spec.max_tokens, first=1

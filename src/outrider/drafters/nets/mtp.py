@@ -64,6 +64,7 @@ from outrider.models.heads import (
     HeadsToLoad,
     NormedTarget,
     check_finite,
+    draft_head,
     layer_part,
     normed_target,
     own_kernels,
@@ -248,11 +249,16 @@ _Part = tuple[BlockLayer, PackedLinear, tuple[Tensor, Tensor, Tensor]]
 
 
 def read_blocks(
-    folder: Path, config: MtpConfig, target: NormedTarget, capacity: ModelCapacity
+    folder: Path,
+    config: MtpConfig,
+    target: NormedTarget,
+    capacity: ModelCapacity,
+    num_ids: int = 0,
 ) -> list[HeadBlock]:
-    """Read the blocks. Raises CheckpointError for tensors that are missing or of another shape."""
+    """Read the blocks, which draft the first `num_ids` ids (0: all). Raises CheckpointError for
+    tensors that are missing or of another shape."""
     num_positions = capacity.num_positions(config.block.max_tokens)
-    turns = turns_of(config.block, num_positions, target.tables.embeddings.device)
+    turns = turns_of(config.block, num_positions, placement_of(target).device)
     with Weights.at(folder) as weights:
         is_folder = f"{_OWN_BLOCK}input_proj.weight" in weights
         names = _SpeculatorsNames() if is_folder else None
@@ -269,14 +275,19 @@ def read_blocks(
         is_hybrid = isinstance(config.block, HybridConfig)
         if is_folder or not (is_hybrid or config.first_layer):
             weights.check_all_taken(ignored=(*DERIVED, *_COPIES))
-    return [_block(part, config, target, capacity) for part in parts]
+    return [_block(part, config, target, capacity, num_ids) for part in parts]
 
 
 def _block(
-    part: _Part, config: MtpConfig, target: NormedTarget, capacity: ModelCapacity
+    part: _Part,
+    config: MtpConfig,
+    target: NormedTarget,
+    capacity: ModelCapacity,
+    num_ids: int,
 ) -> HeadBlock:
     layer, join, (token_norm_D, state_norm_D, norm_D) = part
     tables, size = target.tables, config.block.hidden_size
+    head, ids_W = draft_head(target, num_ids)
     return HeadBlock(
         config=config.block,
         layers=(layer,),
@@ -285,16 +296,17 @@ def _block(
             state_norm_D=state_norm_D,
             join=join,
             gives_normed=config.gives_normed,
-            **entrance_buffers(capacity, size, tables.embeddings.device),
+            **entrance_buffers(capacity, size, placement_of(target).device),
         ),
         states=TargetStates(
             layers=(target.spec.num_layers,),
             norms=(tables.norm_D,) if config.reads_normed else (),
             eps=target.config.rms_norm_eps,
         ),
-        embedding_VD=tables.embeddings,
-        head=tables.head,
+        embedding_VD=tables.embedding,
+        head=head,
         norm_D=norm_D,
+        ids_W=ids_W,
     )
 
 
@@ -338,12 +350,16 @@ def _gated_parts(
 
 
 def load_mtp(
-    folder: Path, config: MtpConfig, target: NormedTarget, capacity: ModelCapacity
+    folder: Path,
+    config: MtpConfig,
+    target: NormedTarget,
+    capacity: ModelCapacity,
+    num_ids: int = 0,
 ) -> tuple[EntranceNet, ...]:
-    """Load the blocks, each with memory of its own. Raises CheckpointError for tensors that are
-    missing, of another shape or not numbers."""
+    """Load the blocks, each with memory of its own, which draft the first `num_ids` ids (0: all).
+    Raises CheckpointError for tensors that are missing, of another shape or not numbers."""
     place = placement_of(target)
-    blocks = read_blocks(folder, config, target, capacity)
+    blocks = read_blocks(folder, config, target, capacity, num_ids)
     nets = tuple(EntranceNet(block, own_kernels(target), place, capacity) for block in blocks)
     check_finite(folder, torch.stack([_probe(net, target) for net in nets]), "MTP block")
     return nets
@@ -361,16 +377,23 @@ def _probe(net: EntranceNet, target: NormedTarget) -> Tensor:
 
 
 def mtp_drafter(
-    heads: HeadsToLoad, target: CausalLM, sampler: DraftSampler, *, chunk: int, batch_size: int
+    heads: HeadsToLoad,
+    target: CausalLM,
+    sampler: DraftSampler,
+    *,
+    chunk: int,
+    batch_size: int,
+    num_ids: int = 0,
 ) -> HiddenDrafter:
-    """Return a drafter with MTP blocks; it drafts trees only with a single block.
+    """Return a drafter with MTP blocks, of the first `num_ids` ids (0: all); it drafts trees only
+    with a single block.
 
     Raises CheckpointError for a block that is damaged or another target's, ConfigError for a target
     that shares no tables.
     """
     host = normed_target(target)
     config = read_mtp_config(heads.folder, target.spec)
-    nets = load_mtp(heads.folder, config, host, heads.capacity)
+    nets = load_mtp(heads.folder, config, host, heads.capacity, num_ids)
     window, wanted = config.block.max_tokens, target.spec.max_tokens
     if window < wanted:
         _log.warning(

@@ -15,6 +15,7 @@ import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from ctypes import Structure, c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -534,6 +535,24 @@ class NativeGrouped(NativeLinear):
         """Bytes of the part's outputs when packed; 0 for an unknown type of blocks."""
         size: int = self._bytes(one.kind, num_out or one.num_out, one.num_in)
         return size
+
+
+def first_outputs(packed: PackedLinear, count: int) -> PackedLinear | None:
+    """The matrix of the first `count` outputs in the memory of `packed`; None if other kernels than
+    these packed it."""
+    whole = packed.descriptor
+    if isinstance(whole, WeightsStruct):
+        part = WeightsStruct(whole.team, whole.packed, whole.num_in, count)
+    elif isinstance(whole, _Grouped):
+        part = _Grouped.from_buffer_copy(whole)
+        part.num_out = count
+        parts = [part.parts[index] for index in range(whole.num_parts)]
+        part.num_parts = sum(rows.first_out < count for rows in parts)
+        for rows in parts:
+            rows.num_out = min(rows.num_out, max(count - rows.first_out, 0))
+    else:
+        return None
+    return replace(packed, num_out=count, pointer=ctypes.addressof(part), descriptor=part)
 
 
 class NativeInt4:
