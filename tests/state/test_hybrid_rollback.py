@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from checks.effort import examples
 from checks.state import NEEDS, PROBE, Rollback, check, check_rollback, fresh_logits, path_to
 from doubles.tiny_hybrids import hybrid_kind, tiny_hybrid
 from outrider.core.errors import CapacityError
-from outrider.core.protocols import StepRow
+from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.spec import RecurrentCapacity
 from outrider.core.tree import ROOT
 from outrider.models.decoder import ModelCapacity
@@ -73,14 +74,17 @@ def test_any_interleaving_equals_feeding_only_what_was_kept(machine: type[Rollba
     check_rollback(machine, percent=5)
 
 
-def _model(way: str, *, history: int = 6, num_slots: int = 256) -> HybridModel:
+def _model(
+    way: str, *, history: int = 6, num_slots: int = 256, hidden_layers: tuple[int, ...] = ()
+) -> HybridModel:
     rollback, name = way.split()
     states = RecurrentCapacity(
         rollback=rollback, history=history, num_sequences=4, num_checkpoints=4
     )
-    return tiny_hybrid(
-        name, capacity=ModelCapacity(num_slots=num_slots, page_size=4, max_rows=16, states=states)
+    capacity = ModelCapacity(
+        num_slots=num_slots, page_size=4, max_rows=16, states=states, hidden_layers=hidden_layers
     )
+    return tiny_hybrid(name, capacity=capacity)
 
 
 def _step(model: HybridModel, *rows: StepRow) -> Tensor:
@@ -132,6 +136,38 @@ def test_rounds_have_the_bits_of_plain_decoding(
         kept += [tokens[n] for n in path]
         check(model.state)
     assert torch.equal(_step(model, StepRow.chain(0, (PROBE,)))[0], _wanted(way, [*kept, PROBE]))
+
+
+@pytest.mark.parametrize("way", ["ring qwen3_5", "replay qwen3_5_moe", "replay qwen3_next"])
+def test_a_pass_in_one_call_has_the_bits_of_its_operators(way: str) -> None:
+    """Chains, trees and a text that is read again, with the states that heads read."""
+    needs = DraftNeeds(hidden_layers=(0, 3, 4))
+    native, plain = (_model(way, hidden_layers=needs.hidden_layers) for _ in range(2))
+    if native.kernels.forward is None:
+        pytest.skip("there are no native kernels here")
+    plain.kernels = replace(plain.kernels, forward=None)
+    assert native.native_pass() is not None
+    assert plain.native_pass() is None
+    passes = (
+        ((StepRow.chain(0, TEXT), StepRow.chain(1, TEXT[6:], logits_from=2)), (11, 5)),
+        ((StepRow(0, (3, 1, 4, 1, 5), (ROOT, 0, 0, 1, ROOT)), StepRow.chain(1, (9,))), (0, 1)),
+        ((StepRow.chain(0, TEXT), StepRow.chain(1, (2, 7))), (2, 0)),
+        ((StepRow.chain(0, (6, 6)), StepRow.chain(1, (2, 8))), (2, 2)),
+    )
+    for seq_id in (0, 1):
+        native.state.open(seq_id, ())
+        plain.state.open(seq_id, ())
+    for rows, kept in passes:
+        found, wanted = (model.step(rows, needs) for model in (native, plain))
+        assert torch.equal(found.logits_MV, wanted.logits_MV)
+        assert found.num_passes == wanted.num_passes
+        for model in (native, plain):
+            model.state.commit({seq_id: range(count) for seq_id, count in enumerate(kept)})
+    for seq_id in (0, 1):
+        length = native.state.length(seq_id)
+        found, wanted = (m.state.hidden(seq_id, 0, length) for m in (native, plain))
+        assert torch.equal(found, wanted)
+    native.state.check()
 
 
 @pytest.mark.parametrize("way", ROLLBACKS)

@@ -22,9 +22,10 @@ from outrider.core.sampling import PLAIN
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import RULE, TILES, VECTORS, refused_kinds
 from outrider.kernels.native.delta import NativeDelta
-from outrider.kernels.native.forward import NativeForward, NativeMixture
+from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.latent import NativeLatent
 from outrider.kernels.native.lookups import NativeLookups
+from outrider.kernels.native.mixture import NativeMixture
 from outrider.kernels.native.ops import (
     SUFFIXES,
     NativeGrouped,

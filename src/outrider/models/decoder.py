@@ -28,9 +28,11 @@ from outrider.cache.pool import Keep, kept_keys
 from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import DecoderConfig, ModelSpec, RecurrentCapacity, RopeScaling
-from outrider.kernels.native.forward import Forward, ForwardBuffers
+from outrider.kernels.native.forward import DecoderTraits, Forward, ForwardBuffers
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedPlan, floats, head_dim_of, sent
+from outrider.models.configs import LayeredConfig
+from outrider.models.layer_kinds import Norms
 from outrider.models.weights import Placement
 
 
@@ -280,6 +282,25 @@ class Passes:
     def _view(self, num_rows: int) -> Scratch:
         view = self._views[num_rows] = self._views.get(num_rows) or self.scratch.first(num_rows)
         return view
+
+
+def decoder_traits(config: LayeredConfig) -> DecoderTraits:
+    """The traits of a family that the native call for all layers reads."""
+    traits = config.traits
+    return DecoderTraits(
+        embedding_scale=traits.embedding_scale,
+        residual_scale=traits.residual_scale,
+        logit_scale=traits.logit_scale,
+        logit_cap=traits.logit_cap,
+        centred=traits.centred,
+        parallel=traits.norms is Norms.PARALLEL,
+        whole_heads=traits.whole_heads,
+        gate=traits.gate.value,
+        norm_bias=traits.norm_bias,
+        after_eps=traits.after_eps,
+        qkv_clip=traits.qkv_clip,
+        normed_embedding=traits.normed_embedding,
+    )
 
 
 def residuals(

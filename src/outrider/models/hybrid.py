@@ -35,12 +35,19 @@ from outrider.cache.pages import ArenaSize
 from outrider.core.errors import ContractError, given
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
-from outrider.kernels.native.forward import LayerWeights, Recurrence
+from outrider.kernels.native.delta import NativeDelta
+from outrider.kernels.native.forward import (
+    ForwardParts,
+    LayerWeights,
+    NativeForward,
+    Recurrence,
+    RuleBuffers,
+)
 from outrider.kernels.operators import Kernels, for_scans
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.reference.delta import DeltaWeights
 from outrider.models.configs import HybridConfig
-from outrider.models.decoder import ModelCapacity, Passes, Scratch, residuals
+from outrider.models.decoder import ModelCapacity, Passes, Scratch, decoder_traits, residuals
 from outrider.models.llama import LayerOperators
 from outrider.models.llama_weights import (
     WHOLE,
@@ -310,6 +317,7 @@ class HybridModel:
             torch.empty(capacity.max_rows, width, device=placement.device)
             for width in (config.first_size, values, 2 * values)
         ]
+        self._made_by, self._forward = kernels, self._make_forward()
 
     @property
     def spec(self) -> ModelSpec:
@@ -331,7 +339,37 @@ class HybridModel:
         other.kernels = self.kernels.twin()
         other._passes = self._passes.twin()
         other._recurred = [torch.empty_like(buffer) for buffer in self._recurred]
+        other._made_by, other._forward = other.kernels, other._make_forward()
         return other
+
+    def _make_forward(self) -> NativeForward | None:
+        """The native call for a whole pass; None if kernels or layers have none."""
+        config, tables, kernels = self.config, self._tables, self.kernels
+        if kernels.forward is None or config.mechanism is not Mechanism.DELTA:
+            return None
+        kv, scratch = self._state.kv, self._passes.scratch
+        first_NP, out_NO, gated_N2O = self._recurred
+        forward = kernels.forward(
+            ForwardParts(
+                embedding_VD=tables.embedding,
+                final_norm_D=tables.norm_D,
+                head=tables.head,
+                turns=[self._operators.turns] * len(self._layers),
+                layers=self._layers,
+                # Layers without attention read none.
+                kv=[kv.layers[self._attending.get(n, 0)] for n in range(len(self._layers))],
+                buffers=scratch.for_native,
+                eps=config.rms_norm_eps,
+                scale=config.scale,
+                ffn_size=config.ffn_size,
+                hidden_SKD=kv.hidden_SKD,
+                hidden_layers=self._capacity.hidden_layers,
+                traits=decoder_traits(config),
+                gated_NA=torch.empty_like(scratch.attended_NA),
+                rules=RuleBuffers(first_NP, out_NO, gated_N2O, config.tiled_values),
+            )
+        )
+        return forward if isinstance(forward, NativeForward) else None
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         """Run at most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L.
@@ -351,12 +389,29 @@ class HybridModel:
                 num_passes += 1
             with self._state.planning(rows) as plan:
                 wanted_M, logits_MV = self._passes.wanted_rows(rows)
+                if not returned and (forward := self.native_pass()) is not None:
+                    self._in_one_call(forward, plan, wanted_M, logits_MV)
+                    return StepOutput(logits_MV, None, num_passes)
                 hidden_NKD = self._run(plan, returned or kept)
                 if kept and not returned and hidden_NKD is not None:
                     self._state.kv.keep_hidden(plan.packed.slots_N, hidden_NKD)
                     hidden_NKD = None
                 self._passes.logits(self, plan.packed, wanted_M, logits_MV)
         return StepOutput(logits_MV, hidden_NKD, num_passes)
+
+    def native_pass(self) -> NativeForward | None:
+        """The native call for a whole pass; None if there is none, or other kernels replace those
+        that it was made with."""
+        return self._forward if self.kernels is self._made_by else None
+
+    def _in_one_call(
+        self, forward: NativeForward, plan: HybridPlan, wanted_M: Tensor, logits_MV: Tensor
+    ) -> None:
+        delta = self.kernels.delta
+        if not isinstance(delta, NativeDelta):
+            raise ContractError("delta is no NativeDelta")
+        forward.follow(delta, plan.runs, self._state.cells)
+        forward(plan.packed, wanted_M, logits_MV)
 
     def _run(self, plan: HybridPlan, hidden_layers: tuple[int, ...]) -> Tensor | None:
         """Leave the last residual in `x_ND`; the captured layers in the order named."""

@@ -126,9 +126,7 @@ class LayerTraits:
     @property
     def by_operator(self) -> bool:
         """True if the native call for all layers lacks one of these traits."""
-        is_foreign = self.norms is Norms.TWO_PARALLEL or self.gate in (Gate.ERF, Gate.XIELU)
-        is_foreign = is_foreign or self.gate_apart or self.after_eps > 0 or self.normed_embedding
-        return is_foreign or self.turns_first or self.qkv_clip > 0
+        return self.norms is Norms.TWO_PARALLEL or self.gate in (Gate.ERF, Gate.XIELU)
 
 
 PLAIN_LAYERS = LayerTraits()

@@ -29,7 +29,6 @@ from torch.nn import functional
 from outrider.core.errors import given
 from outrider.core.protocols import DraftNeeds
 from outrider.kernels.native.forward import (
-    DecoderTraits,
     Forward,
     ForwardParts,
     LayerWeights,
@@ -38,9 +37,15 @@ from outrider.kernels.native.forward import (
 from outrider.kernels.native.rounds import RoundModel
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
-from outrider.kernels.reference.pointwise import rotate
 from outrider.models.configs import GPT2Config, LayeredConfig, LlamaConfig
-from outrider.models.decoder import LayerKV, ModelCapacity, PassDecoder, Passes, Scratch
+from outrider.models.decoder import (
+    LayerKV,
+    ModelCapacity,
+    PassDecoder,
+    Passes,
+    Scratch,
+    decoder_traits,
+)
 from outrider.models.ffn import gated, mix
 from outrider.models.latent import fill_heads, values_of_heads
 from outrider.models.layer_kinds import Gate, Norms
@@ -143,7 +148,7 @@ class LayerOperators:
             qkv_NE[:, -2 * keys : -keys].mul_(scales.key)
         if config.traits.qkv_clip:
             qkv_NE.clamp_(-config.traits.qkv_clip, config.traits.qkv_clip)
-        turns = self._before_rotation(kernels, layer, plan, qkv_NE)
+        turns = self._before_rotation(kernels, layer, plan, qkv_NE, kv)
         kernels.rope_append(qkv_NE, *turns, plan, *kv)
         kernels.attention(qkv_NE, *kv, plan, layer.attention or config.scale, attended_NA)
         if layer.gate is not None:
@@ -158,14 +163,22 @@ class LayerOperators:
         self.add(kernels, scratch, product, layer.attended_norm_D)
 
     def _before_rotation(
-        self, kernels: Kernels, layer: LayerWeights, plan: PackedPlan, qkv_NE: Tensor
+        self,
+        kernels: Kernels,
+        layer: LayerWeights,
+        plan: PackedPlan,
+        qkv_NE: Tensor,
+        kv: LayerKV,
     ) -> Turns:
         """Norm queries and keys, and scale queries by position. Returns the rotation that is left
         to do."""
         config, turns = self.config, self.turns
         if self.still is not None:
-            heads_NAD = qkv_NE.view(len(qkv_NE), -1, config.head_dim)
-            rotate(heads_NAD[:, : -config.num_kv_heads], *turns, plan.positions_N)
+            # Rows of queries alone: an arena without key heads gets nothing.
+            values, (k_GSD, v_GSD) = config.num_kv_heads * config.head_dim, kv
+            turned_NE = qkv_NE[:, :-values].contiguous()
+            kernels.rope_append(turned_NE, *turns, plan, k_GSD[:0], v_GSD[:0])
+            qkv_NE[:, :-values] = turned_NE
             turns = self.still
         if layer.q_norm_H is not None and layer.k_norm_H is not None:
             self._norm_heads(kernels, layer.q_norm_H, layer.k_norm_H, qkv_NE)
@@ -456,9 +469,10 @@ class LlamaModel(PassDecoder):
         if self.kernels.forward is None or (self._comm.size > 1 and memory is None):
             return None
         config, tables, depths = self.config, self._tables, sorted(self._depths)
-        if config.traits.by_operator or config.queries_grow:
+        if config.traits.by_operator:
             return None
-        frames = self._passes.kv.frames
+        frames, first = self._passes.kv.frames, self._operators[0]
+        scratch, gates = self._passes.scratch, config.traits.gated or config.traits.gate_apart
         return self.kernels.forward(
             ForwardParts(
                 embedding_VD=tables.embedding,
@@ -468,32 +482,20 @@ class LlamaModel(PassDecoder):
                 turns=[self._operators[depth].turns for depth in depths],
                 layers=[self._layers[depth] for depth in depths],
                 kv=[self._passes.kv.layers[depth] for depth in depths],
-                buffers=self._passes.scratch.for_native,
+                buffers=scratch.for_native,
                 eps=config.rms_norm_eps,
                 scale=config.scale,
-                ffn_size=self._operators[0].config.ffn_size,
+                ffn_size=first.config.ffn_size,
                 hidden_SKD=self._passes.kv.hidden_SKD,
                 hidden_layers=self._hidden_layers,
                 frames_P=None if frames is None else frames.of_P,
-                traits=_decoder_traits(config),
+                traits=decoder_traits(config),
                 ranks=None if memory is None else memory.address,
+                gated_NA=torch.empty_like(scratch.attended_NA) if gates else None,
+                still=first.still,
+                growth_T=first.growth_T,
             )
         )
-
-
-def _decoder_traits(config: LlamaConfig) -> DecoderTraits:
-    traits = config.traits
-    return DecoderTraits(
-        embedding_scale=traits.embedding_scale,
-        residual_scale=traits.residual_scale,
-        logit_scale=traits.logit_scale,
-        logit_cap=traits.logit_cap,
-        centred=traits.centred,
-        parallel=traits.norms is Norms.PARALLEL,
-        whole_heads=traits.whole_heads,
-        gate=traits.gate.value,
-        norm_bias=traits.norm_bias,
-    )
 
 
 def layer_turns(config: LlamaConfig, capacity: ModelCapacity, device: torch.device) -> list[Turns]:

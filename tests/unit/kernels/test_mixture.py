@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.api.profile import DeviceTimers, timed
 from outrider.core.errors import given
-from outrider.kernels.native.forward import DenseWeights, MixtureWeights
+from outrider.kernels.native.mixture import DenseWeights, MixtureWeights
 from outrider.kernels.operators import Kernels
 from outrider.models.expert_kinds import Experts
 from outrider.models.ffn import mix

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from outrider.core.env import cache_folder, compiler
-from outrider.kernels.native import build, forward, latent
+from outrider.kernels.native import build, delta, forward, latent, mixture
 from outrider.kernels.native import build as levels
-from outrider.kernels.native import forward as mixture
 from outrider.kernels.native.lookups import LookupRoom, NgramSettings, SuffixSettings
 from outrider.kernels.native.ops import LinearStruct, PassStruct
 from outrider.kernels.native.rounds import MemoryStruct, RoundStruct, Row
@@ -39,6 +38,9 @@ _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] 
         ("Net", mixture._Net, {}),  # pyright: ignore[reportPrivateUsage]
         ("Mixture", mixture._Mixture, {}),  # pyright: ignore[reportPrivateUsage]
         ("Latent", latent._Latent, {}),  # pyright: ignore[reportPrivateUsage]
+        ("DeltaLayer", delta.DeltaStruct, {}),
+        ("DeltaPass", delta._Pass, {}),  # pyright: ignore[reportPrivateUsage]
+        ("Rule", forward._Rule, {}),  # pyright: ignore[reportPrivateUsage]
         ("Entrance", forward._Entrance, {}),  # pyright: ignore[reportPrivateUsage]
         ("Layer", forward._Layer, {}),  # pyright: ignore[reportPrivateUsage]
         ("Decoder", forward._Decoder, {}),  # pyright: ignore[reportPrivateUsage]

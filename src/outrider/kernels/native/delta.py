@@ -24,7 +24,9 @@ _Numbers = np.ndarray[Any, np.dtype[np.int32]]
 _Addresses = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class _DeltaStruct(Structure):
+class DeltaStruct(Structure):
+    """A layer's weights and sizes (csrc/delta.h)."""
+
     _fields_ = struct_fields(
         (c_void_p, "conv rate dt_bias conv_bias skip"),
         (c_int32, "taps channels key_heads heads key_dim value_dim"),
@@ -46,7 +48,7 @@ class NativeDelta:
     def __init__(self, library: ctypes.CDLL, team: int) -> None:
         self._team = team
         self._call = function(library, "delta")
-        self._layers: dict[int, tuple[DeltaWeights, _DeltaStruct]] = {}
+        self._layers: dict[int, tuple[DeltaWeights, DeltaStruct]] = {}
         self._runs: Sequence[TokenRun] | None = None
         self._arrays: tuple[_Numbers | _Addresses, ...] = ()
         self._pass = _Pass()
@@ -60,10 +62,8 @@ class NativeDelta:
         layer: int,
         out_NO: Tensor,
     ) -> None:
-        if self._runs is not runs:
-            self._describe(runs, cells)
         self._call(
-            ctypes.addressof(self._pass),
+            self.described(runs, cells),
             ctypes.addressof(self._described(weights)),
             first_NP.data_ptr(),
             first_NP.stride(0),
@@ -72,11 +72,17 @@ class NativeDelta:
             out_NO.data_ptr(),
         )
 
-    def _described(self, weights: DeltaWeights) -> _DeltaStruct:
+    def described(self, runs: Sequence[TokenRun], cells: Cells) -> int:
+        """The address of the runs of a pass, until those of another pass are described."""
+        if self._runs is not runs:
+            self._describe(runs, cells)
+        return ctypes.addressof(self._pass)
+
+    def _described(self, weights: DeltaWeights) -> DeltaStruct:
         found = self._layers.get(id(weights))
         if found is None:
             # The weights are stored too, so that no other object can get their id.
-            found = weights, _layer(weights)
+            found = weights, described_layer(weights)
             self._layers[id(weights)] = found
         return found[1]
 
@@ -113,10 +119,11 @@ def _number(cell: int | None) -> int:
     return _ABSENT if cell is None else cell
 
 
-def _layer(weights: DeltaWeights) -> _DeltaStruct:
+def described_layer(weights: DeltaWeights) -> DeltaStruct:
+    """The struct of `weights`, which must live as long as native code reads them."""
     taps, channels = weights.conv_JC.shape
     keys = weights.num_key_heads * weights.key_dim
-    return _DeltaStruct(
+    return DeltaStruct(
         weights.conv_JC.data_ptr(),
         weights.rate_H.data_ptr(),
         weights.dt_bias_H.data_ptr(),

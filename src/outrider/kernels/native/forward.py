@@ -15,13 +15,15 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass, fields
-from enum import Enum, IntEnum
+from enum import IntEnum
 from typing import Protocol
 
 from torch import Tensor
 
 from outrider.core.errors import ContractError, MachineError, given
+from outrider.kernels.native.delta import NativeDelta, described_layer
 from outrider.kernels.native.latent import LatentWeights
+from outrider.kernels.native.mixture import MixtureWeights
 from outrider.kernels.native.ops import (
     SUFFIXES,
     LinearStruct,
@@ -33,142 +35,10 @@ from outrider.kernels.native.ops import (
     struct_fields,
 )
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan, PackedTable
-from outrider.kernels.reference.delta import DeltaWeights
+from outrider.kernels.reference.delta import Cells, DeltaWeights, TokenRun
 
-# Names of gates, in the order of `Gating` in csrc/linears.h.
+# Names of gates, in the order of `FfnGate` in csrc/forward.cpp.
 _FFN_GATES = ("silu", "gelu", "none", "squared")
-_GATINGS = ("silu", "gelu", "clamped", "squared")
-
-
-@dataclass(frozen=True, slots=True)
-class DenseWeights:
-    """One feed-forward net with a gate."""
-
-    gate_up: PackedLinear
-    down: PackedLinear
-    gate_up_bias_2F: Tensor | None = None
-    down_bias_D: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MixtureWeights:
-    """Weights of a mixture. `router` scores all experts, and the shared one, if it is gated, in its
-    last output. `choice_bias_X` is added to shares where experts are chosen, and to nothing else.
-    The shares of chosen experts are multiplied by `expert_scale_X`.
-    `native`, if any, runs the mixture in one call."""
-
-    router: PackedLinear
-    experts: Sequence[DenseWeights]
-    shared: DenseWeights | None = None
-    router_bias_X: Tensor | None = None
-    choice_bias_X: Tensor | None = None
-    expert_scale_X: Tensor | None = None
-    latent_in: PackedLinear | None = None
-    latent_out: PackedLinear | None = None
-    native: NativeMixture | None = None
-
-    @property
-    def always_read(self) -> tuple[PackedLinear, ...]:
-        """The matrices that every token reads."""
-        shared = () if self.shared is None else (self.shared.gate_up, self.shared.down)
-        return (self.router, *shared)
-
-
-class MixtureSizes(Protocol):
-    """Sizes of a mixture; see `Experts` in models/expert_kinds.py."""
-
-    @property
-    def num_experts(self) -> int: ...
-    @property
-    def num_chosen(self) -> int: ...
-    @property
-    def ffn_size(self) -> int: ...
-    @property
-    def shared_ffn_size(self) -> int: ...
-    @property
-    def normalise(self) -> bool: ...
-    @property
-    def gate(self) -> Enum: ...
-    @property
-    def alpha(self) -> float: ...
-    @property
-    def limit(self) -> float: ...
-    @property
-    def scale(self) -> float: ...
-    @property
-    def has_sigmoids(self) -> bool: ...
-    @property
-    def gates_shared(self) -> bool: ...
-    @property
-    def num_groups(self) -> int: ...
-    @property
-    def top_groups(self) -> int: ...
-    @property
-    def group_best(self) -> int: ...
-
-
-class _Net(Structure):
-    _fields_ = struct_fields((LinearStruct, "gate_up down"))
-
-
-class _Mixture(Structure):
-    _fields_ = struct_fields(
-        (c_void_p, "team"),
-        (LinearStruct, "router"),
-        (c_void_p, "experts"),
-        (_Net, "shared"),
-        (c_void_p, "choice_bias"),
-        (c_float, "alpha limit scale"),
-        (c_int32, "hidden_size num_experts num_chosen ffn_size shared_ffn_size normalise gating"),
-        (c_int32, "num_scores has_sigmoids gates_shared num_groups top_groups group_best"),
-    )
-
-
-class NativeMixture:
-    """Runs rows through the experts that their router chooses. Owns what native code reads."""
-
-    def __init__(
-        self, library: ctypes.CDLL, team: int, sizes: MixtureSizes, weights: MixtureWeights
-    ) -> None:
-        self._weights = weights
-        experts = (_Net * len(weights.experts))(*map(_net, weights.experts))
-        self._experts = experts
-        self._mixture = _Mixture(
-            team,
-            LinearStruct.of(weights.router, weights.router_bias_X),
-            ctypes.addressof(experts),
-            _Net() if weights.shared is None else _net(weights.shared),
-            pointer(weights.choice_bias_X),
-            sizes.alpha,
-            sizes.limit,
-            sizes.scale,
-            weights.router.num_in,
-            sizes.num_experts,
-            sizes.num_chosen,
-            sizes.ffn_size,
-            sizes.shared_ffn_size,
-            sizes.normalise,
-            _GATINGS.index(sizes.gate.value),
-            weights.router.num_out,
-            sizes.has_sigmoids,
-            sizes.gates_shared,
-            sizes.num_groups,
-            sizes.top_groups,
-            sizes.group_best,
-        )
-        self.address = ctypes.addressof(self._mixture)
-        self._run = function(library, "mixture")
-
-    def __call__(self, x_ND: Tensor, out_ND: Tensor) -> None:
-        """Run the mixture. Tensors are contiguous float32 on the CPU."""
-        self._run(self.address, x_ND.data_ptr(), out_ND.data_ptr(), len(x_ND))
-
-
-def _net(net: DenseWeights) -> _Net:
-    return _Net(
-        LinearStruct.of(net.gate_up, net.gate_up_bias_2F),
-        LinearStruct.of(net.down, net.down_bias_D),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +115,18 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class RuleBuffers:
+    """Contiguous float32 buffers of layers with a gated delta rule: of their first products, their
+    outputs, and these next to their gates. `tiled` says in which order the last product reads value
+    heads (models/hybrid.py)."""
+
+    first_NP: Tensor
+    out_NO: Tensor
+    gated_N2O: Tensor
+    tiled: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardBuffers:
     """Contiguous float32 buffers of one step, with a row for every packed token."""
 
@@ -293,7 +175,10 @@ class DecoderTraits:
     `residual_scale`, logits by `logit_scale` and then softly capped at `logit_cap`, if not 0.
     `centred` norms are layer norms without bias. If `parallel`, attention and FFN read the same
     norm; if `whole_heads`, norms of queries and keys take all heads as one vector. With
-    `norm_bias`, the bias of a norm follows its weight in memory. `gate` is the FFN's."""
+    `norm_bias`, the bias of a norm follows its weight in memory. `gate` is the FFN's. Norms of the
+    outputs of attention and FFN have the epsilon `after_eps`, unless it is 0. Queries, keys and
+    values are clamped to `qkv_clip`, unless it is 0. With `normed_embedding`, embeddings are normed
+    without weights."""
 
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -304,6 +189,9 @@ class DecoderTraits:
     whole_heads: bool = False
     norm_bias: bool = False
     gate: str = "silu"
+    after_eps: float = 0.0
+    qkv_clip: float = 0.0
+    normed_embedding: bool = False
 
 
 PLAIN_DECODER = DecoderTraits()
@@ -316,7 +204,10 @@ class ForwardParts:
     `final_norm_D` is None, the output head reads the last residual itself. `turns` are the tables
     of cos and sin of each layer, of shape TH. If `frames_P` (int32) is not None, it maps the pages
     of layers with a window to frames of an arena of their own. A rank's share has the address of
-    its `ranks` (ranks.py), and no frames. Layers with a gate need `gated_NA`, a float32 buffer."""
+    its `ranks` (ranks.py), and no frames. Layers with a gate need `gated_NA`, a float32 buffer. If
+    norms of queries and keys follow the rotation, `still` are tables of none; queries are
+    multiplied by `growth_T` at their positions. Layers with a recurrence are gated delta rules, and
+    need the buffers `rules`."""
 
     embedding_VD: Tensor | PackedTable
     final_norm_D: Tensor | None
@@ -336,6 +227,9 @@ class ForwardParts:
     ranks: int | None = None
     head_bias_V: Tensor | None = None
     gated_NA: Tensor | None = None
+    still: tuple[Tensor, Tensor] | None = None
+    growth_T: Tensor | None = None
+    rules: RuleBuffers | None = None
 
 
 class Forward(Protocol):
@@ -346,6 +240,14 @@ class Forward(Protocol):
         MachineError when another rank of the model is gone.
         """
         ...
+
+
+class _Rule(Structure):
+    _fields_ = struct_fields(
+        (LinearStruct, "first out"),
+        (c_void_p, "sizes norm rows found gated"),
+        (c_int32, "row_size index tiled unused"),
+    )
 
 
 class _Layer(Structure):
@@ -360,7 +262,7 @@ class _Layer(Structure):
         (LinearStruct, "gate_up down"),
         (c_void_p, "fed_norm cos sin"),
         (LookStruct, "look"),
-        (c_void_p, "keys values mixture latent"),
+        (c_void_p, "keys values mixture latent rule"),
     )
 
 
@@ -380,9 +282,11 @@ class _Decoder(Structure):
         (c_void_p, "layers x norm qkv attended up activated hidden captured entrance no_bias"),
         (c_void_p, "ranks frames"),
         (c_int64, "local_stride"),
-        (c_float, "eps embedding_scale residual_scale logit_scale logit_cap"),
+        (c_void_p, "embedding_norm still_cos still_sin growth"),
+        (c_float, "eps after_eps qkv_clip embedding_scale residual_scale logit_scale logit_cap"),
         (c_int32, "num_layers hidden_size ffn_size vocab_size dtype num_captured"),
         (c_int32, "parallel whole_heads gate norm_bias head_size"),
+        (c_void_p, "runs"),
     )
 
 
@@ -395,10 +299,11 @@ class NativeForward:
     def __init__(self, ops: NativeOps, library: ctypes.CDLL, parts: ForwardParts) -> None:
         self.library = library
         self._ops, self._parts = ops, parts
+        rules, self._rules = _rules(parts)
         layers = (_Layer * len(parts.layers))(
             *(
                 _layer(parts, *each)
-                for each in zip(parts.layers, parts.kv, parts.turns, strict=True)
+                for each in zip(parts.layers, parts.kv, parts.turns, rules, strict=True)
             )
         )
         self._layers = layers
@@ -413,6 +318,7 @@ class NativeForward:
         self._entrance = None if parts.entrance is None else _entrance(parts.entrance)
         traits = parts.traits
         self._no_bias_D = parts.buffers.x_ND.new_zeros(hidden_size) if traits.centred else None
+        self._ones_D = parts.buffers.x_ND.new_ones(hidden_size)
         self._decoder = _Decoder(
             ops.team,
             *ops.functions(self._k_GSD.dtype),
@@ -429,7 +335,12 @@ class NativeForward:
             parts.ranks,
             pointer(parts.frames_P),
             keys.get(True, self._k_GSD).stride(0),
+            pointer(self._ones_D if traits.normed_embedding else None),
+            *((None, None) if parts.still is None else map(pointer, parts.still)),
+            pointer(parts.growth_T),
             parts.eps,
+            traits.after_eps or parts.eps,
+            traits.qkv_clip,
             traits.embedding_scale,
             traits.residual_scale,
             traits.logit_scale,
@@ -448,6 +359,10 @@ class NativeForward:
         )
         self.address = ctypes.addressof(self._decoder)
         self._run = function(library, "forward")
+
+    def follow(self, delta: NativeDelta, runs: Sequence[TokenRun], cells: Cells) -> None:
+        """Set the runs of the next pass of a hybrid, which hold until `delta` describes others."""
+        self._decoder.runs = delta.described(runs, cells)
 
     @property
     def team(self) -> int:
@@ -500,9 +415,13 @@ def _layer(
     layer: LayerWeights,
     kv: tuple[Tensor, Tensor],
     turns: tuple[Tensor, Tensor],
+    rule: int | None,
 ) -> _Layer:
     mixture, dense, gate = layer.mixture, (LinearStruct(), LinearStruct()), layer.gate
-    latent = layer.latent
+    latent, qkv, out = layer.latent, LinearStruct(), LinearStruct()
+    if rule is None:
+        qkv = LinearStruct.of(given(layer.qkv, "attention"), layer.qkv_bias_E)
+        out = LinearStruct.of(given(layer.out, "attention"), layer.out_bias_D)
     if mixture is None:
         dense = (
             LinearStruct.of(given(layer.gate_up, "dense FFN"), layer.gate_up_bias_2F),
@@ -510,12 +429,12 @@ def _layer(
         )
     return _Layer(
         pointer(layer.attention_norm_D),
-        LinearStruct.of(given(layer.qkv, "attention"), layer.qkv_bias_E),
+        qkv,
         pointer(layer.q_norm_H),
         pointer(layer.k_norm_H),
         LinearStruct() if gate is None else LinearStruct.of(gate, None),
         None if gate is None else given(parts.gated_NA, "buffer for gates").data_ptr(),
-        LinearStruct.of(given(layer.out, "attention"), layer.out_bias_D),
+        out,
         pointer(layer.attended_norm_D),
         pointer(layer.ffn_norm_D),
         *dense,
@@ -527,6 +446,38 @@ def _layer(
         kv[1].data_ptr(),
         None if mixture is None else given(mixture.native, "native mixture").address,
         None if latent is None else given(latent.native, "native latent").address,
+        rule,
+    )
+
+
+def _rules(parts: ForwardParts) -> tuple[list[int | None], list[Structure]]:
+    """The address of each layer's delta rule, None for layers without one; and what lies there."""
+    addresses: list[int | None] = []
+    structs: list[Structure] = []
+    for layer in parts.layers:
+        if layer.recurrence is None:
+            addresses.append(None)
+            continue
+        buffers = given(parts.rules, "buffers of delta rules")
+        sizes = described_layer(layer.recurrence.delta)
+        rule = _rule(layer.recurrence, ctypes.addressof(sizes), buffers, len(structs) // 2)
+        structs += [rule, sizes]
+        addresses.append(ctypes.addressof(rule))
+    return addresses, structs
+
+
+def _rule(recurrence: Recurrence, sizes: int, buffers: RuleBuffers, index: int) -> _Rule:
+    return _Rule(
+        LinearStruct.of(recurrence.first, recurrence.first_bias_P),
+        LinearStruct.of(recurrence.out, recurrence.out_bias_D),
+        sizes,
+        given(recurrence.norm_V, "norm of a delta rule").data_ptr(),
+        buffers.first_NP.data_ptr(),
+        buffers.out_NO.data_ptr(),
+        buffers.gated_N2O.data_ptr(),
+        buffers.first_NP.shape[1],
+        index,
+        buffers.tiled,
     )
 
 

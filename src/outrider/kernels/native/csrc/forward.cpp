@@ -13,6 +13,7 @@
 #include <cstring>
 #include <vector>
 
+#include "delta.h"
 #include "linears.h"
 #include "pass.h"
 #include "ranks.h"
@@ -61,6 +62,18 @@ struct Entrance {
     int32_t attends, keeps_norm, gives_normed;
 };
 
+// The gated delta rule of a hybrid's layer (models/hybrid.py), the `index`-th such layer. Mirrored by
+// `_Rule` in forward.py. Buffers have a row for every token: a first product, of `row_size` numbers,
+// what the recurrence gives, and that behind its gate. The last product reads value heads of a key
+// head together, or `tiled`: the first of each key head, then the second.
+struct Rule {
+    Linear first, out;
+    const DeltaLayer* sizes;
+    const float* norm;  // of a value head
+    float *rows, *found, *gated;
+    int32_t row_size, index, tiled, unused;
+};
+
 // Mirrored by `_Layer` and `_Decoder` in forward.py. A norm that the family lacks is null: those
 // before a product, and those of what it gives. With a mixture there is no dense net. A gate scales
 // what heads found, by way of `gated`, which has room for it; few families have one.
@@ -78,6 +91,7 @@ struct Layer {
     void *keys, *values;
     const Mixture* mixture;
     const Latent* latent;  // null where heads have keys and values of their own
+    const Rule* rule;      // null where the layer attends
 };
 
 struct Decoder {
@@ -102,20 +116,30 @@ struct Decoder {
     // apart; null where all layers have one arena, as they do in ranks.
     const int32_t* frames;
     int64_t local_stride;
-    float eps, embedding_scale, residual_scale, logit_scale, logit_cap;
+    // Ones where embeddings are normed. Tables of no rotation, where norms of queries and keys follow
+    // the rotation. What queries are multiplied by at each position. Null for others.
+    const float *embedding_norm, *still_cos, *still_sin, *growth;
+    // `after_eps` is of norms of what products give. Queries, keys and values are clamped to
+    // `qkv_clip`, if it is not 0.
+    float eps, after_eps, qkv_clip, embedding_scale, residual_scale, logit_scale, logit_cap;
     int32_t num_layers, hidden_size, ffn_size, vocab_size, dtype, num_captured;
     // Whether attention and FFN read the same norm, and query and key norms take all heads as one;
     // the FFN's gate; and whether the bias of a norm lies behind its weight.
     int32_t parallel, whole_heads, gate, norm_bias;
     int32_t head_size;  // outputs of the head: the vocabulary, or a rank's part of it
+    const DeltaPass* runs;  // of a hybrid's pass
 };
 
-void norm(const Decoder& d, const float* x, const float* weight, float* out, int num) {
+void norm(const Decoder& d, const float* x, const float* weight, float* out, int num, float eps) {
     if (d.no_bias == nullptr)
-        outrider_rms_norm(d.team, x, weight, d.eps, out, num, d.hidden_size);
+        outrider_rms_norm(d.team, x, weight, eps, out, num, d.hidden_size);
     else
         outrider_layer_norm(d.team, x, weight, d.norm_bias ? weight + d.hidden_size : d.no_bias,
-                            d.eps, out, num, d.hidden_size);
+                            eps, out, num, d.hidden_size);
+}
+
+void norm(const Decoder& d, const float* x, const float* weight, float* out, int num) {
+    norm(d, x, weight, out, num, d.eps);
 }
 
 void scale_all(float* x, float scale, int64_t size) {
@@ -126,10 +150,19 @@ void scale_all(float* x, float scale, int64_t size) {
     }
 }
 
+void clamp_all(float* x, float most, int64_t size) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        const int count = static_cast<int>(size - i < LANES ? size - i : LANES);
+        // What is no number stays none.
+        const Vec low = larger(splat(-most), load_some(x + i, count));
+        store_some(x + i, smaller(splat(most), low), count);
+    }
+}
+
 // Adds rows to the residual, normed and scaled first; they are written over.
 void add_rows(const Decoder& d, float* rows, const float* weight, int num) {
     const int64_t size = static_cast<int64_t>(num) * d.hidden_size;
-    if (weight != nullptr) norm(d, rows, weight, rows, num);
+    if (weight != nullptr) norm(d, rows, weight, rows, num, d.after_eps);
     scale_all(rows, d.residual_scale, size);
     for (int64_t i = 0; i < size; i += LANES) {
         const int count = static_cast<int>(size - i < LANES ? size - i : LANES);
@@ -229,6 +262,25 @@ void norm_heads(const Decoder& d, const Layer& layer, const Pass& pass) {
     }
 }
 
+// Queries, keys and values of a layer as its attention reads them, but for the rotation that the
+// tables `cos` and `sin` are left with.
+void prepare_heads(const Decoder& d, const Layer& layer, const Pass& pass, const float** cos,
+                   const float** sin) {
+    const int num = pass.num_tokens, queries = pass.num_heads * pass.head_dim;
+    if (d.qkv_clip > 0.0f) clamp_all(d.qkv, d.qkv_clip, static_cast<int64_t>(num) * pass.row_size);
+    if (d.still_cos != nullptr) {
+        // All heads but values are queries of a pass that stores no keys.
+        Pass turned = pass;
+        turned.num_heads += pass.num_kv_heads, turned.num_kv_heads = 0;
+        d.rope_append(&turned, d.qkv, *cos, *sin, layer.keys, layer.values);
+        *cos = d.still_cos, *sin = d.still_sin;
+    }
+    if (layer.q_norm != nullptr) norm_heads(d, layer, pass);
+    for (int n = 0; d.growth != nullptr && n < num; ++n)
+        scale_all(d.qkv + static_cast<int64_t>(n) * pass.row_size, d.growth[pass.positions[n]],
+                  queries);
+}
+
 // A pass as layers with a window see it, where their pages lie in frames. Good until this thread asks
 // again, and in memory that it keeps.
 Pass in_frames(const Decoder& d, const Pass& pass) {
@@ -271,13 +323,37 @@ void attend(const Decoder& d, const Layer& layer, const Pass& pass) {
         layer.qkv(reads, d.qkv, num, pass.row_size, false);
     const int size = pass.num_heads * pass.head_dim;
     if (layer.gate.call != nullptr) layer.gate(reads, layer.gated, num, size, false);
-    if (layer.q_norm != nullptr) norm_heads(d, layer, pass);
-    d.rope_append(&pass, d.qkv, layer.cos, layer.sin, layer.keys, layer.values);
+    const float *cos = layer.cos, *sin = layer.sin;
+    prepare_heads(d, layer, pass, &cos, &sin);
+    d.rope_append(&pass, d.qkv, cos, sin, layer.keys, layer.values);
     d.attention(&pass, d.qkv, layer.keys, layer.values, &layer.look, d.attended);
     if (layer.gate.call != nullptr)
         outrider_sigmoid_mul(d.team, layer.gated, d.attended, num, size);
     if (layer.latent != nullptr) found = latent_values(*layer.latent, d.attended, num);
     add(d, layer.out, found, layer.attended_norm, num);
+}
+
+void recur(const Decoder& d, const Layer& layer, int num) {
+    const Rule& rule = *layer.rule;
+    const DeltaLayer& sizes = *rule.sizes;
+    const int dim = sizes.value_dim, values = sizes.heads * dim;
+    const int shared = sizes.heads / sizes.key_heads;
+    rule.first(attention_input(d, layer, num), rule.rows, num, rule.row_size, false);
+    outrider_delta(d.runs, &sizes, rule.rows, rule.row_size, rule.row_size - 2 * sizes.heads,
+                   rule.index, rule.found);
+    outrider_rms_norm(d.team, rule.found, rule.norm, d.eps, rule.found, num * sizes.heads, dim);
+    for (int n = 0; n < num; ++n) {
+        const float* gate = rule.rows + static_cast<int64_t>(n) * rule.row_size + sizes.channels;
+        const float* from = rule.found + static_cast<int64_t>(n) * values;
+        float* to = rule.gated + static_cast<int64_t>(n) * 2 * values;
+        std::copy_n(gate, values, to);
+        for (int h = 0; h < sizes.heads; ++h) {
+            const int place = rule.tiled ? h % shared * sizes.key_heads + h / shared : h;
+            std::copy_n(from + h * dim, dim, to + values + place * dim);
+        }
+    }
+    outrider_silu_mul(d.team, rule.gated, rule.found, num, values);
+    add(d, rule.out, rule.found, nullptr, num);
 }
 
 void feed(const Decoder& d, const Layer& layer, int num) {
@@ -318,12 +394,16 @@ template <class T>
 void run(const Decoder& d, const Pass& pass, const int32_t* tokens) {
     embed<T>(d, tokens, pass.num_tokens);
     scale_all(d.x, d.embedding_scale, static_cast<int64_t>(pass.num_tokens) * d.hidden_size);
+    if (d.embedding_norm != nullptr)
+        outrider_rms_norm(d.team, d.x, d.embedding_norm, d.eps, d.x, pass.num_tokens,
+                          d.hidden_size);
     if (d.entrance != nullptr) enter(d, *d.entrance, pass.num_tokens);
     const Pass local = d.frames == nullptr ? pass : in_frames(d, pass);
     for (int i = 0; i < d.num_layers; ++i) {
         if (d.ranks != nullptr && d.ranks->ended()) return;
         capture<T>(d, pass, i);
-        attend(d, d.layers[i], d.layers[i].look.window > 0 ? local : pass);
+        if (d.layers[i].rule != nullptr) recur(d, d.layers[i], pass.num_tokens);
+        else attend(d, d.layers[i], d.layers[i].look.window > 0 ? local : pass);
         feed(d, d.layers[i], pass.num_tokens);
     }
     capture<T>(d, pass, d.num_layers);
