@@ -17,7 +17,7 @@ from common import TARGET, Report, first_prompts, note, study
 from options import Options
 
 from outrider.core.config import EngineConfig
-from outrider.metrics.summary import percentile
+from outrider.metrics import percentile
 from outrider_lab.planner.calibration import Calibration
 from outrider_lab.simulator.events import Chance, JobCosts, Simulated
 from outrider_lab.simulator.load import Fleet, Lengths, SimulatedLoad, poisson, requests_of

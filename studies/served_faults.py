@@ -40,7 +40,7 @@ import os, sys
 if "outrider.server.engine_process" in getattr(sys, "orig_argv", ()):
     import ctypes, signal, time
     from outrider.api.llm import LLM
-    from outrider.api.prompts import PromptReader
+    from outrider.api.callers import PromptReader
     advance, submit, encode = LLM.advance, LLM.submit, PromptReader.ids_of_text
     def hung(self):
         name = os.environ["SERVED_FAULTS"]

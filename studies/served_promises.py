@@ -19,7 +19,7 @@ from common import TARGET, Report, first_prompts, note, study
 from options import Options
 
 from outrider import EngineConfig
-from outrider.metrics.summary import percentile
+from outrider.metrics import percentile
 
 MOST_ROUNDS, MOST_SECONDS = 2, 0.1
 REFUSAL_SECONDS, GOODPUT, MOST_RATIO = 0.005, 0.9, 2.0

@@ -27,7 +27,7 @@ from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult, TextEvent
-from outrider.metrics.summary import percentile, summarise
+from outrider.metrics import percentile, summarise
 from outrider_lab.measure.frame import medians, paired_ratio
 
 NUM_STREAMS = 16

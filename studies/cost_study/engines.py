@@ -18,7 +18,7 @@ from outrider.core.draft import JobTrace, RoundTrace
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.kernels.operators import Kernels
-from outrider.metrics.summary import percentile, token_latencies
+from outrider.metrics import percentile, token_latencies
 from outrider.models.decoder import ModelCapacity
 from outrider.plugins.lanes.ahead.fan_out import PRIOR_CURVE, MissCurve
 from outrider_lab.bench.cost_record import Method, Study

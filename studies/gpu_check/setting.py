@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from outrider.api.profile import DeviceTimer, synced_seconds
 from outrider.kernels.operators import DTYPES
 from outrider.measure import Texts, rotated
+from outrider.plugins.profile import DeviceTimer, synced_seconds
 from outrider_lab.models.inflate import SHAPES, ModelShape
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -25,13 +25,13 @@ from gpu_check.texts import PROMPTS
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.api.profile import synced_seconds
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.params import SamplingParams
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
 from outrider.plugins.gpu.rounds.program import launcher_for
 from outrider.plugins.gpu.rounds.sampling import GreedyProbs, Judged, Rows
+from outrider.plugins.profile import synced_seconds
 from outrider.verify.batched import kept_prefix
 from outrider_lab.models.inflate import ModelShape
 

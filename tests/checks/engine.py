@@ -20,7 +20,7 @@ from outrider.core.params import FinishReason, SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.engine.engine import Engine
 from outrider.engine.round import LiveSequence, StopMatch, clamp
-from outrider.metrics.summary import Stats, summarise
+from outrider.metrics import Stats, summarise
 
 Kind = Callable[..., CausalLM]
 PROMPT = (1, 2, 3, 1, 2)

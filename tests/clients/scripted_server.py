@@ -17,9 +17,9 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from doubles.scripted_port import CARD, ScriptedPort
+from outrider.api.callers import ChatIds
 from outrider.api.chat_messages import checked_messages, checked_tools
 from outrider.api.chat_template import ChatTemplate
-from outrider.api.prompts import ChatIds
 from outrider.server.access import Address, DoorRules, reserved
 from outrider.server.app import all_routes, make_app
 from outrider.server.metrics import Metrics

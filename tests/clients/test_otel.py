@@ -192,7 +192,7 @@ def test_nothing_of_it_is_imported_where_nobody_asks(more):
     program = """
 import sys
 import outrider.cli.serve, outrider.server.app
-from outrider.server.spans import traced
+from outrider.plugins.spans import traced
 with traced(print) as app:
     assert app is print, app
 print([name for name in sys.modules if name.startswith("opentelemetry")])

@@ -16,7 +16,7 @@ from ray.serve.exceptions import BackPressureError
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.core.errors import ConfigError, QueueFullError
 from outrider.core.params import SamplingParams
-from outrider.metrics.summary import summarise
+from outrider.metrics import summarise
 from outrider.plugins.cluster.engine import SUBMITS, Writer, packed
 from outrider.plugins.cluster.handle_port import MOST_LOSSES, HandlePort, HandleStream
 from outrider.server.port import (

@@ -17,8 +17,8 @@ import pytest
 from doubles.asgi_client import Client, Got
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import app_of, ask, run, site_with
+from outrider.api.callers import ChatIds
 from outrider.api.chat_template import ChatTemplate
-from outrider.api.prompts import ChatIds
 from outrider.server.access import DoorRules
 from outrider.server.app import all_routes, make_app
 from outrider.server.chat import CompletionBody

@@ -11,7 +11,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.draft import JobTrace, RoundTrace
 from outrider.core.errors import QueueFullError
 from outrider.core.params import SamplingParams
-from outrider.metrics.summary import summarise
+from outrider.metrics import summarise
 from outrider_lab.bench.load import Time
 from outrider_lab.bench.studies.engines_cells import (
     BareReads,

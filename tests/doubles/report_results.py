@@ -16,7 +16,7 @@ from outrider.api.result import GenerationResult
 from outrider.core.draft import RoundTrace
 from outrider.core.params import SamplingParams
 from outrider.measure import Ratio
-from outrider.metrics.summary import summarise
+from outrider.metrics import summarise
 from outrider_lab.bench.quality import FormatRow, Quality, RuleRow
 from outrider_lab.bench.studies import drafters_report as drafters_record
 from outrider_lab.bench.studies.drafters import Race, RacePlan, pieces_of

@@ -10,10 +10,10 @@ from typing import TypeVar
 import pytest
 
 from doubles.scripted_port import CARD, Letters, trace
-from outrider.api.prompts import ChatIds
+from outrider.api.callers import ChatIds
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.tokenizer import Tokenizer
-from outrider.metrics.summary import summarise
+from outrider.metrics import summarise
 from outrider.server.engine_child import EngineChild
 from outrider.server.port import (
     COMMANDS,

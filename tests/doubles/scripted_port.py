@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from outrider.api.prompts import ChatIds
+from outrider.api.callers import ChatIds
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.core.draft import RoundTrace, TokenLogprobs
 from outrider.core.errors import QueueFullError
 from outrider.core.params import FinishReason
-from outrider.metrics.summary import summarise
+from outrider.metrics import summarise
 from outrider.server.port import (
     ChatPrompt,
     EngineCard,

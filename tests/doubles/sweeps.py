@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from outrider.api.result import GenerationResult
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
 from outrider.core.params import SamplingParams
-from outrider.metrics.summary import Stats
+from outrider.metrics import Stats
 from outrider_lab.bench.studies.sweep_record import (
     BenchmarkConfig,
     Circumstances,

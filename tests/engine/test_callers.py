@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.api.callers import Turns
 from outrider.api.output import OutputStream
 from outrider.api.result import GenerationResult
-from outrider.api.turns import Turns
 from outrider.core.errors import ConfigError, MachineError
 
 pytestmark = pytest.mark.weights

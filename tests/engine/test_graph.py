@@ -20,7 +20,7 @@ from outrider.core.params import SamplingParams
 from outrider.drafters.common.context import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.stages import Stages
-from outrider.metrics.summary import summarise
+from outrider.metrics import summarise
 from outrider.plugins.gpu.rounds import program
 from outrider.plugins.gpu.rounds.build import captured_round
 from outrider.plugins.gpu.rounds.program import GraphCache, Ticket

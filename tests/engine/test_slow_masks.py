@@ -16,7 +16,7 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.draft import RoundTrace
 from outrider.core.logits import AllowedTokens, LogitsProcessor
-from outrider.metrics.summary import profile
+from outrider.metrics import profile
 
 NUM = 12
 

@@ -23,7 +23,7 @@ ADMISSION = "outrider.sched.jobs"
 DRAFTING = "outrider.engine.drafting"
 RESIDENTS = "outrider.engine.requests"
 STEPWISE = "outrider.engine.compaction"
-SUMMARY = "outrider.metrics.summary"
+SUMMARY = "outrider.metrics"
 
 MUTANTS = (
     Mutant(

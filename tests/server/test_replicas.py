@@ -17,10 +17,9 @@ from outrider import LLM, SamplingParams
 from outrider.core.config import EngineConfig
 from outrider.sched.admission import BLOCK_TOKENS
 from outrider.server.calls import ProcessStream
-from outrider.server.pool import Engines
+from outrider.server.pool import Engines, ReplicasPort
 from outrider.server.port import EngineRequest, Load
 from outrider.server.process_port import ProcessPort
-from outrider.server.replicas import ReplicasPort
 
 pytestmark = [pytest.mark.weights, pytest.mark.wide]
 T = TypeVar("T")

@@ -25,20 +25,20 @@ from pathlib import Path
 from time import monotonic
 from typing import Self, TypeVar, Unpack
 
-from outrider.api.llm import EMBEDDED, LLM
-from outrider.api.output import OutputStream
-from outrider.api.prompts import (
+from outrider.api.callers import (
     Message,
+    OfOneProcess,
     Prompt,
     RequestOptions,
     sampling_of,
     several_prompts,
     structure_in,
 )
+from outrider.api.llm import EMBEDDED, LLM
+from outrider.api.output import OutputStream
 from outrider.api.request import AsyncRequest, check_any, result_of
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.structure import StructureOptions
-from outrider.api.turns import OfOneProcess
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, OutriderError, QueueFullError
 from outrider.core.logits import AllowedTokens

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
+from outrider.api.callers import Message, Prompt
 from outrider.api.chat_messages import content_text
-from outrider.api.prompts import Message, Prompt
 from outrider.api.result import GenerationResult, chat_logprobs, completion_logprobs
 from outrider.api.structure import KEYS, StructureOptions, structure_of
 from outrider.api.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from outrider.api.batch_lines import Answers, BadLine, BatchLine, RawLine, read_line
-from outrider.api.prompts import Message, Prompt
+from outrider.api.callers import Message, Prompt
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.structure import StructureOptions
 from outrider.core.config import EngineConfig

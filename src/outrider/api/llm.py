@@ -8,24 +8,24 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal, Self, Unpack, cast, overload
 
-from outrider.api.chat_messages import ChatOptions
-from outrider.api.grammar import Grammar
-from outrider.api.loading import check_names, load_pair
-from outrider.api.output import MemoryWatch, OutputStream, RequestRouter, TextStream, gauge
-from outrider.api.profile import HasKernels
-from outrider.api.prompts import (
+from outrider.api.callers import (
     Message,
+    OfOneProcess,
     Prompt,
     RequestOptions,
+    Turns,
     conversation,
     one_prompt,
     sampling_of,
     several_prompts,
 )
+from outrider.api.chat_messages import ChatOptions
+from outrider.api.grammar import Grammar
+from outrider.api.loading import check_names, load_pair
+from outrider.api.output import MemoryWatch, OutputStream, RequestRouter, TextStream, gauge
 from outrider.api.request import RequestHandle, RequestMaker, check_any, error_of
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.tokenizer import Tokenizer
-from outrider.api.turns import OfOneProcess, Turns
 from outrider.core.config import EngineConfig
 from outrider.core.draft import JobTrace
 from outrider.core.errors import ConfigError, OutriderError, within_memory
@@ -39,7 +39,7 @@ from outrider.core.spec import ModelSpec
 from outrider.drafters.common.context import DraftFunction, drafter_named_after
 from outrider.engine.build import build_engine
 from outrider.engine.requests import Counts
-from outrider.kernels.operators import Kernels, pick_device
+from outrider.kernels.operators import HasKernels, Kernels, pick_device
 
 EMBEDDED = "outrider/embedded"
 
@@ -56,7 +56,7 @@ class LLM(OfOneProcess):
     VocabularyError, ConfigError or MachineError.
 
     Threads may share it: their calls take turns, job by job, and their requests share passes
-    (api/turns.py). A forked child may not use it. Ctrl-C is handled between jobs, and cancels the
+    (api/callers.py). A forked child may not use it. Ctrl-C is handled between jobs, and cancels the
     requests of the interrupted call; the LLM can be used again. As a context manager it closes
     itself.
     """

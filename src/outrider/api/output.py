@@ -20,9 +20,9 @@ from typing import Protocol
 
 import torch
 
+from outrider.api.callers import OfOneProcess, Turns
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher, runs_of
-from outrider.api.turns import OfOneProcess, Turns
 from outrider.cache.pages import own_bytes
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Origin, Outcome, RoundEvent, RoundTrace, TokenLogprobs
@@ -30,7 +30,7 @@ from outrider.core.errors import ConfigError, ContractError, foreign, with_hint
 from outrider.core.logits import ThoughtBudget
 from outrider.engine.engine import Engine
 from outrider.engine.round import LiveSequence
-from outrider.metrics.summary import MemoryTrace, summarise
+from outrider.metrics import MemoryTrace, summarise
 
 # Rounds that take less than this run several per job before readers get them: the work between two
 # jobs takes a noticeable part of a very small model's round.

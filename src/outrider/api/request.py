@@ -13,16 +13,15 @@ from functools import cached_property, partial
 from itertools import count
 from time import monotonic
 
+from outrider.api.callers import OfOneProcess, PromptReader, RequestOptions, structure_in
 from outrider.api.chat_template import PromptEnd, Thinking
 from outrider.api.grammar import Grammar, Grammars
 from outrider.api.loading import LoadedPair
 from outrider.api.output import OutputStream
-from outrider.api.prompts import PromptReader, RequestOptions, structure_in
 from outrider.api.result import GenerationResult, Mailbox, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.api.structure import StructureOptions
 from outrider.api.tokenizer import Tokenizer, spellings
-from outrider.api.turns import OfOneProcess
 from outrider.core.errors import CheckpointError, ConfigError, OutriderError, foreign
 from outrider.core.fields import BYTES_PER_TOKEN
 from outrider.core.interrupts import breakable

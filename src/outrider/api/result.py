@@ -25,7 +25,7 @@ from outrider.core.draft import Origin, RoundEvent, RoundTrace, TokenLogprobs
 from outrider.core.errors import ConfigError, OutriderError, with_hint
 from outrider.core.params import FinishReason
 from outrider.core.plugins import KINDS
-from outrider.metrics.summary import (
+from outrider.metrics import (
     MemoryTrace,
     SpecMetrics,
     Stats,
@@ -130,7 +130,7 @@ class GenerationResult:
     rule may have changed the text.
 
     `token_seconds` has each token's arrival, in seconds since the request was submitted; the tokens
-    of a round arrive together (metrics/summary.py). `peak_memory_bytes` is the peak of the process
+    of a round arrive together (metrics.py). `peak_memory_bytes` is the peak of the process
     until the request ended: resident memory, or tensors on a CUDA device; None if it is not
     counted. `memory` comes with `rounds`. `num_cached_tokens` of the prompt were in the KV cache
     already, from another request; `queue_seconds` is the wait before the engine began.
@@ -282,7 +282,7 @@ class GenerationResult:
         return {**found, "members": stats.members} if stats.members else found
 
     def profile(self, metadata: Mapping[str, object] | None = None) -> dict[str, object]:
-        """Rounds, counts, times and memory (metrics/summary.py). Raises ConfigError if off."""
+        """Rounds, counts, times and memory (metrics.py). Raises ConfigError if off."""
         if not self.rounds:
             raise ConfigError("this result has no rounds.", hint="set profile (--profile)")
         return profile(self.rounds, k=self.stats.k, memory=self.memory, metadata=metadata)

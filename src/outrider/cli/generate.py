@@ -20,9 +20,8 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from outrider.api.callers import Prompt
 from outrider.api.llm import LLM
-from outrider.api.profile import kernel_times
-from outrider.api.prompts import Prompt
 from outrider.api.result import GenerationResult
 from outrider.cli.call import Call
 from outrider.cli.conversation import given_prompt
@@ -46,6 +45,7 @@ from outrider.measure import (
     ratio_of_medians,
     said_of,
 )
+from outrider.plugins.profile import kernel_times
 
 if TYPE_CHECKING:
     from outrider.api.structure import StructureOptions

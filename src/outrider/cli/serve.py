@@ -53,9 +53,8 @@ if TYPE_CHECKING:
     from outrider.api.plan import LoadPlan
     from outrider.server.access import Address, DoorRules
     from outrider.server.batches import Batches
-    from outrider.server.pool import Engines
+    from outrider.server.pool import Engines, ReplicasPort
     from outrider.server.process_port import ProcessPort
-    from outrider.server.replicas import ReplicasPort
     from outrider.server.site import Site
     from outrider.server.thread_port import ThreadPort
 
@@ -271,14 +270,14 @@ def _run(
     address: Address,
     rules: DoorRules,
 ) -> None:
+    from outrider.plugins.spans import traced
     from outrider.server.access import name_of
     from outrider.server.app import all_routes, make_app
     from outrider.server.metrics import Auditor, Metrics
     from outrider.server.models import Models
-    from outrider.server.replicas import ReplicasPort, replace_on_hangup
+    from outrider.server.pool import ReplicasPort, replace_on_hangup
     from outrider.server.run import run_server, tell_ready
     from outrider.server.site import Admission, Limits, Site, Traffic, check_apart
-    from outrider.server.spans import traced
 
     options, engine = call.options, call.resolved.engine()
     at_once = len(engines) * engine.most_batch
@@ -355,8 +354,8 @@ def _port(
 ) -> ProcessPort | ReplicasPort | ThreadPort:
     # Only the engine's own process imports the code that runs models, which takes seconds.
     if options.engine_home == "process":
+        from outrider.server.pool import ReplicasPort
         from outrider.server.process_port import ProcessPort
-        from outrider.server.replicas import ReplicasPort
 
         ports = list(map(ProcessPort, engines.loads(*to_load(model.resolved), max_queued)))
         return ports[0] if len(ports) == 1 else ReplicasPort(ports)

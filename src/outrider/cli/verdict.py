@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outrider.api.result import GenerationResult
     from outrider.core.params import SamplingParams
     from outrider.core.settings import Resolved
-    from outrider.metrics.summary import MemberStats
+    from outrider.metrics import MemberStats
 
 
 def headline(result: GenerationResult, *, speedup: str = "", same: str = "", more: str = "") -> str:

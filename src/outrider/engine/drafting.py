@@ -226,12 +226,12 @@ def name_of(drafter: Drafter) -> str:
 
 def _proposed(drafter: Drafter, rows: Sequence[DraftRow]) -> Sequence[object]:
     """Return one value for each row; only their number has been checked."""
-    given = cast("object", drafter.propose(rows))
-    if not isinstance(given, list | tuple):
+    found = cast("object", drafter.propose(rows))
+    if not isinstance(found, list | tuple):
         raise DrafterError(
-            f"drafter {name_of(drafter)!r} returned {_type_of(given)} instead of a list."
+            f"drafter {name_of(drafter)!r} returned {_type_of(found)} instead of a list."
         )
-    answer = cast("Sequence[object]", given)
+    answer = cast("Sequence[object]", found)
     drafts = list(islice(answer, len(rows) + 1))
     if len(drafts) != len(rows):
         raise DrafterError(
@@ -397,7 +397,8 @@ class RequestDrafters:
     make: Callable[[str], Drafter] = _none_to_choose
     _made: dict[str, Drafter] = field(default_factory=dict[str, Drafter])
     _chosen: dict[int, str] = field(default_factory=dict[int, str])
-    _guesses: ReplayScored = field(default_factory=lambda: ReplayScored(PredictionDrafter()))
+    # Made for the first request that has a prediction.
+    _guesses: ReplayScored | None = None
     _guided: set[int] = field(default_factory=set[int])
 
     def open(self, seq: LiveSequence, own: Drafter) -> None:
@@ -412,11 +413,12 @@ class RequestDrafters:
         else:
             _open(own, seq)
         if seq.speculation.is_guided:
+            self._guesses = self._guesses or ReplayScored(PredictionDrafter())
             self._guesses.open(seq_id, seq.tokens)
             self._guided.add(seq_id)
 
     def close(self, seq_id: int, own: Drafter) -> None:
-        if seq_id in self._guided:
+        if self._guesses is not None and seq_id in self._guided:
             self._guided.remove(seq_id)
             self._guesses.close(seq_id)
         name = self._chosen.pop(seq_id, None)
@@ -440,15 +442,15 @@ class RequestDrafters:
         self, rows: Sequence[DraftRow], *, own: Drafter, ask: ProposeWith
     ) -> tuple[dict[int, Draft], dict[int, str]]:
         """Return the drafts of `ask` with each row's drafter, after drafts from predictions."""
-        proposed = partial(self._proposed, own=own, ask=ask)
-        guided = [row for row in rows if row.seq_id in self._guided] if self._guided else []
-        pairs = zip(guided, self._guesses.offers(guided), strict=True) if guided else ()
-        offered = {
-            row.seq_id: replace(offer.draft, by=self._guesses.name)
-            for row, offer in pairs
-            if offer.draft.tokens
-        }
-        return offered_first(rows, offered, proposed)
+        offered: dict[int, Draft] = {}
+        if self._guesses is not None:
+            guided = [row for row in rows if row.seq_id in self._guided]
+            offered = {
+                row.seq_id: replace(offer.draft, by=self._guesses.name)
+                for row, offer in zip(guided, self._guesses.offers(guided), strict=True)
+                if offer.draft.tokens
+            }
+        return offered_first(rows, offered, partial(self._proposed, own=own, ask=ask))
 
     def _proposed(
         self, rows: Sequence[DraftRow], *, own: Drafter, ask: ProposeWith

@@ -227,6 +227,15 @@ def decoder_ops(side: object) -> dict[str, Any]:
     return {name: getattr(side, name) for name in ("pack", *OPS[: OPS.index("delta")])}
 
 
+class HasKernels(Protocol):
+    """A model that reads its kernels at every call."""
+
+    @property
+    def kernels(self) -> Kernels: ...
+    @kernels.setter
+    def kernels(self, kernels: Kernels, /) -> None: ...
+
+
 def changed(kernels: Kernels, change: Callable[[Kernels], Kernels]) -> Kernels:
     """`kernels` after `change`, which also applies to their twins."""
     make = given(kernels.twin, "maker of such kernels")

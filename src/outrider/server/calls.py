@@ -16,11 +16,11 @@ from typing import Self, TypeAlias
 
 import msgspec
 
-from outrider.api.prompts import ChatIds
+from outrider.api.callers import ChatIds
 from outrider.api.result import GenerationResult, Mailbox, TextEvent
 from outrider.core.draft import RoundTrace
 from outrider.core.errors import ConfigError
-from outrider.metrics.summary import Stats, summarise, together
+from outrider.metrics import Stats, summarise, together
 from outrider.server.port import (
     Encode,
     EngineCard,

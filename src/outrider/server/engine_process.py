@@ -17,7 +17,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from outrider.api.prompts import ChatIds
+from outrider.api.callers import ChatIds
 from outrider.core.clock import keep_objects
 from outrider.core.env import show_gpu
 from outrider.core.errors import MachineError, OutriderError, Wordless, hear_compilers, tell_of_task

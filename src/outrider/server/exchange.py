@@ -27,7 +27,7 @@ from outrider.core.draft import TokenLogprobs
 from outrider.core.errors import PromptTooLongError
 from outrider.core.fields import shown
 from outrider.core.params import SamplingParams
-from outrider.metrics.summary import SpecMetrics, members_together, spec_metrics
+from outrider.metrics import SpecMetrics, members_together, spec_metrics
 from outrider.server.errors import ApiError
 from outrider.server.params import (
     Asked,
@@ -469,7 +469,7 @@ def api_route(path: str, kind: type[Exchange[Any]], site: Site) -> Route:
         exchange = await received(kind, request, site)
 
         async def opened() -> None:
-            # Middleware, such as spans.py, reads the answers from the scope.
+            # Middleware, such as plugins/spans.py, reads the answers from the scope.
             answers = exchange.answers = await exchange.open()
             request.scope["outrider.answers"] = answers
             # A function, as the engine may not be known before the answer begins.

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
 import msgspec
 from msgspec import Struct
 
-from outrider.api.prompts import ChatIds, PromptReader
+from outrider.api.callers import ChatIds, PromptReader
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import TokenDecoder, pieces_of
 from outrider.core import errors

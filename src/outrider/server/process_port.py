@@ -19,7 +19,7 @@ from time import monotonic
 
 import msgspec
 
-from outrider.api.prompts import ChatIds
+from outrider.api.callers import ChatIds
 from outrider.api.stream import TokenDecoder
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError, OutriderError, QueueFullError

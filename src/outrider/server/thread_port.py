@@ -18,9 +18,9 @@ from typing import Self, TypeVar, cast
 import torch
 
 from outrider.api.async_llm import AsyncLLM, EngineThread
+from outrider.api.callers import ChatIds, PromptReader
 from outrider.api.llm import LLM
 from outrider.api.memory import WEIGHTS
-from outrider.api.prompts import ChatIds, PromptReader
 from outrider.api.request import AsyncRequest, result_of
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import TokenDecoder

@@ -20,7 +20,7 @@ from outrider.api.result import GenerationResult
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import ContractError, QueueFullError
 from outrider.core.params import SamplingParams
-from outrider.metrics.summary import inter_token_latencies, percentile, round_latencies
+from outrider.metrics import inter_token_latencies, percentile, round_latencies
 from outrider_lab.bench.requests import Request
 from outrider_lab.measure.frame import grouped
 from outrider_lab.measure.machine import digest_of
@@ -278,7 +278,7 @@ class LoadNumbers:
     """What a run under load came to, computed from requests and their rounds.
 
     - ITL is the inter-token latency: every token's share of its round, without the first round
-      (metrics/summary.py). Its percentiles are over all tokens of all requests.
+      (metrics.py). Its percentiles are over all tokens of all requests.
     - TTFT goes from a request's arrival to its first token, end-to-end to its last one.
     - A round latency is the pause between two arrivals of tokens, as a reader sees it.
     - Cumulative token time runs from a request's arrival to each of its tokens. It is no latency of

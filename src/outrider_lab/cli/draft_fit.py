@@ -26,7 +26,7 @@ from outrider.cli.models import small_files
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError, OutriderError
 from outrider.core.params import SamplingParams
-from outrider.metrics.summary import position_counts
+from outrider.metrics import position_counts
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.configs import LlamaConfig
 from outrider.models.families import read_config

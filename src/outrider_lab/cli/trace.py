@@ -22,7 +22,7 @@ from outrider.core.draft import JobTrace, RoundTrace
 from outrider.core.errors import ConfigError, ContractError, MachineError
 from outrider.core.fields import size
 from outrider.core.params import SamplingParams
-from outrider.metrics.summary import summarise
+from outrider.metrics import summarise
 from outrider_lab.bench.drawing import why_not
 from outrider_lab.bench.workload import DOMAINS, builtin_texts
 from outrider_lab.cli.verb_options import TraceOptions

@@ -23,7 +23,7 @@ from itertools import combinations, islice, pairwise
 from typing import TypedDict
 
 from outrider.core.draft import JobTrace, RoundTrace
-from outrider.metrics.summary import percentile
+from outrider.metrics import percentile
 
 Interval = tuple[float, float]
 

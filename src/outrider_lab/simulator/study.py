@@ -22,7 +22,7 @@ from itertools import chain, pairwise
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.estimate.acceptance import measured_speed_up, prefix_products
-from outrider.metrics.summary import Stats, inter_token_latencies, percentile, summarise
+from outrider.metrics import Stats, inter_token_latencies, percentile, summarise
 from outrider.plugins.lanes.ahead.fan_out import Misses, expected_hit_rate, optimal
 from outrider_lab.metrics.timeline import Timeline, hit_rate, timeline
 from outrider_lab.planner.calibration import Calibration, DrafterCosts

@@ -18,7 +18,7 @@ from outrider.api.request import RequestMaker
 from outrider.api.result import GenerationResult
 from outrider.core.errors import CapacityError, ConfigError, MachineError
 from outrider.core.options import EngineOptions, SamplingOptions
-from outrider.metrics.summary import summarise
+from outrider.metrics import summarise
 
 pytestmark = pytest.mark.weights
 

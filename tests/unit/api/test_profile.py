@@ -7,7 +7,7 @@ import json
 import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api.profile import TIMED_OPS, kernel_times
+from outrider.plugins.profile import TIMED_OPS, kernel_times
 
 pytestmark = pytest.mark.weights
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from outrider.api.result import GenerationResult
 from outrider.core.draft import RoundTrace, TokenLogprobs
 from outrider.core.errors import ConfigError
-from outrider.metrics.summary import MemoryTrace, Stats
+from outrider.metrics import MemoryTrace, Stats
 
 SECONDS = {"prefill": 0.05, "draft": 0.0, "verify": 0.3, "accept": 0.02, "total": 0.44}
 PLAIN_STATS = Stats(

@@ -28,7 +28,7 @@ from outrider.api.result import (
 )
 from outrider.core.draft import NodeTrace, RoundEvent, RoundTrace
 from outrider.core.tree import ROOT
-from outrider.metrics.summary import summarise
+from outrider.metrics import summarise
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>'\"&{{ 7*7 }}\u2028"
 DOM = Path(__file__).parents[2] / "doubles" / "page_dom.js"

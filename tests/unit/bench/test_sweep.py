@@ -18,7 +18,7 @@ from outrider.api.result import GenerationResult
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.params import SamplingParams
-from outrider.metrics.summary import Stats
+from outrider.metrics import Stats
 from outrider_lab.bench.studies import sweep as sweep_module
 from outrider_lab.bench.studies.sweep import SweepLineup, run_visits
 from outrider_lab.bench.studies.sweep_plan import (

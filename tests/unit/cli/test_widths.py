@@ -22,7 +22,7 @@ from outrider.cli.verdict import headline, is_cut
 from outrider.kernels.native.tuning import Ceiling
 from outrider.kernels.operators import Choice
 from outrider.measure import Score
-from outrider.metrics.summary import summarise
+from outrider.metrics import summarise
 
 WIDTHS = (80, 120)
 SENTENCE = "Costs follow from a data sheet and the sizes of the models; nothing was measured. "

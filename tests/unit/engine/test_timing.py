@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from doubles.clocks import FakeClock
-from outrider.api.profile import DeviceTimer, DeviceTimers, synced_seconds
 from outrider.core.errors import TimerError
+from outrider.plugins.profile import DeviceTimer, DeviceTimers, synced_seconds
 
 
 @dataclass(slots=True)

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.api.profile import DeviceTimers, timed
 from outrider.core.errors import given
 from outrider.core.spec import LatentShape
 from outrider.kernels.native.forward import LayerWeights
 from outrider.kernels.native.latent import LatentWeights
 from outrider.kernels.operators import Kernels
 from outrider.models.latent import fill_heads, values_of_heads
+from outrider.plugins.profile import DeviceTimers, timed
 from unit.kernels.implementations import kernels_named, randn
 
 HIDDEN, ROWS = 40, 33

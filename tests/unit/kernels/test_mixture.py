@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.api.profile import DeviceTimers, timed
 from outrider.core.errors import given
 from outrider.kernels.native.mixture import DenseWeights, MixtureWeights
 from outrider.kernels.operators import Kernels
 from outrider.models.expert_kinds import Experts
 from outrider.models.ffn import mix
 from outrider.models.layer_kinds import Gate
+from outrider.plugins.profile import DeviceTimers, timed
 from unit.kernels.implementations import kernels_named, randn
 
 HIDDEN, FFN = 40, 24

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.draft import RoundTrace
-from outrider.metrics.summary import (
+from outrider.metrics import (
     SpecMetrics,
     acceptance_histogram,
     position_counts,

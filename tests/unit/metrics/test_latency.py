@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.metrics.summary import (
+from outrider.metrics import (
     inter_token_latencies,
     percentile,
     round_latencies,

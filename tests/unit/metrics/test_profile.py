@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outrider.core.draft import RoundTrace
-from outrider.metrics.summary import MemoryTrace, aggregate, counts, profile, stage_peaks
+from outrider.metrics import MemoryTrace, aggregate, counts, profile, stage_peaks
 
 READ = RoundTrace(
     seq_id=3,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from outrider.core.draft import MemberTrace, RoundTrace
-from outrider.metrics.summary import MemberStats, Stats, summarise, together
+from outrider.metrics import MemberStats, Stats, summarise, together
 from outrider_lab.metrics.timeline import PassShapes, pass_shapes
 
 ROUND = RoundTrace(

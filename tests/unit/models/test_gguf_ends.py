@@ -9,7 +9,7 @@ import pytest
 
 from doubles.gguf_writer import TOKENS, Gguf, small_llama
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api.prompts import PromptReader
+from outrider.api.callers import PromptReader
 from outrider.api.tokenizer import Tokenizer
 from outrider.models.families import read_native_config
 from outrider.models.gguf.reader import header_of

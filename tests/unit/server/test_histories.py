@@ -11,9 +11,9 @@ import pytest
 from doubles.asgi_client import Client
 from doubles.scripted_port import CARD, ScriptedPort
 from doubles.scripted_site import app_of, ask, run, site_with
+from outrider.api.callers import ChatIds
 from outrider.api.chat_messages import checked_messages, checked_tools
 from outrider.api.chat_template import ChatTemplate
-from outrider.api.prompts import ChatIds
 from outrider.server.messages import turns_of as turns_of_blocks
 from outrider.server.port import ChatPrompt, EngineCard
 from outrider.server.responses import turns_of

@@ -18,6 +18,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.server.calls import KeptOutError, ProcessStream
 from outrider.server.engine_child import EngineChild
+from outrider.server.pool import ReplicasPort, replace_on_hangup
 from outrider.server.port import (
     Cancel,
     EngineCard,
@@ -27,7 +28,6 @@ from outrider.server.port import (
     NotReadyError,
 )
 from outrider.server.process_port import ProcessPort
-from outrider.server.replicas import ReplicasPort, replace_on_hangup
 
 Work = Callable[[ReplicasPort, list[ScriptedChild]], Awaitable[None]]
 Run = Callable[..., None]

@@ -20,9 +20,9 @@ from outrider.core.config import EngineConfig
 from outrider.server import engine_child
 from outrider.server import engine_child as restarts
 from outrider.server.engine_child import EngineChild, LoadHungError, Restarts
+from outrider.server.pool import ReplicasPort
 from outrider.server.port import EngineStatus, Load, NotReadyError
 from outrider.server.process_port import ProcessPort
-from outrider.server.replicas import ReplicasPort
 
 LOAD = Load("m", None, EngineConfig(), 9)
 

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from outrider.core.env import wants_traces
-from outrider.server.spans import traced
+from outrider.plugins.spans import traced
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 

@@ -9,7 +9,7 @@ import pytest
 
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import ask
-from outrider.api.prompts import PromptReader
+from outrider.api.callers import PromptReader
 from outrider.core.errors import PromptTooLongError
 from outrider.server.errors import api_error
 

@@ -1,6 +1,6 @@
 """A mixture of experts as one native call: csrc/mixture.cpp.
 
-models/mixture.py is the definition.
+models/ffn.py is the definition.
 
 Shapes:  N = tokens, D = hidden size, F = an FFN's size, X = scores of a router.
 """

@@ -18,7 +18,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from outrider.api.prompts import ChatIds, PromptReader
+from outrider.api.callers import ChatIds, PromptReader
 from outrider.api.stream import TokenDecoder
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError, QueueFullError

@@ -26,7 +26,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.rng import KeyedRng
 from outrider.core.sampling import draw, processed_probs
 from outrider.core.tree import ROOT
-from outrider.metrics.summary import summarise
+from outrider.metrics import summarise
 from outrider.plugins.compat.wrapper import Cache, ModelWrapper, listed
 
 

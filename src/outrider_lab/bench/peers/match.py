@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from outrider.metrics.summary import inter_token_latencies
+from outrider.metrics import inter_token_latencies
 from outrider_lab.bench.peers.contestants import Contestant, PeerWeights
 from outrider_lab.bench.peers.process import Asked, Cpu, PeerError
 from outrider_lab.measure.store import RecordError, Store, difference, entries, made

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from outrider.core.draft import common_prefix
 from outrider.measure import MIN_PAIRS, Score, is_busy, ratio_of_medians
-from outrider.metrics.summary import percentile
+from outrider.metrics import percentile
 from outrider_lab.bench.peers.contestants import DRAFTERS, OURS
 from outrider_lab.bench.peers.match import Entry, Found, Place, Run
 from outrider_lab.measure.store import Section, plain_table

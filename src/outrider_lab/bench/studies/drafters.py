@@ -20,7 +20,7 @@ from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import KINDS
 from outrider.measure import Ratio
-from outrider.metrics.summary import Stats, position_counts, summarise
+from outrider.metrics import Stats, position_counts, summarise
 from outrider_lab.bench.studies.drafters_lineup import OFF, Runner, Writer
 from outrider_lab.measure.frame import Sample, spoken
 from outrider_lab.measure.machine import Attempt, attempt, different_tokens, in_turns, visit

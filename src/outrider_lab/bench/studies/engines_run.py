@@ -19,7 +19,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import MachineError, OutriderError
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.native.tuning import BandwidthReader
-from outrider.metrics.summary import inter_token_latencies, percentile
+from outrider.metrics import inter_token_latencies, percentile
 from outrider.models.llama import LlamaModel
 from outrider_lab.bench.load import Served, Time, drive, tally
 from outrider_lab.bench.studies.engines_cells import (

@@ -19,7 +19,7 @@ from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.params import SamplingParams
 from outrider.measure import Texts
-from outrider.metrics.summary import Stats, percentile
+from outrider.metrics import Stats, percentile
 from outrider_lab.bench.load import ClosedLoop, Server, drive
 from outrider_lab.bench.requests import Request
 from outrider_lab.bench.studies.sweep_plan import PlannedVisit, SweepPiece, Way

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from outrider.core.settings import SETTINGS
 from outrider.measure import Ratio
-from outrider.metrics.summary import percentile
+from outrider.metrics import percentile
 from outrider_lab.bench.studies.sweep_plan import CONCURRENCY, DOMAIN, FIELDS, OF_WAYS, PAIR, named
 from outrider_lab.bench.studies.sweep_record import (
     BenchmarkConfig,

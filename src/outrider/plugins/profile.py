@@ -20,7 +20,7 @@ import torch
 
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import ContractError, TimerError
-from outrider.kernels.operators import OPS, Kernels
+from outrider.kernels.operators import OPS, HasKernels, Kernels
 
 Device = torch.device | str | None
 
@@ -238,15 +238,6 @@ TIMED_OPS = (
     "latent_queries",
     "latent_values",
 )
-
-
-class HasKernels(Protocol):
-    """A model that reads its kernels at every call."""
-
-    @property
-    def kernels(self) -> Kernels: ...
-    @kernels.setter
-    def kernels(self, kernels: Kernels, /) -> None: ...
 
 
 class HasModels(Protocol):
