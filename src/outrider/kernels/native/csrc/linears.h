@@ -30,10 +30,10 @@ struct Net {
     Linear gate_up, down;
 };
 
-// In the order of `_GATINGS` in forward.py.
+// In the order of `_GATINGS` in mixture.py.
 enum Gating { SILU, GELU, CLAMPED, SQUARED };
 
-// Mirrored by `_Mixture` in forward.py. The router scores `num_experts` and, behind them, the net
+// Mirrored by `_Mixture` in mixture.py. The router scores `num_experts` and, behind them, the net
 // that all tokens share.
 struct Mixture {
     Team* team;
