@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from shutil import rmtree
 from statistics import median
@@ -20,6 +20,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.tokenizer import Tokenizer
 from outrider.cache.pages import PageStore
 from outrider.models.loading import resolve
+from outrider.plugins.prompt_store.store import REST, PromptStore
 from outrider_lab.bench.workload import load_prompts
 
 FIRST = SamplingParams(max_tokens=1, ignore_eos=True)
@@ -163,13 +164,32 @@ def _timed(llm: LLM) -> Timed:
     return kv.store
 
 
+@contextmanager
+def _writing() -> Generator[list[float]]:
+    """A list, to which the seconds of each file are added that is written while requests run."""
+    rest, seconds = PromptStore._rest, list[float]()  # pyright: ignore[reportPrivateUsage]
+
+    def noted(store: PromptStore, pause: float) -> None:
+        if not store.is_idle():
+            seconds.append(pause / REST / store.num_writers)
+        rest(store, pause)
+
+    PromptStore._rest = noted  # pyright: ignore[reportPrivateUsage]
+    try:
+        yield seconds
+    finally:
+        PromptStore._rest = rest  # pyright: ignore[reportPrivateUsage]
+
+
 def _unknown(model: str, requests: int, rounds: int) -> dict[str, Any]:
-    """Return how much longer requests take that find nothing, with a store than without."""
+    """Return how much longer requests take that find nothing, with a store than without; and the
+    share of their time that the store's calls and the writing of files take."""
     ratios: list[float] = []
     cpu_ratios: list[float] = []
     prompts = iter(_prompts(model, 400, 2 * requests * (rounds + 1)))
     with (
         TemporaryDirectory() as folder,
+        _writing() as writing,
         closing(_opened(model, folder)) as stored,
         closing(_opened(model)) as plain,
     ):
@@ -188,6 +208,7 @@ def _unknown(model: str, requests: int, rounds: int) -> dict[str, Any]:
                 stored.close()  # waits for what is left to write, and opens again
             if not number:  # the first round warms up
                 calls.seconds = 0.0
+                writing.clear()
                 continue
             whole += spent[True]
             ratios.append(spent[True] / spent[False])
@@ -196,6 +217,7 @@ def _unknown(model: str, requests: int, rounds: int) -> dict[str, Any]:
         "cost_of_unknown_prompts": median(ratios) - 1,
         "cpu_cost_of_unknown_prompts": median(cpu_ratios) - 1,
         "share_of_calls": calls.seconds / whole,
+        "share_of_writing": sum(writing) / whole,
         "ratios": ratios,
         "cpu_ratios": cpu_ratios,
     }

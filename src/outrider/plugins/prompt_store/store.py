@@ -1,7 +1,7 @@
 """The prompt store of one model: reads pages when a text is opened, writes them in the background.
 
 A thread writes what was offered, in order. While requests run it rests between files for so long
-that it takes a hundredth of the time at most; once none runs it goes on at full speed. What is
+that it takes less than a hundredth of the time; once none runs it goes on at full speed. What is
 overwritten in memory before its turn is not stored. After an error of the disk nothing is written
 any more, with one warning; requests go on.
 """
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 # Files that wait to be written, and those of them that hold copies of their pages.
 _MOST_WAITING, _MOST_COPIES = 16_384, 256
 # Pause after a file while requests run, as a multiple of the time that it took.
-_REST = 100
+REST = 150
 _POLL_SECONDS = 0.02
 _LINGER_SECONDS = 2.0
 # The end of a process waits so long for its writes.
@@ -175,7 +175,7 @@ class PromptStore:
                 job()
             except Exception as error:  # noqa: BLE001 - a request must never suffer from a write
                 self._give_up(error)
-            self._rest(_REST * self.num_writers * (time.perf_counter() - began))
+            self._rest(REST * self.num_writers * (time.perf_counter() - began))
 
     def _rest(self, seconds: float) -> None:
         end = time.perf_counter() + seconds
