@@ -40,7 +40,7 @@ WARM_PASSES = 40
 Sets = list[frozenset[int]]
 
 
-@study(steps=250, passes=60, share=0.5, rates=["500", "1000", "2000", "4000"])
+@study(steps=250, passes=60, share=0.35, rates=["500", "1000", "2000", "4000"])
 def expert_prefetch(options: Options, report: Report) -> bool:
     """How many of a pass's missing experts can drafts name, and what does it gain to read them
     ahead?
@@ -82,25 +82,25 @@ def _trained(steps: int, report: Report) -> tuple[Any, Tensor]:
     tokenizer = Tokenizer.load(resolve(TARGET))
     text = "\n".join(one.path.read_text(errors="replace") for one in islice(python_sources(), 60))
     ids = torch.tensor(tokenizer.encode(text, add_special=False))
-    config = Qwen3MoeConfig(
-        vocab_size=8192,
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        num_experts=EXPERTS,
-        num_experts_per_tok=CHOSEN,
-        moe_intermediate_size=64,
-        norm_topk_prob=True,
-        output_router_logits=True,
-        router_aux_loss_coef=0.01,
-        tie_word_embeddings=True,
-    )
-    with torch.random.fork_rng():
+    sizes: dict[str, Any] = {
+        "vocab_size": 8192,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": CHOSEN,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+        "output_router_logits": True,
+        "router_aux_loss_coef": 0.05,
+        "tie_word_embeddings": True,
+    }
+    with torch.random.fork_rng():  # pyright: ignore[reportUnknownMemberType]
         torch.default_generator.manual_seed(0)
-        model = Qwen3MoeForCausalLM(config)
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes))
     dice = torch.Generator().manual_seed(0)
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
     losses: list[float] = []
@@ -112,7 +112,7 @@ def _trained(steps: int, report: Report) -> tuple[Any, Tensor]:
         loss = model(input_ids=batch, labels=batch).loss
         optimiser.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimiser.step()  # pyright: ignore[reportUnknownMemberType]
         losses.append(float(loss.detach()))
     report["training"] = {"steps": steps, "tokens": len(ids), "loss": median(losses[-20:])}
     return model.eval(), ids
@@ -128,10 +128,11 @@ class Routing:
 
 def _routing(model: Any, ids: Tensor) -> Routing:
     inputs: list[Tensor] = []
-    hooks = [
-        layer.mlp.register_forward_pre_hook(lambda _, given: inputs.append(given[0].flatten(0, 1)))
-        for layer in model.model.layers
-    ]
+
+    def noted(_: object, given: tuple[Tensor]) -> None:
+        inputs.append(given[0].flatten(0, 1))
+
+    hooks = [layer.mlp.register_forward_pre_hook(noted) for layer in model.model.layers]
     with torch.inference_mode():
         model(input_ids=ids[None])
     for hook in hooks:
@@ -175,10 +176,10 @@ def _routed(model: Any, ids: Tensor) -> list[Pass]:
     counts += 1e-3 * counts.sum(1, keepdim=True) / counts.sum()
     table = counts.topk(CHOSEN, dim=2).indices
     tokenizer = Tokenizer.load(resolve(TARGET))
-    text = "\n".join(load_prompts("humaneval"))
-    others = torch.tensor(tokenizer.encode(text, add_special=False)[:1_024])
     passes: list[Pass] = []
-    for part in others.split(512):
+    for name in ("humaneval", "gsm8k"):
+        text = "\n".join(load_prompts(name))
+        part = torch.tensor(tokenizer.encode(text, add_special=False)[:256])
         routing = _routing(model, part)
         states = routing.inputs_LND
         before = torch.cat([states[:1], states[:-1]])
@@ -195,7 +196,7 @@ def _routed(model: Any, ids: Tensor) -> list[Pass]:
 
 
 def _sets(chosen: Tensor) -> Sets:
-    return [frozenset(layer.flatten().tolist()) for layer in chosen]
+    return [frozenset(map(int, layer.flatten())) for layer in chosen]
 
 
 class Memory:
@@ -280,7 +281,7 @@ class Reader:
             at = (key[0] * EXPERTS + key[1]) * EXPERT_BYTES
             # The device is busy with one expert after another, and has pauses of its own only.
             free_at = max(free_at, perf_counter()) + self.seconds_each
-            os.preadv(self.file, [data], at)
+            os.preadv(self.file, [data], at)  # pyright: ignore[reportArgumentType]
             os.posix_fadvise(self.file, at, EXPERT_BYTES, os.POSIX_FADV_DONTNEED)
             sleep(max(free_at - perf_counter(), 0))
             with self.changed:
@@ -349,7 +350,8 @@ class Runner:
             self.reader.changed.notify_all()
 
     def compute(self, data: np.ndarray[Any, Any]) -> None:
-        up, down = torch.from_numpy(data.view(np.float32)).view(2, INNER, WIDTH)
+        weights: Tensor = torch.from_numpy(data.view(np.float32))  # pyright: ignore[reportUnknownMemberType]
+        up, down = weights.view(2, INNER, WIDTH)
         functional.linear(functional.silu(functional.linear(self.x, up)), down.T.contiguous())
 
 

@@ -167,16 +167,16 @@ def _timed(llm: LLM) -> Timed:
 @contextmanager
 def _writing() -> Generator[list[float]]:
     """A list, to which the seconds of each file are added that is written while requests run."""
-    rest, seconds = PromptStore._rest, list[float]()  # pyright: ignore[reportPrivateUsage]
+    rest, found = PromptStore._rest, list[float]()  # pyright: ignore[reportPrivateUsage]
 
-    def noted(store: PromptStore, pause: float) -> None:
-        if not store.is_idle():
-            seconds.append(pause / REST / store.num_writers)
-        rest(store, pause)
+    def noted(self: PromptStore, seconds: float) -> None:
+        if not self.is_idle():
+            found.append(seconds / REST / self.num_writers)
+        rest(self, seconds)
 
     PromptStore._rest = noted  # pyright: ignore[reportPrivateUsage]
     try:
-        yield seconds
+        yield found
     finally:
         PromptStore._rest = rest  # pyright: ignore[reportPrivateUsage]
 
