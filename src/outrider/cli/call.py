@@ -235,7 +235,9 @@ def _explained(
             return ConfigError("a lone - has no meaning here.", hint=page)
         theirs = hint_for(flag)
         if flag not in known and (flag.startswith("--") or theirs):
-            hint = theirs or nearest(flag, known, page)
+            others = [other.name for other in VERBS if flag in other.flags()]
+            elsewhere = f"`outrider {others[0]}` has it; {page}" if others else None
+            hint = theirs or elsewhere or nearest(flag, known, page)
             return ConfigError(f"unknown option {flag!r}.", hint=hint)
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         return ConfigError(f"{error.unused_tokens[0]!r}: one word too many.", hint=page)

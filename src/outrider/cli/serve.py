@@ -319,7 +319,7 @@ def _run(
 
     def ready() -> None:
         check_apart(site, site.port.card.drafter)
-        _announce(call, address, site)
+        announce(call, address, site, needs_key=bool(rules.keys))
         tell_ready()
 
     also += [metrics.keep(), *([batches.run()] if batches is not None else ())]
@@ -372,7 +372,7 @@ def _defaults(resolved: Resolved) -> dict[str, object]:
     return {name: value for name, value in resolved.decided().items() if name in known}
 
 
-def _announce(call: Call[ServeOptions], address: Address, site: Site) -> None:
+def announce(call: Call[ServeOptions], address: Address, site: Site, *, needs_key: bool) -> None:
     url, card = address.url, site.port.card
     record = {"url": url, "model": site.name, "window": card.window, "drafter": card.drafter}
     names = [one.name for one in site.all]
@@ -389,8 +389,11 @@ def _announce(call: Call[ServeOptions], address: Address, site: Site) -> None:
     if site.others:
         say(f"loaded on demand: {', '.join(names[1:])}")
     print(f"API         {url}/v1\nplayground  {url}/")
+    if address.is_everywhere:
+        name = replace(address, host=socket.gethostname()).url
+        print(f"elsewhere   {name}/v1, or this machine's address in its place")
     print(f"dashboard   {url}/dashboard, or outrider top --url {url}")
-    print(f"try         {_curl(url, card.has_chat_template)}", flush=True)
+    print(f"try         {_curl(url, card.has_chat_template, needs_key)}", flush=True)
 
 
 def _sampling(site: Site) -> str:
@@ -399,13 +402,14 @@ def _sampling(site: Site) -> str:
     return sampling_line({name: site.default(name) for name in used}, advised)
 
 
-def _curl(url: str, can_chat: bool) -> str:
+def _curl(url: str, can_chat: bool, needs_key: bool) -> str:
     if can_chat:
         path, body = "chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}'
     else:
         path, body = "completions", '{"prompt": "def quicksort(items):", "max_tokens": 64}'
     kind = quote("Content-Type: application/json")
-    return f"curl {url}/v1/{path} -H {kind} -d {quote(body)}"
+    key = ' -H "Authorization: Bearer $KEY"' if needs_key else ""
+    return f"curl {url}/v1/{path} -H {kind}{key} -d {quote(body)}"
 
 
 def _checked(

@@ -366,6 +366,10 @@ def read_keys(name: str | None) -> dict[str, float]:
     return found
 
 
+# Nothing is bound here: a server that listens everywhere also answers at the loopback.
+_LOOPBACKS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
     """Host and port to listen at. Port 0 means any free port. With a certificate, TLS is used."""
@@ -382,11 +386,15 @@ class Address:
         return replace(self, port=self.health_port, health_port=0) if self.health_port else None
 
     @property
+    def is_everywhere(self) -> bool:
+        """Whether the server listens at every address of the machine."""
+        return self.host in _LOOPBACKS
+
+    @property
     def url(self) -> str:
         """The base URL for clients on this machine."""
         scheme = "https" if self.certificate else "http"
-        # Nothing is bound here: a server that listens everywhere also answers at the loopback.
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104
+        host = _LOOPBACKS.get(self.host, self.host)
         name = f"[{host}]" if ":" in host else host
         return f"{scheme}://{name}:{self.port}"
 

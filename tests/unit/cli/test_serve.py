@@ -12,10 +12,13 @@ import pytest
 
 from doubles.command_line import Command
 from doubles.scripted_port import ScriptedPort
-from doubles.scripted_site import ask
-from outrider.cli.serve import rules_of
+from doubles.scripted_site import ask, site_with
+from outrider.cli.call import Call
+from outrider.cli.serve import announce, rules_of
 from outrider.cli.verb_options import ServeOptions
 from outrider.core.config import MOST_BATCH
+from outrider.core.settings import resolve
+from outrider.server.access import Address
 
 MODEL = "outrider/embedded"
 KEY = "k" * 32
@@ -126,6 +129,17 @@ def test_a_port_that_is_taken_is_told(outrider: Command) -> None:
         shown = outrider("serve", MODEL, "--port", str(taken.getsockname()[1]))
     assert shown.code == 2
     assert "another program listens there" in shown.err
+
+
+@pytest.mark.parametrize(("host", "key"), [("127.0.0.1", ""), ("0.0.0.0", KEY)])
+def test_the_request_that_is_shown_has_a_key_if_one_is_needed(
+    capsys: pytest.CaptureFixture[str], host: str, key: str
+) -> None:
+    call = Call(resolve(), ServeOptions())
+    announce(call, Address(host=host), site_with(ScriptedPort()), needs_key=bool(key))
+    shown = capsys.readouterr().out
+    assert ("Bearer $KEY" in shown) == bool(key)
+    assert (f"http://{socket.gethostname()}:8000/v1" in shown) == (host == "0.0.0.0")
 
 
 def test_a_missing_extra_is_named(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:

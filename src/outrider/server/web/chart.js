@@ -27,13 +27,11 @@ function roundStep(high) {
   return unit * [1, 2, 5, 10].find((times) => times * unit * LINES >= high * (1 - 1e-9));
 }
 
-/** The path through the points that are given; one alone is a dot. */
+/** The path through the points that are given; one alone is a short line. */
 function path(xs, values) {
-  let made = "";
-  xs.forEach((x, i) => {
-    if (isGiven(values[i])) made += `${made ? "L" : "M"}${x.toFixed(1)} ${values[i].toFixed(1)}h0`;
-  });
-  return made;
+  const points = xs.flatMap((x, i) => (isGiven(values[i]) ? [[x, values[i]]] : []));
+  if (points.length === 1) points.push([points[0][0] + 3, points[0][1]], [points[0][0] - 3, points[0][1]]);
+  return points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 }
 
 /** `data` are columns, the first of which are seconds; `series` are {label} of the others. The y-axis
@@ -72,7 +70,7 @@ export function Chart({ title, words, data, series, format = String, least = 1, 
             <path class="rule" d=${`M${LEFT} ${y(value).toFixed(1)}H${width - 8}`} />
             <text x=${LEFT - 8} y=${y(value) + 4} class="high">${format(value)}</text>`)}
           ${multiples(begin, end, step).map((time) => html`
-            <text x=${x(time)} y=${HEIGHT - 8}>${clock(time)}</text>`)}
+            <text x=${Math.min(x(time), width - 32)} y=${HEIGHT - 8}>${clock(time)}</text>`)}
           ${pointed === null ? null : html`<path class="rule" d=${`M${xs[at]} ${TOP}V${BOTTOM}`} />`}
           ${columns.map((values, i) => html`
             <path class=${`line-${i}`} d=${path(xs, values.map((one) => (isGiven(one) ? y(one) : null)))} />`)}
