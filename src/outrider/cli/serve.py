@@ -391,7 +391,7 @@ def announce(call: Call[ServeOptions], address: Address, site: Site, *, needs_ke
     print(f"API         {url}/v1\nplayground  {url}/")
     if address.is_everywhere:
         name = replace(address, host=socket.gethostname()).url
-        print(f"elsewhere   {name}/v1, or this machine's address in its place")
+        print(f"elsewhere   {name}/v1, or with this machine's address")
     print(f"dashboard   {url}/dashboard, or outrider top --url {url}")
     print(f"try         {_curl(url, card.has_chat_template, needs_key)}", flush=True)
 

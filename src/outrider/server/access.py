@@ -387,7 +387,7 @@ class Address:
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether the server listens at every address of the machine."""
+        """True if the server listens at every address of the machine."""
         return self.host in _LOOPBACKS
 
     @property
