@@ -51,8 +51,8 @@ from outrider.server.access import read_keys
 if TYPE_CHECKING:
     from outrider.api.memory import Part
     from outrider.api.plan import LoadPlan
+    from outrider.plugins.batches.batches import Batches
     from outrider.server.access import Address, DoorRules
-    from outrider.server.batches import Batches
     from outrider.server.pool import Engines, ReplicasPort
     from outrider.server.process_port import ProcessPort
     from outrider.server.site import Site
@@ -270,6 +270,7 @@ def _run(
     address: Address,
     rules: DoorRules,
 ) -> None:
+    from outrider.plugins.batches.batches import BATCH_BODIES, batch_routes
     from outrider.plugins.spans import traced
     from outrider.server.access import name_of
     from outrider.server.app import all_routes, make_app
@@ -316,6 +317,7 @@ def _run(
         site.observers.append(auditor)
         also.append(auditor.run())
     batches = _batches(options, site, at_once)
+    more = () if batches is None else (batch_routes(batches), BATCH_BODIES)
 
     def ready() -> None:
         check_apart(site, site.port.card.drafter)
@@ -324,7 +326,7 @@ def _run(
 
     also += [metrics.keep(), *([batches.run()] if batches is not None else ())]
     say(f"loading {models[0].name}; {address.url} already answers /ready")
-    with traced(make_app(site, rules, all_routes(site, metrics, batches))) as app:
+    with traced(make_app(site, rules, all_routes(site, metrics, *more))) as app:
         asyncio.run(run_server(app, site, address, load=load, ready=ready, also=also))
 
 
@@ -332,9 +334,9 @@ def _batches(options: ServeOptions, site: Site, most_lines: int) -> Batches | No
     """Open the batches of --files; None without it. Raises ConfigError for a bad folder."""
     if options.files is None:
         return None
+    from outrider.plugins.batches.batches import Batches, Lines
+    from outrider.plugins.batches.files import Files
     from outrider.server.app import routed, text_routes
-    from outrider.server.batches import Batches, Lines
-    from outrider.server.files import Files
 
     files = Files(Path(options.files).expanduser(), site.limits.file_bytes)
     lines = Lines(routed(text_routes(site)), site.traffic.admission, most_lines)

@@ -3,7 +3,8 @@
 gpu/ has kernels in Triton and captured rounds for CUDA, transformers/ runs decoders of that library
 over the paged KV cache, parallel/ shares a model among ranks, lanes/ drafts ahead of verdicts and
 in another process, prompt_store/ keeps pages on disk, cluster/ serves and runs batches on Ray,
-proof/ is the certificate of `outrider verify`, compat/ has classes under the names of other
-programs, profile.py times kernels, and spans.py sends traces of requests to OpenTelemetry.
-pyproject.toml lists the imports by which the core reaches them.
+batches/ answers OpenAI's batches of uploaded files, proof/ is the certificate of `outrider verify`,
+compat/ has classes under the names of other programs, profile.py times kernels, and spans.py sends
+traces of requests to OpenTelemetry. pyproject.toml lists the imports by which the core reaches
+them.
 """

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
+from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 import msgspec
@@ -38,7 +39,6 @@ from outrider.server.about import (
     web_routes,
 )
 from outrider.server.access import FILES, Door, DoorRules
-from outrider.server.batches import BatchBody, Batches, batch_routes
 from outrider.server.chat import ChatExchange, CompletionBody, CompletionExchange
 from outrider.server.errors import ANTHROPIC_PATHS, ApiError, error_response
 from outrider.server.exchange import Exchange, api_route, count_route
@@ -48,6 +48,8 @@ from outrider.server.reply import encode
 from outrider.server.responses import ResponseExchange, stored_response
 from outrider.server.site import Api, Site
 
+# The bodies that paths read.
+Bodies: TypeAlias = Mapping[str, type[Struct]]
 _WORDS = {
     404: "no such path. Try GET /v1/models or POST /v1/chat/completions.",
     405: "this path does not have this method. Use {allowed}.",
@@ -75,8 +77,11 @@ def text_routes(site: Site) -> list[Route]:
     return [*found, Route("/v1/responses/{name}", stored_response, methods=["GET", "DELETE"])]
 
 
-def all_routes(site: Site, metrics: Metrics, batches: Batches | None = None) -> list[BaseRoute]:
-    """Return the routes of every part of the server."""
+def all_routes(
+    site: Site, metrics: Metrics, more: Sequence[Route] = (), bodies: Bodies = MappingProxyType({})
+) -> list[BaseRoute]:
+    """Return the routes of every part of the server, and `more` ones, with the `bodies` that these
+    read by path."""
     found = [
         *web_routes(),
         *metric_routes(metrics),
@@ -84,9 +89,9 @@ def all_routes(site: Site, metrics: Metrics, batches: Batches | None = None) -> 
         *health_routes(site),
         *model_routes(site),
         *text_routes(site),
-        *(batch_routes(batches) if batches is not None else ()),
+        *more,
     ]
-    data = document(found)
+    data = document(found, bodies)
 
     async def openapi(_request: Request) -> Response:
         return Response(data, media_type="application/json")
@@ -162,9 +167,8 @@ _PARTS: dict[str, Any] = packaged("outrider.server", "openapi.json")
 ANSWERS: Mapping[str, Mapping[str, Schema]] = _PARTS["answers"]
 FILE_ANSWERS: Mapping[str, Mapping[str, Schema]] = _PARTS["file_answers"]
 
-BODIES: Mapping[str, type[Struct]] = {
+BODIES: Bodies = {
     **{path: kind.kind for path, kind in {**EXCHANGES, **COUNTS}.items()},
-    "/v1/batches": BatchBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
@@ -176,16 +180,20 @@ _COUNTED = ("CompletionBody", "top_logprobs")
 _PARAMETER = re.compile(r"\{(\w+):?\w*\}")
 
 
-def document(routes: Iterable[BaseRoute]) -> bytes:
+def document(routes: Iterable[BaseRoute], bodies: Bodies = MappingProxyType({})) -> bytes:
     """Return the document in JSON. Files of web pages are left out: they are no API."""
     shown = [one for one in routes if isinstance(one, Route) and not one.path.startswith("/web/")]
-    return _document(tuple((one.path, *sorted((one.methods or set()) - {"HEAD"})) for one in shown))
+    described = tuple((one.path, *sorted((one.methods or set()) - {"HEAD"})) for one in shown)
+    return _document(described, tuple({**BODIES, **bodies}.items()))
 
 
 @cache
-def _document(routes: Iterable[tuple[str, ...]]) -> bytes:
+def _document(
+    routes: Iterable[tuple[str, ...]], bodies: Iterable[tuple[str, type[Struct]]]
+) -> bytes:
     """Return the document for routes, each a path and its methods; cached for several servers."""
-    kinds = list(dict.fromkeys(BODIES.values()))
+    kind_of = dict(bodies)
+    kinds = list(dict.fromkeys(kind_of.values()))
     template = "#/components/schemas/{name}"
     references, schemas = msgspec.json.schema_components(kinds, ref_template=template)
     by_kind = dict(zip(kinds, references, strict=True))
@@ -194,7 +202,7 @@ def _document(routes: Iterable[tuple[str, ...]]) -> bytes:
     paths: dict[str, _Record] = {}
     for plain, *methods in routes:
         path = _PARAMETER.sub(r"{\1}", plain)
-        body = None if plain not in BODIES else by_kind[BODIES[plain]]
+        body = None if plain not in kind_of else by_kind[kind_of[plain]]
         for method in methods:
             sent = body if method == "POST" else None
             paths.setdefault(path, {})[method.lower()] = _operation(method, path, sent)

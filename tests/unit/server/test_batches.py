@@ -19,11 +19,11 @@ from doubles.asgi_client import Client, Got
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import QUICK, ask, run
 from outrider.core.errors import ConfigError
+from outrider.plugins.batches.batches import BATCH_BODIES, Batches, Lines, batch_routes
+from outrider.plugins.batches.files import Files
 from outrider.server import batches as batches_module
 from outrider.server.access import DoorRules
 from outrider.server.app import FILE_ANSWERS, all_routes, document, make_app, routed, text_routes
-from outrider.server.batches import Batches, Lines
-from outrider.server.files import Files
 from outrider.server.metrics import Metrics
 from outrider.server.site import BATCH, Admission, Site
 
@@ -69,7 +69,7 @@ class Server:
             self.site, self.files, Lines(inner, self.site.traffic.admission, most)
         )
         metrics = Metrics(lambda: {"scripted": self.port.status})
-        routes = all_routes(self.site, metrics, self.batches)
+        routes = all_routes(self.site, metrics, batch_routes(self.batches), BATCH_BODIES)
         rules = DoorRules(keys=KEYS if keyed else ())
         self.app: ASGIApp = make_app(self.site, rules, routes)
 
@@ -423,7 +423,7 @@ def test_a_batch_that_had_no_time_keeps_what_it_has(
             while len(port.streams) < 3:
                 await asyncio.sleep(0)
             port.pause = asyncio.Event()
-            monkeypatch.setattr("outrider.server.batches.time.time", lambda: 1e12)
+            monkeypatch.setattr("outrider.plugins.batches.batches.time.time", lambda: 1e12)
             done = await server.until(batch, "expired")
             good = await server.content(done["output_file_id"])
             assert len(good) == done["request_counts"]["completed"] < 5
@@ -492,7 +492,7 @@ def test_the_share_of_a_key_holds_among_batches() -> None:
 
 def test_a_full_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        monkeypatch.setattr("outrider.server.batches._RETRY_SECONDS", 0.01)
+        monkeypatch.setattr("outrider.plugins.batches.batches._RETRY_SECONDS", 0.01)
         port = ScriptedPort(most=0)
         async with Server(tmp_path, port) as server:
             batch = await server.begin(lines(chat("a")))
@@ -591,8 +591,8 @@ def test_what_is_sent_to_other_paths_is_bounded_as_before(tmp_path: Path) -> Non
 
 def test_the_document_says_what_is_answered(tmp_path: Path) -> None:
     server = Server(tmp_path)
-    routes = all_routes(server.site, Metrics(dict), server.batches)
-    told = json.loads(document(routes))["paths"]
+    routes = all_routes(server.site, Metrics(dict), batch_routes(server.batches))
+    told = json.loads(document(routes, BATCH_BODIES))["paths"]
     for name in FILE_ANSWERS:
         method, _, path = name.rpartition(" ")
         methods = [method.lower()] if method else list(told[path])

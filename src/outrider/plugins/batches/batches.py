@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
@@ -26,8 +26,8 @@ from outrider.api.batch_lines import AnswerFile, RawLine, openai_answer, raw_lin
 from outrider.core.errors import with_hint
 from outrider.core.fields import shown
 from outrider.core.files import remove
+from outrider.plugins.batches.files import Files, file_routes, missing, page
 from outrider.server.errors import ApiError
-from outrider.server.files import Files, file_routes, missing, page
 from outrider.server.reply import json_response, read
 from outrider.server.site import BATCH, Admission, Site, key_of
 
@@ -422,6 +422,9 @@ class Batches:
                 found.append(None)
         record.output_file_id, record.error_file_id = found
         self._enter(key, record, status)
+
+
+BATCH_BODIES: Mapping[str, type[Struct]] = {"/v1/batches": BatchBody}
 
 
 def batch_routes(batches: Batches) -> list[Route]:
