@@ -19,9 +19,9 @@ from doubles.asgi_client import Client, Got
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import QUICK, ask, run
 from outrider.core.errors import ConfigError
+from outrider.plugins.batches import batches as batches_module
 from outrider.plugins.batches.batches import BATCH_BODIES, Batches, Lines, batch_routes
 from outrider.plugins.batches.files import Files
-from outrider.server import batches as batches_module
 from outrider.server.access import DoorRules
 from outrider.server.app import FILE_ANSWERS, all_routes, document, make_app, routed, text_routes
 from outrider.server.metrics import Metrics

@@ -39,7 +39,7 @@ def test_its_schemas_say_what_the_server_reads() -> None:
         schema = schemas[body["$ref"].rpartition("/")[2]]
         assert set(schema["properties"]) == set(kind.__struct_encode_fields__)
         for name in schema.get("required", ()):
-            assert ask(ScriptedPort(), path, {}).json()["error"]["message"].count(f"`{name}`")
+            assert name in ask(ScriptedPort(), path, {}).json()["error"]["message"]
     assert schemas["Speculative"]["additionalProperties"] is False
 
 
