@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from tempfile import gettempdir
 from time import perf_counter
@@ -46,11 +47,12 @@ SETTINGS: Mapping[str, Sequence[tuple[str, str]]] = {
 WORKS = ("plain", "16 rows", "32 at once", "prompt 512", "prompt 8000")
 # The rate of writing in the table of a bench of several sequences, behind its seven other columns.
 _BATCHED = re.compile(r"^\|(?: *[\d.]+ \|){7} *([\d.]+) \|", re.MULTILINE)
+_TURNS = count()
 VLLM_SIDE = Path(__file__).with_name("table_vllm.py")
 # Cells of two sequences and more have an engine of so many.
 SEVERAL = ("32 at once",)
 # A cell ends after so many seconds if it has two turns.
-CELL_SECONDS = 50.0
+CELL_SECONDS = 35.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +67,27 @@ class Programs:
         """Seconds a token."""
         single, several = SETTINGS[self.peer][setting]
         if work in ("16 rows", "32 at once"):
-            count = VERIFIED if work == "16 rows" else AT_ONCE
-            words = f"-c {count * (CONTEXT + ROUNDS)} -b 2048 -ub 512 -npp {CONTEXT} {several}"
-            words += f" -ntg {ROUNDS} -npl {count}"
+            rows = VERIFIED if work == "16 rows" else AT_ONCE
+            words = f"-c {rows * (CONTEXT + ROUNDS)} -b 2048 -ub 512 -npp {CONTEXT} {several}"
+            words += f" -ntg {ROUNDS} -npl {rows}"
             # The program may end before its table is whole.
             for _ in range(3):
                 told = self._run("llama-batched-bench", file, words)
-                if found := _BATCHED.search(told):
+                if found := _BATCHED.search(told.stdout + told.stderr):
                     return 1 / float(found[1])
             raise PeerError(f"{self.peer}'s bench prints no figures")
         words = f"-p {length} -n 0" if length else f"-p 0 -n {WRITTEN}"
         words += " --no-warmup" if length > PROMPT else ""
-        (told,) = json.loads(self._run("llama-bench", file, f"{words} {single} -r 1 -o json"))
+        done = self._run("llama-bench", file, f"{words} {single} -r 1 -o json")
+        (told,) = json.loads(done.stdout)
         return 1 / told["samples_ts"][0]
 
     def close(self) -> None:
         """Nothing is left to end."""
 
-    def _run(self, program: str, file: Path, words: str) -> str:
+    def _run(self, program: str, file: Path, words: str) -> subprocess.CompletedProcess[str]:
         command = [self.folder / program, "-m", file, "-t", str(self.threads), *words.split()]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
-        return done.stdout
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
 
 
 class Vllm:
@@ -108,14 +110,14 @@ class Vllm:
         if file != self._loaded:
             self._side.ask("load", folder=str(file), context=SLOTS, most=AT_ONCE)
             self._loaded = file
-        count = {"16 rows": VERIFIED, "32 at once": AT_ONCE}.get(work, 1)
+        rows = {"16 rows": VERIFIED, "32 at once": AT_ONCE}.get(work, 1)
         written = 1 if length else WRITTEN + 1 if work == "plain" else ROUNDS + 1
         long = length or (1 if work == "plain" else CONTEXT)
 
         def spent(tokens: int) -> float:
-            return self._side.ask("run", count=count, length=long, written=tokens)["seconds"]
+            return self._side.ask("run", count=rows, length=long, written=tokens)["seconds"]
 
-        return spent(1) / length if length else (spent(written) - spent(1)) / (written - 1) / count
+        return spent(1) / length if length else (spent(written) - spent(1)) / (written - 1) / rows
 
     def close(self) -> None:
         self._side.close()
@@ -167,8 +169,12 @@ def _cells(programs: Programs | Vllm, options: Options, report: Report) -> None:
                 for work in works:
                     if perf_counter() - started > options.seconds:
                         break
-                    with Neighbours() as neighbours:
-                        cell = _cell(llm, file, work, programs, ceilings, options)
+                    try:
+                        with Neighbours() as neighbours:
+                            cell = _cell(llm, file, work, programs, ceilings, options)
+                    except PeerError as error:
+                        print(f"{file.name} {work}: {error}", flush=True)
+                        continue
                     cell |= {"foreign_cpu_share": neighbours.share}
                     cell |= {"utc": provenance()["utc"]}
                     note(report, file=file.name, work=work, peer=options.peer, **cell)
@@ -203,6 +209,8 @@ def _cell(
         for number in range(len(SETTINGS[programs.peer]))
     ]
     chosen = trials.index(min(trials))
+    if math.isinf(trials[chosen]):
+        raise PeerError(f"{programs.peer} ends or prints nothing in each of its settings")
     sides = {
         "ours": _ours(llm, work, length),
         "theirs": partial(programs.seconds, work, file, chosen, length),
@@ -267,8 +275,9 @@ def _at_once(llm: LLM) -> float:
 
 
 def _read(llm: LLM, length: int) -> float:
-    llm.forget()
-    ids = [5 + (7 * i * i) % 400 for i in range(length)]
+    # No page of an earlier turn is found again.
+    turn = next(_TURNS)
+    ids = [5 + (turn + 7 * i * i) % 400 for i in range(length)]
     (result,) = llm.generate([ids], SamplingParams(max_tokens=1, ignore_eos=True))
     return result.token_seconds[0] / length
 
