@@ -108,7 +108,7 @@ class Vllm:
         """Seconds a token: of more than one token a sequence, those behind the first."""
         del setting
         if file != self._loaded:
-            self._side.ask("load", folder=str(file), context=SLOTS, most=AT_ONCE)
+            self._side.ask("load", folder=str(file), context=LONG_PROMPT + CONTEXT, most=AT_ONCE)
             self._loaded = file
         rows = {"16 rows": VERIFIED, "32 at once": AT_ONCE}.get(work, 1)
         written = 1 if length else WRITTEN + 1 if work == "plain" else ROUNDS + 1
@@ -240,7 +240,8 @@ def _tried(call: Callable[[], float]) -> float:
     """Infinity for a setting with which the peer ends."""
     try:
         return call()
-    except (subprocess.CalledProcessError, PeerError):
+    except (subprocess.CalledProcessError, PeerError) as error:
+        print(f"a setting that is left out: {error}", flush=True)
         return math.inf
 
 
