@@ -31,6 +31,17 @@ ROLLBACKS = (
     "replay granite_h_moe",
     "replay nemotron_h_moe",
 )
+# Models whose pass is one native call.
+IN_ONE_CALL = (
+    "ring qwen3_5",
+    "replay qwen3_5_moe",
+    "replay qwen3_next",
+    "ring lfm2_odd",
+    "replay lfm2_moe",
+    "ring granite_h",
+    "replay granite_h_moe",
+    "replay bamba",
+)
 TEXT = (1, 4, 2, 2, 0, 3, 1, 3, 2, 4, 0)
 
 
@@ -138,7 +149,7 @@ def test_rounds_have_the_bits_of_plain_decoding(
     assert torch.equal(_step(model, StepRow.chain(0, (PROBE,)))[0], _wanted(way, [*kept, PROBE]))
 
 
-@pytest.mark.parametrize("way", ["ring qwen3_5", "replay qwen3_5_moe", "replay qwen3_next"])
+@pytest.mark.parametrize("way", IN_ONE_CALL)
 def test_a_pass_in_one_call_has_the_bits_of_its_operators(way: str) -> None:
     """Chains, trees and a text that is read again, with the states that heads read."""
     needs = DraftNeeds(hidden_layers=(0, 3, 4))

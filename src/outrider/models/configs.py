@@ -252,6 +252,13 @@ class HybridConfig(LayeredConfig):
         return self.ffn_layers is None or index in self.ffn_layers
 
     @property
+    def by_operator(self) -> bool:
+        """True if the native call for all layers lacks a trait of these."""
+        mixers, alone = self.mixers, self.ffn_layers is not None
+        scaled = mixers.part_scales or (mixers.in_scale, mixers.out_scale) != (1, 1)
+        return bool(self.parallel or alone or scaled or (mixers.norm_first and mixers.has_norm))
+
+    @property
     def value_size(self) -> int:
         """Size of the output of a recurrence: all value heads together, or all channels."""
         return value_size(self.delta)

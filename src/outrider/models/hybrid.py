@@ -345,7 +345,7 @@ class HybridModel:
     def _make_forward(self) -> NativeForward | None:
         """The native call for a whole pass; None if kernels or layers have none."""
         config, tables, kernels = self.config, self._tables, self.kernels
-        if kernels.forward is None or config.mechanism is not Mechanism.DELTA:
+        if kernels.forward is None or config.by_operator:
             return None
         kv, scratch = self._state.kv, self._passes.scratch
         first_NP, out_NO, gated_N2O = self._recurred
@@ -366,7 +366,9 @@ class HybridModel:
                 hidden_layers=self._capacity.hidden_layers,
                 traits=decoder_traits(config),
                 gated_NA=torch.empty_like(scratch.attended_NA),
-                rules=RuleBuffers(first_NP, out_NO, gated_N2O, config.tiled_values),
+                rules=RuleBuffers(
+                    first_NP, out_NO, gated_N2O, config.mechanism.value, config.tiled_values
+                ),
             )
         )
         return forward if isinstance(forward, NativeForward) else None

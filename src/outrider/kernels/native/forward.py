@@ -39,6 +39,8 @@ from outrider.kernels.reference.delta import Cells, DeltaWeights, TokenRun
 
 # Names of gates, in the order of `FfnGate` in csrc/forward.cpp.
 _FFN_GATES = ("silu", "gelu", "none", "squared")
+# Names of recurrences, in the order of `Mechanism` there.
+_MECHANISMS = ("delta", "mamba", "convolution")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +118,14 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class RuleBuffers:
-    """Contiguous float32 buffers of layers with a gated delta rule: of their first products, their
-    outputs, and these next to their gates. `tiled` says in which order the last product reads value
-    heads (models/hybrid.py)."""
+    """Contiguous float32 buffers of layers with a recurrence, which is `mechanism` (a name of
+    models/recurrences.py): of their first products, their outputs, and these next to their gates.
+    `tiled` says in which order the last product reads value heads (models/hybrid.py)."""
 
     first_NP: Tensor
     out_NO: Tensor
     gated_N2O: Tensor
+    mechanism: str
     tiled: bool
 
 
@@ -206,8 +209,8 @@ class ForwardParts:
     of layers with a window to frames of an arena of their own. A rank's share has the address of
     its `ranks` (ranks.py), and no frames. Layers with a gate need `gated_NA`, a float32 buffer. If
     norms of queries and keys follow the rotation, `still` are tables of none; queries are
-    multiplied by `growth_T` at their positions. Layers with a recurrence are gated delta rules, and
-    need the buffers `rules`."""
+    multiplied by `growth_T` at their positions. Layers with a recurrence need the buffers `rules`.
+    """
 
     embedding_VD: Tensor | PackedTable
     final_norm_D: Tensor | None
@@ -246,7 +249,7 @@ class _Rule(Structure):
     _fields_ = struct_fields(
         (LinearStruct, "first out"),
         (c_void_p, "sizes norm rows found gated"),
-        (c_int32, "row_size index tiled unused"),
+        (c_int32, "row_size index tiled mechanism"),
     )
 
 
@@ -451,14 +454,14 @@ def _layer(
 
 
 def _rules(parts: ForwardParts) -> tuple[list[int | None], list[Structure]]:
-    """The address of each layer's delta rule, None for layers without one; and what lies there."""
+    """The address of each layer's recurrence, None for layers without one; and what lies there."""
     addresses: list[int | None] = []
     structs: list[Structure] = []
     for layer in parts.layers:
         if layer.recurrence is None:
             addresses.append(None)
             continue
-        buffers = given(parts.rules, "buffers of delta rules")
+        buffers = given(parts.rules, "buffers of recurrences")
         sizes = described_layer(layer.recurrence.delta)
         rule = _rule(layer.recurrence, ctypes.addressof(sizes), buffers, len(structs) // 2)
         structs += [rule, sizes]
@@ -471,13 +474,14 @@ def _rule(recurrence: Recurrence, sizes: int, buffers: RuleBuffers, index: int) 
         LinearStruct.of(recurrence.first, recurrence.first_bias_P),
         LinearStruct.of(recurrence.out, recurrence.out_bias_D),
         sizes,
-        given(recurrence.norm_V, "norm of a delta rule").data_ptr(),
+        pointer(recurrence.norm_V),
         buffers.first_NP.data_ptr(),
         buffers.out_NO.data_ptr(),
         buffers.gated_N2O.data_ptr(),
         buffers.first_NP.shape[1],
         index,
         buffers.tiled,
+        _MECHANISMS.index(buffers.mechanism),
     )
 
 

@@ -62,16 +62,19 @@ struct Entrance {
     int32_t attends, keeps_norm, gives_normed;
 };
 
-// The gated delta rule of a hybrid's layer (models/hybrid.py), the `index`-th such layer. Mirrored by
-// `_Rule` in forward.py. Buffers have a row for every token: a first product, of `row_size` numbers,
-// what the recurrence gives, and that behind its gate. The last product reads value heads of a key
-// head together, or `tiled`: the first of each key head, then the second.
+// In the order of forward.py.
+enum Mechanism { DELTA, MAMBA, CONVOLUTION };
+
+// The recurrence of a hybrid's layer (models/hybrid.py), the `index`-th such layer. Mirrored by `_Rule`
+// in forward.py. Buffers have a row for every token: a first product, of `row_size` numbers, what the
+// recurrence gives, and that behind its gate. The last product of a delta rule reads value heads of a
+// key head together, or `tiled`: the first of each key head, then the second.
 struct Rule {
     Linear first, out;
     const DeltaLayer* sizes;
-    const float* norm;  // of a value head
+    const float* norm;  // of a value head; of all heads, in groups, for Mamba-2; null for convolutions
     float *rows, *found, *gated;
-    int32_t row_size, index, tiled, unused;
+    int32_t row_size, index, tiled, mechanism;
 };
 
 // Mirrored by `_Layer` and `_Decoder` in forward.py. A norm that the family lacks is null: those
@@ -333,12 +336,11 @@ void attend(const Decoder& d, const Layer& layer, const Pass& pass) {
     add(d, layer.out, found, layer.attended_norm, num);
 }
 
-void recur(const Decoder& d, const Layer& layer, int num) {
-    const Rule& rule = *layer.rule;
+// Each leaves in `found` what the last product reads.
+void mix_delta(const Decoder& d, const Rule& rule, int num) {
     const DeltaLayer& sizes = *rule.sizes;
     const int dim = sizes.value_dim, values = sizes.heads * dim;
     const int shared = sizes.heads / sizes.key_heads;
-    rule.first(attention_input(d, layer, num), rule.rows, num, rule.row_size, false);
     outrider_delta(d.runs, &sizes, rule.rows, rule.row_size, rule.row_size - 2 * sizes.heads,
                    rule.index, rule.found);
     outrider_rms_norm(d.team, rule.found, rule.norm, d.eps, rule.found, num * sizes.heads, dim);
@@ -353,6 +355,51 @@ void recur(const Decoder& d, const Layer& layer, int num) {
         }
     }
     outrider_silu_mul(d.team, rule.gated, rule.found, num, values);
+}
+
+void mix_mamba(const Decoder& d, const Rule& rule, int num) {
+    const DeltaLayer& sizes = *rule.sizes;
+    const int values = sizes.heads * sizes.value_dim, group = values / sizes.key_heads;
+    outrider_delta(d.runs, &sizes, rule.rows + values, rule.row_size,
+                   rule.row_size - values - sizes.heads, rule.index, rule.found);
+    for (int n = 0; n < num; ++n) {
+        float* to = rule.gated + static_cast<int64_t>(n) * 2 * values;
+        std::copy_n(rule.rows + static_cast<int64_t>(n) * rule.row_size, values, to);
+        std::copy_n(rule.found + static_cast<int64_t>(n) * values, values, to + values);
+    }
+    outrider_silu_mul(d.team, rule.gated, rule.found, num, values);
+    for (int i = 0; rule.norm != nullptr && i < num * sizes.key_heads; ++i) {
+        float* heads = rule.found + static_cast<int64_t>(i) * group;
+        outrider_rms_norm(d.team, heads, rule.norm + i % sizes.key_heads * group, d.eps, heads, 1,
+                          group);
+    }
+}
+
+void multiply(const float* x, const float* y, float* out, int size) {
+    for (int i = 0; i < size; i += LANES)
+        store_some(out + i, load_some(x + i, size - i) * load_some(y + i, size - i), size - i);
+}
+
+// Parts of a row of the first product: a gate before the convolution, one after it, its input.
+void mix_convolution(const Decoder& d, const Rule& rule, int num) {
+    const int channels = rule.sizes->channels;
+    for (int n = 0; n < num; ++n) {
+        const float* row = rule.rows + static_cast<int64_t>(n) * rule.row_size;
+        multiply(row, row + 2 * channels, rule.gated + int64_t{n} * channels, channels);
+    }
+    outrider_delta(d.runs, rule.sizes, rule.gated, channels, channels, rule.index, rule.found);
+    for (int n = 0; n < num; ++n) {
+        float* found = rule.found + int64_t{n} * channels;
+        multiply(found, rule.rows + static_cast<int64_t>(n) * rule.row_size + channels, found,
+                 channels);
+    }
+}
+
+void recur(const Decoder& d, const Layer& layer, int num) {
+    constexpr decltype(&mix_delta) MIXES[] = {mix_delta, mix_mamba, mix_convolution};
+    const Rule& rule = *layer.rule;
+    rule.first(attention_input(d, layer, num), rule.rows, num, rule.row_size, false);
+    MIXES[rule.mechanism](d, rule, num);
     add(d, rule.out, rule.found, nullptr, num);
 }
 
