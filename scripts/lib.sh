@@ -36,21 +36,36 @@ find_python() {
 
 # What pip says is shown where it fails. Where it succeeds, its warnings are about indexes of the
 # machine's own configuration, and about attempts that a later one made up for.
-# Installs into the environment `venv`, or else .venv.
+# Installs into the environment `venv`, or else .venv; the pip of .venv into one that has none.
 pip_install() {
-    pip_output=$("${venv:-.venv}/bin/python" -m pip install --quiet --quiet \
+    pip_python=${venv:-.venv}/bin/python pip_into=
+    if [ ! -x "${pip_python%python}pip" ]; then
+        pip_into=--python=$pip_python pip_python=.venv/bin/python
+    fi
+    # shellcheck disable=SC2086
+    pip_output=$("$pip_python" -m pip $pip_into install --quiet --quiet \
         --disable-pip-version-check --no-compile "$@" 2>&1) && return 0
     pip_status=$?
     printf '%s\n' "$pip_output" >&2
     return "$pip_status"
 }
 
-# pip would compile 12000 files on one core. Half of their bytes are left to whoever imports them:
-# packages' own tests, and the models of transformers, of which tests need thirty. What is no Python
-# file, but a template, is left as it is.
+# pip would compile 12000 files on one core. Most of their bytes are left to whoever imports them:
+# packages' own tests, the models of transformers, of which tests need thirty, and PyTorch's compilers
+# and other parts that nothing here imports. What is no Python file, but a template, is left as it is.
 compile_packages() {
-    .venv/bin/python -m compileall -q -j 0 -x '/(tests?|pip|networkx)/|/transformers/models/[^a]' \
+    rarely='tests?|pip|networkx|setuptools|torchgen|pygments/lexers|sympy/(physics|stats|combinatorics)'
+    .venv/bin/python -m compileall -q -j 0 \
+        -x "/($rarely|torch/(_inductor|testing|_export))/|/transformers/models/[^a]" \
         .venv/lib >/dev/null 2>&1 || true
+}
+
+# Compiles the kernels with the machine's own Python: their build needs no package.
+compile_first() {
+    PYTHONPATH=src nice "$(find_python)" -c '
+from outrider.core.env import cache_folder, compiler
+from outrider.kernels.native.build import built_kernels
+built_kernels(compiler(), cache_folder())' >/dev/null 2>&1 || true
 }
 
 # Compiles the kernels and measures which of them are faster, where that is not kept; what else doctor

@@ -171,12 +171,16 @@ def test_scripts_are_valid_shell() -> None:
         assert done.returncode == 0
 
 
-def test_pip_is_heard_only_where_it_fails(tmp_path: Path) -> None:
-    python = tmp_path / ".own" / "bin" / "python"
+# An environment with a pip, and one without, into which that of .venv installs.
+@pytest.mark.parametrize(("runs", "into"), [(".own", ".own"), (".venv", ".bare")])
+def test_pip_is_heard_only_where_it_fails(tmp_path: Path, runs: str, into: str) -> None:
+    python = tmp_path / runs / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text('#!/bin/sh\necho "WARNING: Retrying" >&2\nfor last; do :; done\nexit $last\n')
-    python.chmod(0o755)
-    script = f'. "{ROOT}/scripts/lib.sh"; venv=.own pip_install "$1"'
+    for program in (python, python.with_name("pip")):
+        program.touch()
+        program.chmod(0o755)
+    script = f'. "{ROOT}/scripts/lib.sh"; venv={into} pip_install "$1"'
     for status, heard in ((0, ""), (7, "WARNING: Retrying\n")):
         done = subprocess.run(
             ["sh", "-euc", script, "sh", str(status)],
