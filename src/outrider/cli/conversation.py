@@ -197,6 +197,8 @@ class Conversation:
         if not self.messages or self.messages[-1]["role"] != "assistant":
             raise ConfigError("there is no reply to replace.", hint="ask something first")
         self._reply(self.messages[:-1])
+        if self._painter is not None and self._params.temperature == 0:
+            print("(temperature 0 writes the same reply again; /set temperature 0.8 varies it)")
 
     def _reset(self, _: str) -> None:
         self.messages = self._opening()
@@ -209,7 +211,7 @@ class Conversation:
             return
         rest = self.messages[len(opening) :]
         self.messages = [*_system_message(None if text == "-" else text), *rest]
-        print("(no system message)" if text == "-" else "(from now on)")
+        print("(no system message)" if text == "-" else "(the system message of this conversation)")
 
     def _opening(self) -> list[Message]:
         """Return the system message, if there is one, as a list."""

@@ -336,7 +336,8 @@ def _parts(
         rows = screen_table([_row(option, estimated) for option in shown], header=_HEADER)
         yield f"{rows}\n\ndraft, verify and rest: milliseconds of a round"
     yield from plan.left_out
-    yield f"Run it:\n    {command_of(plan, program, engine, found)}"
+    guess = "" if decides is None else "Until then, this is the best guess. "
+    yield f"{guess}Run it:\n    {command_of(plan, program, engine, found)}"
     yield "\n".join(map(_words, _costs_from(origin)))
 
 

@@ -154,6 +154,13 @@ def test_a_conversation_is_saved_and_goes_on(outrider: Command, tmp_path: Path) 
     assert shown.out.count("(no system message)") == 2
 
 
+def test_a_greedy_reply_that_is_asked_for_again_says_how_to_vary_it(outrider: Command) -> None:
+    shown = outrider("chat", *SHORT, stdin=f"{QUESTION}\n/retry\n/system Be brief.\n")
+    assert shown.code == 0, shown.err
+    assert shown.out.count("/set temperature 0.8") == 1
+    assert "(the system message of this conversation)" in shown.out
+
+
 def test_models_and_drafters_change_within_a_conversation(outrider: Command) -> None:
     lines = (
         f"{QUESTION}\n/drafter ngram\n/retry\n/k 2\n/k\n/drafter\n"

@@ -441,7 +441,9 @@ def _sweep(folder: Path) -> None:
 
 def _built(command: list[str], path: Path) -> ctypes.CDLL:
     """Compile the sources, store the library at `path` and load it. Raises OSError."""
-    progress.info("Compiling the native kernels; the first use on a machine takes about a minute.")
+    progress.info(
+        "Compiling the native kernels, once on each machine; it takes one to three minutes."
+    )
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=_BUILDING, dir=path.parent) as folder:
         output = Path(folder) / path.name
