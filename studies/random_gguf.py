@@ -36,6 +36,8 @@ from outrider_lab.models.gguf import (
 # By name: sizes as `gemm_shape` reads them, vocabulary, window, and whether the head is the table.
 SHAPES: Mapping[str, tuple[str, int, int, bool]] = {
     "tiny": ("256x512x2x4x2x64", 512, 8192, True),
+    # Tier B of the studies.
+    "0.4b": ("1024x4096x24x16x8x64", 8192, 2048, False),
     # Gemma 3 270M, SmolLM2 1.7B, Qwen3 4B and Llama 3.1 8B, all in the architecture of Llama.
     "270m": ("640x2048x18x4x1x256", 262_144, 32_768, True),
     "1.7b": ("2048x8192x24x32x32x64", 49_152, 8192, True),
@@ -71,6 +73,11 @@ BLOCKS: Mapping[str, Blocks] = {
     "q4_1": Blocks(3, 32, 20, {0: 3e-3, 2: -2e-2}),
     "q4_k": Blocks(12, 256, 144, {0: 1e-4, 2: 1e-4}),
     "q6_k": Blocks(14, 256, 210, {208: 1e-4}),
+    "iq2_xxs": Blocks(16, 256, 66, {0: 2e-3}),
+    "iq2_xs": Blocks(17, 256, 74, {0: 2e-3}),
+    "iq2_s": Blocks(22, 256, 82, {0: 2e-3}),
+    "iq3_xxs": Blocks(18, 256, 98, {0: 2e-3}),
+    "iq3_s": Blocks(21, 256, 110, {0: 2e-3}),
 }
 
 
@@ -134,9 +141,11 @@ def _type_of(tensor: Exportable, form: str, config: LlamaConfig) -> str:
     type."""
     if not tensor.is_matrix:
         return "f32"
+    table = "token_embd.weight" if config.tie_word_embeddings else "output.weight"
+    if form.startswith("iq"):
+        return "q6_k" if "token_embd" in tensor.name or tensor.name == table else form
     if form != MIX:
         return form
-    table = "token_embd.weight" if config.tie_word_embeddings else "output.weight"
     more = tensor.name == table
     if ".attn_v." in tensor.name or ".ffn_down." in tensor.name:
         layer, eighth = int(tensor.name.split(".")[1]), config.num_layers // 8

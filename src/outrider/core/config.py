@@ -267,6 +267,7 @@ class DrafterSettings:
         "vocabularies order by frequency: a draft reads as much less of the output head. On CPUs "
         "with native kernels; 0 is all ids.",
         minimum=0,
+        maximum=10_000_000,
     )
     max_ngram: int = setting(3, "Longest tail the ngram drafter looks up.", minimum=1, maximum=64)
     min_ngram: int = setting(2, "Shortest tail the ngram drafter looks up.", minimum=1, maximum=64)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.draft import Draft, Outcome, TokenLogprobs, Verdict, parents_below
-from outrider.core.errors import ContractError, given
+from outrider.core.errors import ContractError, SequenceError, blaming, given
 from outrider.core.logits import suffixes_of
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
@@ -127,11 +127,14 @@ class NativeRound:
         )
 
     def _rows(self, batch: Batch) -> list[RoundRow] | None:
-        """Return the call's rows; None if the draft model or a mask fails, which stages locate."""
+        """Return the call's rows; None if the draft model fails, which stages then locate. Raises
+        SequenceError for a mask that fails."""
         try:
             return [self._row(seq, len(batch)) for seq in batch]
+        except SequenceError:
+            raise
         except Exception:  # noqa: BLE001 - the stages meet it again, row by row
-            _log.warning("A draft model or a mask failed before a round.", exc_info=True)
+            _log.warning("The draft model failed before a round.", exc_info=True)
             return None
 
     def _row(self, seq: LiveSequence, batch_size: int) -> RoundRow:
@@ -143,7 +146,8 @@ class NativeRound:
         limits = None
         if self.draft is None and seq.shaper is not None:
             suffixes = suffixes_of(draft.tokens, draft.parents)
-            limits = seq.shaper.limits(seq.tokens, suffixes, self.target.logits.shape[1])
+            with blaming(seq.seq_id):
+                limits = seq.shaper.limits(seq.tokens, suffixes, self.target.logits.shape[1])
         return RoundRow(
             seed=seq.params.rng_seed,
             sample=seq.sample,

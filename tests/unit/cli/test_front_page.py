@@ -337,7 +337,7 @@ def test_a_defect_is_one_block_that_names_debug() -> None:
         (["generate", "x", "--k"], "--k", "outrider generate --help"),
         (["generate", "x", "--k", "1", "--k", "2"], "--k", "outrider generate --help"),
         (["completion", "tcsh"], "tcsh", "bash"),
-        (["models", "inspect"], "MODEL is missing", "--help"),
+        (["models", "inspect"], "MODEL is missing", "outrider models inspect outrider/embedded"),
         (["status"], "unknown verb 'status'", "outrider ps"),
         (["list", "-n", "3"], "unknown option '-n'", "'--max-tokens'"),
         (["generate", "x", "y", "-p", "z"], "two prompts", "drop one"),
