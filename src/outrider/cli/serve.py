@@ -317,7 +317,8 @@ def _run(
         site.observers.append(auditor)
         also.append(auditor.run())
     batches = _batches(options, site, at_once)
-    more = () if batches is None else (batch_routes(batches), BATCH_BODIES)
+    more = [] if batches is None else batch_routes(batches)
+    bodies = {} if batches is None else BATCH_BODIES
 
     def ready() -> None:
         check_apart(site, site.port.card.drafter)
@@ -326,7 +327,7 @@ def _run(
 
     also += [metrics.keep(), *([batches.run()] if batches is not None else ())]
     say(f"loading {models[0].name}; {address.url} already answers /ready")
-    with traced(make_app(site, rules, all_routes(site, metrics, *more))) as app:
+    with traced(make_app(site, rules, all_routes(site, metrics, more, bodies))) as app:
         asyncio.run(run_server(app, site, address, load=load, ready=ready, also=also))
 
 
