@@ -273,7 +273,7 @@ def _run(
     from outrider.plugins.batches.batches import BATCH_BODIES, batch_routes
     from outrider.plugins.spans import traced
     from outrider.server.access import name_of
-    from outrider.server.app import all_routes, make_app
+    from outrider.server.app import Bodies, all_routes, make_app
     from outrider.server.metrics import Auditor, Metrics
     from outrider.server.models import Models
     from outrider.server.pool import ReplicasPort, replace_on_hangup
@@ -318,7 +318,7 @@ def _run(
         also.append(auditor.run())
     batches = _batches(options, site, at_once)
     more = [] if batches is None else batch_routes(batches)
-    bodies = {} if batches is None else BATCH_BODIES
+    bodies: Bodies = {} if batches is None else BATCH_BODIES
 
     def ready() -> None:
         check_apart(site, site.port.card.drafter)
