@@ -382,12 +382,12 @@ class Watchdog:
         if watch.observe(trace.drafter, trace.num_drafted, trace.num_accepted):
             self._num_turned_off += 1
             self._reason = watch.reason
-            _log.warning("note: drafting rests for request %d: %s.", trace.seq_id, watch.reason)
+            _log.warning("Drafting rests for request %d: %s.", trace.seq_id, watch.reason)
         all_requests = self._all
         if all_requests is not None and all_requests.observe(
             trace.drafter, trace.num_drafted, trace.num_accepted
         ):
-            _log.warning("note: drafting rests for all requests: %s.", all_requests.reason)
+            _log.warning("Drafting rests for all requests: %s.", all_requests.reason)
 
     def stats(self) -> WatchdogStats:
         all_off = self._all.reason if self._all is not None else ""
