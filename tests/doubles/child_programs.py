@@ -19,6 +19,7 @@ from outrider.plugins.lanes.process.options import ChildOptions
 
 TESTS = str(Path(__file__).parents[1])
 TOY = "toy_child:toy"
+PAGED = "toy_child:paged"
 LIAR = "child_programs:liar"
 LIAR_IN_MEMORY = "child_programs:liar_in_memory"
 

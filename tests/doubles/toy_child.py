@@ -8,8 +8,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from doubles.child_programs import told_options
+from doubles.tiny_attention import toy_spec
 from doubles.toy_hybrid import ToyHybrid
+from outrider.cache.paged_kv import PagedKV
+from outrider.cache.pages import ArenaSize
 from outrider.core.draft import Draft
 from outrider.core.protocols import (
     AheadRow,
@@ -105,6 +110,42 @@ def toy() -> None:
             return Inner(drafter, options.vocab_size, inverse_cdf)
         echo = Echo(drafter)
         return Inner(echo, options.vocab_size, inverse_cdf, echo)
+
+    serve(Inherited.named(sys.argv[2:]), told_options(), build)
+    os._exit(0)
+
+
+@dataclass(slots=True)
+class Known:
+    """A drafter whose draft of a text is the number of pages that were known when it was opened."""
+
+    kv: PagedKV
+    name: str = "known"
+    needs: DraftNeeds = field(default_factory=DraftNeeds)
+    _num_known: dict[int, int] = field(default_factory=dict[int, int])
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        length = self.kv.open(seq_id, prompt)
+        self._num_known[seq_id] = length // self.kv.page_size
+        if rest := prompt[length:]:
+            self.kv.plan([StepRow.chain(seq_id, rest)])
+            self.kv.commit({seq_id: range(len(rest))})
+
+    def close(self, seq_id: int) -> None:
+        self.kv.close(seq_id)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        return [Draft.chain([self._num_known[row.seq_id]]) for row in rows]
+
+
+def paged() -> None:
+    from outrider.plugins.lanes.process.child import Inherited, Inner, serve
+
+    def build(options: ChildOptions) -> Inner:
+        size = ArenaSize(options.num_slots, options.page_size)
+        spec = toy_spec("paged", options.vocab_size)
+        kv = PagedKV(spec, dtype=torch.float32, device=torch.device("cpu"), size=size)
+        return Inner(Known(kv), options.vocab_size, inverse_cdf)
 
     serve(Inherited.named(sys.argv[2:]), told_options(), build)
     os._exit(0)

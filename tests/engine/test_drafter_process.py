@@ -7,16 +7,17 @@ import os
 import signal
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from checks.engine import PROMPT, check_greedy
 from checks.faults import gone, pid_of, serving, until
-from doubles.child_programs import TOY, command, toy_options
+from doubles.child_programs import PAGED, TOY, command, toy_options
 from doubles.rig import Rig
 from doubles.toy_child import NAP_SECONDS, toy_drafter
 from doubles.toy_hybrid import ToyHybrid
+from outrider.cache.pages import salted
 from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftNeeds, DraftRow
@@ -103,6 +104,29 @@ class Sabotaged:
 
     def close(self, seq_id: int) -> None:
         self.inner.close(seq_id)
+
+
+def test_a_process_shares_pages_of_the_same_salt_alone() -> None:
+    """The salt of a request goes with it, and with what a later process is sent again."""
+    drafter = ProcessDrafter(toy_options(), replace(HOME, command=command(PAGED)))
+    drafter.wait_ready()
+    text, known = [1, 2, 3, 4] * 3, list[int]()
+
+    def ask(seq_id: int) -> None:
+        known.append(drafter.propose([row(seq_id, text, depth=1)])[0].tokens[0])
+
+    for seq_id, salt in enumerate(("", "mine", "yours", "mine", "\ud800", "\ud801", "")):
+        with salted(salt):
+            drafter.open(seq_id, text)
+        ask(seq_id)
+    assert known == [0, 0, 0, 3, 0, 0, 3]
+    os.kill(pid_of(drafter), signal.SIGKILL)
+    assert until(lambda: drafter.stats().num_starts > 1 and serving(drafter)) < TIMEOUT
+    known.clear()
+    for seq_id in (1, 2, 3, 0):
+        ask(seq_id)
+    assert known == [0, 0, 3, 0]
+    drafter.shut_down()
 
 
 @pytest.mark.sample(1)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -100,6 +101,17 @@ def _tensor(array: np.ndarray[Any, np.dtype[np.int32]], device: torch.device) ->
 
 # The salt of sequences that are opened without one of their own: those of drafters.
 SALT: ContextVar[str] = ContextVar("outrider_salt", default="")
+
+
+@contextmanager
+def salted(salt: str) -> Generator[None]:
+    """A block in which sequences have this salt if they are opened without one of their own."""
+    outside = SALT.set(salt)
+    try:
+        yield
+    finally:
+        SALT.reset(outside)
+
 
 # The preceding filling, by its name or as a salt, and a page's own tokens.
 _Key = tuple[int | str, tuple[int, ...]]

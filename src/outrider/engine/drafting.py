@@ -24,7 +24,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from outrider.cache.pages import SALT
+from outrider.cache.pages import salted
 from outrider.core.clock import HOST_CLOCK, Clock, patience
 from outrider.core.draft import Draft, DraftPart, Trim
 from outrider.core.errors import (
@@ -379,14 +379,11 @@ def _none_to_choose(name: str) -> Drafter:
 def _open(drafter: Drafter, seq: LiveSequence) -> None:
     """Open a sequence. A salt keeps requests from learning of each other by drafts, or by how soon
     the drafter has read their texts."""
-    outside = SALT.set(seq.params.cache_salt)
-    try:
+    with salted(seq.params.cache_salt):
         if seq.params.cache_salt and isinstance(drafter, KeepsApart):
             drafter.open_apart(seq.seq_id, seq.tokens)
         else:
             drafter.open(seq.seq_id, seq.tokens)
-    finally:
-        SALT.reset(outside)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from threading import Thread
 from time import perf_counter
 from typing import Any
 
+from outrider.cache.pages import salted
 from outrider.core.draft import Draft, Outcome
 from outrider.core.errors import DrafterError, OutriderError, SequenceError
 from outrider.core.protocols import AheadRow, DraftAhead, Drafter, DraftRow
@@ -94,10 +95,11 @@ def _load_options(options: ChildOptions) -> LoadOptions:
 
 @dataclass(slots=True)
 class _Text:
-    """The text of one sequence. `opened` says whether the drafter knows it; `draft` is the newest,
-    with its distributions."""
+    """The text of one sequence, which shares pages with texts of the same `salt`. `opened` says
+    whether the drafter knows it; `draft` is the newest, with its distributions."""
 
     tokens: list[int]
+    salt: str = ""
     terms: SamplingTerms | None = None
     opened: bool = False
     draft: Draft = field(default_factory=Draft.empty)
@@ -127,8 +129,8 @@ class WorkerServer:
         """Return the answer, if there is one. Raises DrafterError for a foreign frame."""
         match frame.kind:
             case Kind.OPEN:
-                seq_id, tokens = read_about(frame.body)
-                self._texts[seq_id] = _Text(tokens)
+                seq_id, tokens, salt = read_about(frame.body)
+                self._texts[seq_id] = _Text(tokens, salt)
             case Kind.TERMS:
                 seq_id, terms = read_terms(frame.body)
                 self._text(seq_id).terms = terms
@@ -177,7 +179,8 @@ class WorkerServer:
         for row in rows:
             text = self._text(row.seq_id)
             if not text.opened:
-                self._inner.drafter.open(row.seq_id, row.tokens)
+                with salted(text.salt):
+                    self._inner.drafter.open(row.seq_id, row.tokens)
                 text.opened = True
 
     def _proposals(self, rows: Sequence[DraftRow], drafts: Sequence[Draft]) -> list[Proposal]:

@@ -12,8 +12,10 @@ import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from threading import Lock
 
+from outrider.cache.pages import SALT
 from outrider.core.draft import Draft
 from outrider.core.errors import DrafterError, MachineError, OutriderError
 from outrider.core.protocols import AheadRow, DraftNeeds, DraftRow
@@ -36,8 +38,10 @@ from outrider.plugins.lanes.process.worker import CHILD, RestartBackoff, WorkerK
 
 @dataclass(slots=True)
 class _Sent:
-    """The state of a sequence that the process at the end of `line` knows."""
+    """The state of a sequence that the process at the end of `line` knows. The digest `salt` stands
+    for the salt of its request."""
 
+    salt: str = ""
     line: WorkerLine | None = None
     num_tokens: int = 0
     terms: SamplingTerms | None = None
@@ -110,11 +114,14 @@ class ProcessDrafter:
         """Open a sequence. It is sent to the process with the first request for a draft. After
         `shut_down` a new process is started and awaited."""
         del prompt
+        # A digest: any string can be a salt, and a message has text in UTF-8.
+        given = SALT.get().encode("utf-8", "surrogatepass")
+        salt = sha256(given).hexdigest() if given else ""
         if not self._end.alive:
             self._start()
             self.wait_ready()
         with self._lock:
-            self._known[seq_id] = _Sent()
+            self._known[seq_id] = _Sent(salt)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         """Return the process's drafts. Raises what its drafter raised, as CapacityError or
@@ -216,7 +223,7 @@ class ProcessDrafter:
         frames: list[Frame] = []
         if sent.line is not line:
             sent.line, sent.num_tokens, sent.terms = line, len(row.tokens), None
-            frames.append(about(Kind.OPEN, row.seq_id, row.tokens))
+            frames.append(about(Kind.OPEN, row.seq_id, row.tokens, sent.salt))
         terms = SamplingTerms(row.params, row.shaper)
         if not terms.same(sent.terms):
             sent.terms = terms

@@ -182,19 +182,20 @@ def read_asking(body: bytes, take: Callable[[BodyReader], T]) -> list[T]:
     return rows
 
 
-def about(kind: Kind, seq_id: int, tokens: Sequence[int] = ()) -> Frame:
+def about(kind: Kind, seq_id: int, tokens: Sequence[int] = (), salt: str = "") -> Frame:
     writer = BodyWriter()
     writer.put(_SEQ, seq_id)
     writer.ints(tokens)
+    writer.text(salt)
     return writer.frame(kind)
 
 
-def read_about(body: bytes) -> tuple[int, list[int]]:
+def read_about(body: bytes) -> tuple[int, list[int], str]:
     reader = BodyReader(body)
     (seq_id,) = reader.take(_SEQ)
-    tokens = reader.ints()
+    tokens, salt = reader.ints(), reader.text()
     reader.end()
-    return seq_id, tokens
+    return seq_id, tokens, salt
 
 
 def failure(error: Exception) -> Frame:
