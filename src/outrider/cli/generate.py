@@ -25,7 +25,7 @@ from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.cli.call import Call
 from outrider.cli.conversation import given_prompt
-from outrider.cli.output import Painter, answer, fitted, prose, say, screen_table
+from outrider.cli.output import Painter, Steps, answer, duration, fitted, prose, say, screen_table
 from outrider.cli.session import open_llm, run_record, show, show_notes, structure_of
 from outrider.cli.verb_options import GenerateOptions
 from outrider.cli.verdict import RoundsPage, details, headline, is_cut, say_toy
@@ -75,7 +75,12 @@ def generate(call: Call[GenerateOptions]) -> int:
         painter.write("" if shown.quiet else painter.mark(cut=is_cut(reply.result)))
         painter.close_text(() if shown.quiet else reply.seen)
     show_notes([reply.result])
-    comparison = compare_with_off(llm, prompt, resolved, structure) if shown.compare else None
+    comparison = None
+    if shown.compare:
+        took = 2 * (NUM_RUNS + 1) * reply.result.stats.seconds["total"]
+        title = f"measuring {NUM_RUNS} runs each with and without speculation, about "
+        with Steps(title + duration(took), hidden=shown.json or shown.quiet or took < 1):
+            comparison = compare_with_off(llm, prompt, resolved, structure)
     if painter is not None and not shown.quiet:
         painter.line(verdict(reply.result, comparison, everything=shown.stats))
     speed_ratio = comparison.summary() if comparison else ""

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, TextIO, TypeAlias, TypeVar, cast
 
 from rich.cells import cell_len
@@ -382,10 +383,34 @@ class Meter(Bar):
 def _columns(unit: str) -> list[ProgressColumn]:
     if not unit:
         return [words(), BarColumn(), TimeElapsedColumn()]
+    if unit == "steps":
+        return [TimeElapsedColumn(), words()]
     if unit == "bytes":
         return [BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()]
     left = words(f"{unit}, left:")
     return [words(), BarColumn(), MofNCompleteColumn(), left, TimeRemainingColumn()]
+
+
+class Steps(Meter):
+    """Progress of named steps that take long: a line on a terminal; elsewhere a line of its own for
+    a step that is `new`, and for others one in _PAUSE seconds."""
+
+    def __init__(self, title: str, *, hidden: bool = False) -> None:
+        super().__init__(title, unit="steps", hidden=hidden)
+        self.began = self._shown = perf_counter()
+        if not self.drawn and not hidden:
+            say(title)
+
+    def show(self, title: str, *, new: bool = True) -> None:
+        now = perf_counter()
+        if self.drawn:
+            self.step(0, title=title)
+        elif new or now >= self._shown + _PAUSE:
+            self._shown = now
+            say(f"{duration(now - self.began):>5}  {title}")
+
+
+_PAUSE = 10.0
 
 
 def taken(visits: Iterable[Sequence[T]], *, title: str, total: int) -> tuple[list[T], bool]:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import datetime
 import math
 import textwrap
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.call import Call
-from outrider.cli.output import Meter, answer, check_writable, line_width, write_whole
+from outrider.cli.output import Steps, answer, check_writable, duration, line_width, write_whole
 from outrider.cli.session import fetch_missing
 from outrider.cli.verb_options import VerifyOptions
 from outrider.core.env import api_key
@@ -40,29 +41,28 @@ def verify(call: Call[VerifyOptions]) -> int:
 
 
 def _certify(call: Call[VerifyOptions]) -> int:
-    from outrider.plugins.proof.certificate import Certificate, ProofStep, about, certify
-    from outrider.plugins.proof.parity import subject_of
+    program = call.resolved.program()
+    # Shown first: imports and models take seconds.
+    with Steps(f"verify {program.target}: 4 checks, one to several minutes") as steps:
+        from outrider.plugins.proof.certificate import Certificate, ProofStep, about, certify
+        from outrider.plugins.proof.parity import subject_of
 
-    resolved, shown = call.resolved, call.options
-    program = resolved.program()
-    fetch_missing(program.target, None if program.draft in ("auto", "none") else program.draft)
-    subject = subject_of(
-        program.target, program.draft, resolved.engine(), resolved.repeatable_sampling()
-    )
-    with Meter("opening the pair") as meter:
+        resolved, shown = call.resolved, call.options
+        fetch_missing(program.target, None if program.draft in ("auto", "none") else program.draft)
+        subject = subject_of(
+            program.target, program.draft, resolved.engine(), resolved.repeatable_sampling()
+        )
         header = about(subject, resolved.decided())
-        if not shown.json:
-            print(_header(header))
         checks: list[Check] = []
+        forecast = Forecast(shown.seconds or math.inf)
         for event in certify(subject, _effort(shown, resolved)):
             if isinstance(event, ProofStep):
-                meter.step(0, title=_doing(event))
-                continue
-            checks.append(event)
-            if not shown.json:
-                print(_line(event), flush=True)
+                left = forecast.left(event, perf_counter())
+                steps.show(_doing(event, checks, left), new=event.number == 1)
+            else:
+                checks.append(event)
     certificate = Certificate(header, tuple(checks))
-    answer(shown, certificate.to_dict(), _box(certificate))
+    answer(shown, certificate.to_dict(), f"{_found(certificate)}\n\n{_header(header)}")
     return 0 if certificate.holds else 1
 
 
@@ -70,7 +70,8 @@ def _audit(call: Call[VerifyOptions]) -> int:
     """Audit a server. Raises ConfigError if its speculation cannot be turned off, MachineError if
     it does not answer."""
     from outrider.api.clients import Server
-    from outrider.plugins.proof.against import Amount, Audit, page_of
+    from outrider.plugins.proof.against import NUM_STEPS, Amount, Audit, page_of
+    from outrider.plugins.proof.check import Check
     from outrider.plugins.proof.served import sides_of
 
     shown = call.options
@@ -92,16 +93,21 @@ def _audit(call: Call[VerifyOptions]) -> int:
         amount = replace(amount, greedy_tokens=num, sampled_tokens=fewer)
     audit = Audit(sides, replace(amount, temperature=chosen.get("temperature") or 1.0))
     checks: list[Check] = []
-    with Meter("asking the server") as meter:
+    with Steps(f"verify {urls[1]}: {NUM_STEPS} checks of its answers, a minute or more") as steps:
+        number = 0
         for event in audit.run():
-            if isinstance(event, str):
-                meter.step(0, title=event)
+            if isinstance(event, Check):
+                checks.append(event)
                 continue
-            checks.append(event)
-            if not shown.json:
-                print(_line(event), flush=True)
+            number += 1
+            doing = f"check {number} of {NUM_STEPS}, {event}"
+            if number > 1:
+                # Each asks for about as many tokens.
+                each = (perf_counter() - steps.began) / (number - 1)
+                doing += f", about {duration(each * (NUM_STEPS + 1 - number))} left"
+            steps.show(doing + _failed(checks))
     report = _report(audit, checks, [url or urls[1] for url in urls])
-    answer(shown, report.to_dict(), _box(report))
+    answer(shown, report.to_dict(), _found(report))
     if shown.html:
         write_whole(Path(shown.html), page_of(report, _MARKS))
     return 0 if report.holds else 1
@@ -129,10 +135,52 @@ def _effort(shown: VerifyOptions, resolved: Resolved) -> Effort:
     return replace(effort, greedy_tokens=resolved.repeatable_sampling().max_tokens)
 
 
-def _doing(step: ProofStep) -> str:
+# Seconds of a part for the embedded pair on two cores of 2.8 GHz; the third depends on the model.
+SECONDS_OF_PARTS: Mapping[int, float] = {1: 12, 2: 25, 4: 25}
+_TEXTS = 3
+
+
+@dataclass(slots=True)
+class Forecast:
+    """The time left of a certificate, from the times of its parts until now; the model's texts
+    take `most` seconds."""
+
+    most: float
+    _part: int = 0
+    _since: float = 0.0
+    _speed: float = 1.0
+
+    def left(self, step: ProofStep, now: float) -> str:
+        """Return the time left at the begin of a step, in words."""
+        if step.part != self._part:
+            if self._part in SECONDS_OF_PARTS:
+                self._speed = (now - self._since) / SECONDS_OF_PARTS[self._part]
+            self._part, self._since = step.part, now
+        spent = now - self._since
+        later = self._speed * sum(one for part, one in SECONDS_OF_PARTS.items() if part > step.part)
+        if step.part in SECONDS_OF_PARTS:
+            own = max(SECONDS_OF_PARTS[step.part] * self._speed - spent, 1)
+        elif step.number > 1:
+            own = spent / (step.number - 1) * max(step.total + 1 - step.number, 1)
+            own = max(min(own, self.most - spent), 1)
+        else:
+            own = 0
+        texts = " and the model's texts" if step.part < _TEXTS or not own else ""
+        return f"about {duration(own + later)} left{texts}"
+
+
+def _doing(step: ProofStep, checks: Sequence[Check], left: str) -> str:
     from outrider.plugins.proof.certificate import PARTS
 
-    return f"part {step.part} of {len(PARTS)}, {PARTS[step.part - 1]}: {step.doing}"
+    part = f"check {step.part} of {len(PARTS)}, {PARTS[step.part - 1]}"
+    if step.total:
+        part += f", run {min(step.number, step.total)} of {step.total}"
+    return f"{part}, {left}{_failed(checks)}: {step.doing}"
+
+
+def _failed(checks: Sequence[Check]) -> str:
+    failed = [check.title for check in checks if check.holds is False]
+    return f"; FAILED: {', '.join(failed)}" if failed else ""
 
 
 def _header(about: Mapping[str, Any]) -> str:
@@ -150,7 +198,7 @@ def _header(about: Mapping[str, Any]) -> str:
         ("seed, date", f"{about['seed']}, {about['utc']}"),
     ]
     lines = [_wrapped(f"  {name:<11}", text, indent=13) for name, text in rows]
-    return "\n".join(["Certificate of exactness", *lines, ""])
+    return "\n".join(["What was checked", *lines])
 
 
 def _model(about: Mapping[str, Any]) -> str:
@@ -171,15 +219,12 @@ def _line(check: Check) -> str:
     return "\n".join(lines)
 
 
-def _box(certificate: Certificate | Report) -> str:
-    width = line_width(_PIPED_WIDTH) - 4
-    lines = textwrap.wrap(certificate.verdict, width)
-    following = certificate.next_command
-    if following is not None:
-        lines += textwrap.wrap(f"next: {following}", width)
-    edge = "─" * (width + 2)
-    inside = [f"│ {line:<{width}} │" for line in lines]
-    return "\n".join(["", f"┌{edge}┐", *inside, f"└{edge}┘"])
+def _found(report: Certificate | Report) -> str:
+    """Return the verdict, what to try next, and a line for each check."""
+    lines = [_wrapped("", report.verdict, indent=0)]
+    if report.next_command is not None:
+        lines.append(_wrapped("next: ", report.next_command, indent=6))
+    return "\n".join([*lines, *map(_line, report.checks)])
 
 
 def _wrapped(start: str, text: str, *, indent: int) -> str:

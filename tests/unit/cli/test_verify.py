@@ -16,13 +16,15 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command, Finished
+from outrider.cli import verify
+from outrider.cli.output import duration
 from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS
 from outrider.core.errors import MachineError
 from outrider.plugins.proof import algebra, certificate, check, mutants, parity
 from outrider.plugins.proof.cases import FIXED
-from outrider.plugins.proof.check import DEEP, Check, Effort, Part
+from outrider.plugins.proof.certificate import ProofStep
+from outrider.plugins.proof.check import DEEP, PROMPTS, Check, Effort, Part
 from outrider.plugins.proof.mutants import DECISIONS, ROUNDS, planted
-from outrider.plugins.proof.parity import PROMPTS
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 
@@ -95,17 +97,17 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutants, "ROUNDS", ROUNDS[:1])
 
 
-def boxed(shown: Finished) -> str:
-    """The verdict in the box at the end, on one line."""
-    return " ".join(re.findall(r"^│ (.*?) *│$", shown.out, flags=re.MULTILINE))
+def conclusion(shown: Finished) -> str:
+    """The verdict that the result begins with, and what to do next, on one line."""
+    return " ".join(re.split(r"\n  (?! )", shown.out)[0].split())
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("little")
 def test_a_certificate_says_what_was_tested_and_what_was_found(outrider: Command) -> None:
     shown = outrider("verify", "outrider/embedded", "--seed", "1", "--output", "proof.json")
-    assert (shown.code, shown.err) == (0, "")
-    assert shown.out.startswith("Certificate of exactness\n")
+    assert shown.code == 0
+    assert "\n\nWhat was checked\n" in shown.out
     record = json.loads(Path("proof.json").read_text())
     about = record["about"]
     for role, name in (("target", "outrider/embedded"), ("draft", "outrider/embedded-draft")):
@@ -121,7 +123,7 @@ def test_a_certificate_says_what_was_tested_and_what_was_found(outrider: Command
     num_tokens = facts["parity"]["num_tokens"]
     assert facts["parity"]["num_equal"] == num_tokens > 0
     assert facts["mutants"]["num_caught"] == facts["mutants"]["num_planted"] == 2
-    assert boxed(shown) == record["verdict"]
+    assert conclusion(shown) == record["verdict"]
     assert f"the same {num_tokens} tokens with it and without it" in record["verdict"]
 
 
@@ -134,8 +136,8 @@ def test_a_wrong_rule_is_not_certified(outrider: Command) -> None:
     assert "  FAILED  exact algebra" in shown.out
     assert "problem: token, " in shown.out
     assert "  ok      same text" in shown.out
-    assert boxed(shown).startswith("NOT CERTIFIED: exact algebra")
-    assert "next: " in boxed(shown)
+    assert conclusion(shown).startswith("NOT CERTIFIED: exact algebra")
+    assert "next: " in conclusion(shown)
 
 
 @pytest.mark.covering(1)
@@ -156,7 +158,7 @@ def test_one_part_that_does_not_hold_decides_verdict_and_code(
     assert f"  {mark}  {TITLES[part]}" in shown.out
     assert shown.out.count("  ok      ") == 3
     assert "problem: the third token is wrong" in shown.out
-    assert boxed(shown).startswith(verdict.format(TITLES[part]))
+    assert conclusion(shown).startswith(verdict.format(TITLES[part]))
 
 
 def test_near_ties_are_named_and_do_not_fail(outrider: Command, script: Script) -> None:
@@ -166,16 +168,16 @@ def test_near_ties_are_named_and_do_not_fail(outrider: Command, script: Script) 
     shown = outrider("verify")
     assert shown.code == 0
     assert f"warning: {note}" in shown.out
-    assert "changes nothing here but rounding" in boxed(shown)
-    assert "7 texts differ" in boxed(shown)
-    assert "5 were looked into" in boxed(shown)
+    assert "changes nothing here but rounding" in conclusion(shown)
+    assert "7 texts differ" in conclusion(shown)
+    assert "5 were looked into" in conclusion(shown)
 
 
 @pytest.mark.parametrize("holds", [True, False])
 def test_json_is_one_object_with_everything(outrider: Command, script: Script, holds: bool) -> None:
     script.checks["ensemble"] = found("ensemble", holds=holds, problems=() if holds else ("p = 0",))
     shown = outrider("verify", "--json", "--output", "proof.json")
-    assert (shown.code, shown.err) == (0 if holds else 1, "")
+    assert shown.code == (0 if holds else 1)
     record = json.loads(shown.out)
     assert shown.out.count("\n") == 1
     assert Path("proof.json").read_text() == shown.out
@@ -215,8 +217,8 @@ def test_an_error_half_way_leaves_an_older_file_as_it_was(
     monkeypatch.setattr(certificate, "mutants", broken)
     Path("proof.json").write_text("old")
     shown = outrider("verify", "--output", "proof.json")
-    assert (shown.code, shown.err) == (3, "error: no memory is left\n")
-    assert boxed(shown) == ""
+    assert (shown.code, shown.out) == (3, "")
+    assert shown.err.endswith("error: no memory is left\n")
     assert list(script.calls) == ["algebra", "ensemble", "parity"]
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("proof.json", "old")]
 
@@ -279,3 +281,38 @@ def test_models_are_words_or_flags(outrider: Command, script: Script) -> None:
     shown = outrider("verify", "outrider/embedded", "none")
     assert script.calls["parity"]["ParityTask"].subject.drafters == ("ngram",)
     assert re.search(r"^  draft +none$", shown.out, flags=re.MULTILINE)
+
+
+def test_each_part_says_where_it_is_and_how_long_it_takes(
+    outrider: Command, script: Script
+) -> None:
+    script.checks["ensemble"] = found("ensemble", holds=False)
+    first, *lines = outrider("verify").err.splitlines()
+    assert first == "verify outrider/embedded: 4 checks, one to several minutes"
+    titles = ["exact algebra", "chi-square ensemble", "same text, run 1 of 11", "planted bugs"]
+    assert len(lines) == len(titles)
+    for number, (title, name, line) in enumerate(zip(titles, TITLES, lines, strict=True), start=1):
+        assert f" s  check {number} of 4, {title}, about " in line
+        assert line.endswith(f": {name} at work")
+        assert ("left and the model's texts" in line) is (number < 4)
+        assert ("; FAILED: chi-square ensemble: " in line) is (number > 2)
+
+
+def test_the_time_left_is_that_of_steps_on_this_machine() -> None:
+    forecast = verify.Forecast(most=100)
+    algebra, ensemble, mutants = (verify.SECONDS_OF_PARTS[part] for part in (1, 2, 4))
+    half = algebra / 2
+    both = " and the model's texts"
+
+    def left(seconds: float, words: str = "") -> str:
+        return f"about {duration(seconds)} left{words}"
+
+    assert forecast.left(ProofStep(1, ""), 5) == left(algebra + ensemble + mutants, both)
+    # The first part takes half of the time, so the others will too.
+    assert forecast.left(ProofStep(2, ""), 5 + half) == left((ensemble + mutants) / 2, both)
+    at = 5 + half + ensemble / 2
+    assert forecast.left(ProofStep(3, "", 1, 5), at) == left(mutants / 2, both)
+    assert forecast.left(ProofStep(3, "", 3, 5), at + 8) == left(3 * 4 + mutants / 2)
+    # --seconds ends the texts.
+    assert forecast.left(ProofStep(3, "", 4, 5), at + 90) == left(10 + mutants / 2)
+    assert forecast.left(ProofStep(4, "", 1), at + 95) == left(mutants / 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Generator
@@ -67,7 +68,12 @@ def test_a_fault_is_printed_with_its_evidence_and_ends_with_1(
     assert done.code == 1
     assert "FAILED  greedy text" in done.out
     assert "gap of their log-probabilities" in " ".join(done.out.split())
-    assert "SPECULATION CHANGES THE OUTPUT: greedy text" in done.out
+    assert done.out.startswith("SPECULATION CHANGES THE OUTPUT: greedy text")
+    first, *lines = done.err.splitlines()
+    assert first.endswith(": 8 checks of its answers, a minute or more")
+    assert len(lines) == 8
+    assert lines[0].endswith(" s  check 1 of 8, greedy texts")
+    assert re.search(r" s  check 2 of 8, sampled text, about \d+ s left; FAILED: greedy", lines[1])
     assert "FAILED" in page.read_text()
 
 

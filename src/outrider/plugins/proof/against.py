@@ -75,6 +75,8 @@ TITLES = {
     "n": "several choices",
     "json": "JSON schema",
 }
+# What is yielded by Audit.run before a check, or before the first three.
+NUM_STEPS = len(TITLES) - 2
 
 
 @dataclass(frozen=True, slots=True)
