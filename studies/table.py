@@ -133,10 +133,11 @@ def table(options: Options, report: Report) -> None:
     Files take their turn; a file SHAPE-FORMAT.gguf that is not there is made of random weights. In
     a cell ours and the peer take turns, after one turn in which each setting of the peer is tried
     and its fastest kept. `plain` writes 64 tokens after one; `16 rows` is a pass with the logits of
-    16 rows at 64 tokens, for the peer 16 sequences; `32 at once` are 32 sequences of 64 tokens that
-    each write 16 more. `share` is the time in which the machine reads the weights once, or in which
-    it multiplies, whichever is longer, over ours: bfloat16 by tiles if the machine has them, all
-    other formats by products of bytes on vectors. Attention is not counted.
+    16 rows at 64 tokens, for the peer 16 sequences; `32 at once` are 32 sequences of 64 tokens,
+    timed over 16 tokens of each or more while all write. `share` is the time in which the machine
+    reads the weights once, or in which it multiplies, whichever is longer, over ours: bfloat16 by
+    tiles if the machine has them, all other formats by products of bytes on vectors. Attention is
+    not counted.
 
     Cells that --output has are not measured again, and none begins after --seconds.
     """
@@ -187,7 +188,7 @@ def _is_of(cell: Mapping[str, Any], file: Path, peer: str) -> bool:
 
 
 def _engine(file: Path, options: Options, batch_size: int) -> LLM:
-    slots = SLOTS if batch_size == 1 else 2 * AT_ONCE * (CONTEXT + ROUNDS)
+    slots = SLOTS if batch_size == 1 else 2 * AT_ONCE * (CONTEXT + 3 * ROUNDS)
     config = EngineConfig(drafter="none", batch_size=batch_size, device="cpu", arena_tokens=slots)
     return LLM(file, config=config, threads=options.threads)
 
@@ -264,15 +265,18 @@ def _plain(llm: LLM) -> float:
 
 
 def _at_once(llm: LLM) -> float:
-    """From when the last sequence has its first token."""
+    """While all sequences write: from the last one's first token to the end of the first."""
     llm.forget()
     prompts = [[5 + i, *range(20, 20 + CONTEXT - 1)] for i in range(AT_ONCE)]
-    params = SamplingParams(max_tokens=ROUNDS + 1, ignore_eos=True)
+    # Those that are read first write while the others are read.
+    params = SamplingParams(max_tokens=3 * ROUNDS + 1, ignore_eos=True)
     results = llm.generate(prompts, params)
     started = max(result.token_seconds[0] for result in results)
-    ended = max(result.token_seconds[-1] for result in results)
-    later = sum(second > started for result in results for second in result.token_seconds)
-    return (ended - started) / later
+    ended = min(result.token_seconds[-1] for result in results)
+    written = sum(started < second <= ended for one in results for second in one.token_seconds)
+    if written < AT_ONCE * ROUNDS:
+        raise ValueError(f"only {written} tokens were written by all sequences at once")
+    return (ended - started) / written
 
 
 def _read(llm: LLM, length: int) -> float:
@@ -293,7 +297,7 @@ def _bound(llm: LLM, work: str, length: int, ceilings: Mapping[str, float], thre
     layers = spec.num_parameters - table_size * (1 if spec.tied else 2)
     # Of a prompt one row has logits.
     products = layers + table_size * (1 / length if length else 1)
-    wide = sum(one.nbytes for one in model.streamed) >= 2 * products
+    wide = sum(one.nbytes for one in model.streamed) >= 2 * (layers + table_size)
     names = ("bfloat16 tiles", "bfloat16 dots", "bfloat16") if wide else ("int8",)
     ceiling = max(ceilings.get(name, 0.0) for name in names)
     return max(read / rows, 2 * products / ceiling / 1e9)

@@ -5,13 +5,40 @@ Shapes:  N = tokens, V = vocabulary, K = layers, D = hidden size.
 
 from __future__ import annotations
 
+import json
+import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors.torch import (
+    load_file,  # pyright: ignore[reportUnknownVariableType]
+    save_file,  # pyright: ignore[reportUnknownVariableType]
+)
 from torch import Tensor
+
+
+def _decoded(folder: Path, out: Path) -> Path:
+    """`folder` without its codes of 8 bits, which transformers reads with another package only; a
+    folder without any as it is."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    found = config.pop("quantization_config", {"format": ""})
+    if found.get("format") != "int-quantized":
+        return folder
+    shutil.copytree(folder, out)
+    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    stored = load_file(folder / "model.safetensors")
+    tensors = {name: tensor for name, tensor in stored.items() if "weight_" not in name}
+    coded = [name for name, tensor in tensors.items() if tensor.dtype == torch.int8]
+    assert len(coded) > 10
+    for name in coded:
+        zero_O1, scale_O1 = stored[f"{name}_zero_point"].float(), stored[f"{name}_scale"].float()
+        tensors[name] = (tensors[name].float() - zero_O1) * scale_O1
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    return out
 
 
 class Oracle:
@@ -19,14 +46,16 @@ class Oracle:
 
     def __init__(self, folder: Path) -> None:
         # Imported here: only slow tests and the goldens script have transformers at hand.
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), TemporaryDirectory() as numbers:
             warnings.simplefilter("ignore")
             import transformers  # pyright: ignore[reportMissingTypeStubs]
 
             transformers.utils.logging.disable_progress_bar()
             loader: Any = transformers.AutoModelForCausalLM
             self._model: Any = loader.from_pretrained(
-                folder, dtype=torch.float32, attn_implementation="eager"
+                _decoded(folder, Path(numbers) / "decoded"),
+                dtype=torch.float32,
+                attn_implementation="eager",
             ).eval()
         self.version: str = transformers.__version__
 
