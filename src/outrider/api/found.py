@@ -79,6 +79,12 @@ class FoundDrafts:
         *most, last = [one.words + one.measured for one in self.drafts]
         return f"{', '.join(most)} and {last}" if most else last
 
+    @property
+    def short(self) -> str:
+        """The names of all drafts, and of look-ups."""
+        *most, last = [one.words.partition(",")[0] for one in self.drafts]
+        return f"{', '.join(['look-ups in the text', *most])} and {last}"
+
 
 def found_drafts(
     folder: Path, target: DecoderConfig, config: EngineConfig, *, without: Collection[str] = ()
@@ -97,7 +103,7 @@ def found_drafts(
         drafts.append(FoundDraft(model, MODEL, _where(model), _gain(model, MODEL)))
     if "copy" not in without:
         no_copy = why_no_copy(folder, target, config)
-        words = f"a copy of the target in {config.self_quantise}"
+        words = f"a copy of the model in {config.self_quantise}"
         drafts += [] if no_copy else [FoundDraft(folder, COPY, words)]
         passed += [f"a copy in 4 bits {no_copy}"] if no_copy else []
     if len(drafts) > 1 and not can_join(config):
@@ -177,7 +183,7 @@ def _where(found: Path) -> str:
     """The name and location of the model in `found`, in the cache or elsewhere."""
     store = found.parents[1].name if found.parent.name == "snapshots" else ""
     name = store.removeprefix("models--").replace("--", "/") or found.name
-    return f"{name}, which {'is in the cache' if store else 'lies next to the target'}"
+    return f"draft model {name}, which {'is in the cache' if store else 'lies next to the target'}"
 
 
 def companion_of(target: Path) -> Path | None:

@@ -314,20 +314,26 @@ def _target_of(heads: Path, verifier: str) -> Path:
 def _auto_notes(
     folder: Path, resolved: ResolvedConfig, found: FoundDrafts, *, without: Collection[str]
 ) -> Iterator[str]:
-    """Notes on the choice of drafter auto: what drafts, what does not, and why."""
+    """Notes on the choice of drafter auto: what drafts, and on the second line what does not, and
+    why."""
+    stops = "; stops by itself where it does not pay" if resolved.left_to_us else ""
     if found.drafts:
         leave = "it" if len(found.drafts) == 1 else "them"
         passed = f". Left out: {'; '.join(found.passed)}" if found.passed else ""
         yield (
+            f"speculation: {found.short}{stops}\n"
             f"drafter auto: {found.words}, together with look-ups in the text; in each round "
             f"whichever gained most by what was measured, or nothing where no draft pays; "
             f"--drafter suffix leaves {leave} out{passed}"
         )
     elif resolved.drafter.drafts and resolved.drafter.looks_up:
-        paying = ", as far as they pay" if resolved.left_to_us else ""
         passed = "" if without else f"; {why_none(folder, resolved.settings)}"
         passed += "".join(f", and {one}" for one in found.passed)
-        yield f"drafter auto: look-ups in the text ({resolved.drafter.name}){paying}{passed}"
+        name = resolved.drafter.name
+        yield (
+            f"speculation: look-ups in the text{stops}\n"
+            f"drafter auto: look-ups in the text ({name}){passed}"
+        )
 
 
 def _tokenizer_of(folder: Path, target: DecoderConfig, other: str) -> Tokenizer:

@@ -73,7 +73,7 @@ class Conversation:
         stats: bool,
         goes_on: bool,
     ) -> None:
-        self.llm: LLM = open_llm(resolved, chats=True)
+        self.llm: LLM = open_llm(resolved, chats=True, details=stats)
         self._resolved = resolved
         self._painter = painter
         self._structure = structure
@@ -257,7 +257,7 @@ class Conversation:
             item, origin = SETTINGS[name], f"/{'model' if name == 'target' else name}"
             chosen[name] = Chosen(item, settings.typed(item, Given(text, origin)), origin)
         resolved = Resolved(chosen)
-        opened = open_llm(resolved, chats=True)
+        opened = open_llm(resolved, chats=True, details=self._stats)
         before, self.llm, self._resolved = self.llm, opened, resolved
         self._params = self._as_advised()
         self._page.llm, self._page.resolved = opened, resolved

@@ -55,7 +55,7 @@ def generate(call: Call[GenerateOptions]) -> int:
     shown, resolved = call.options, call.resolved
     text = _prompt_of(call)
     structure = structure_of(shown)
-    llm = open_llm(resolved)
+    llm = open_llm(resolved, details=shown.stats)
     prompt, is_message = given_prompt(llm, text, shown, resolved.program().target)
     if shown.compare and not drafter_named(llm.drafter).drafts:
         raise ConfigError("--compare: speculation is off already.", hint="choose a --drafter")

@@ -100,9 +100,11 @@ def open_llm(
     drafter: str | None = None,
     on_job: Callable[[JobTrace], None] | None = None,
     chats: bool = False,
+    details: bool = False,
 ) -> LLM:
-    """Load the settings' model and print its notes. `drafter` overrides the setting; `on_job` gets
-    every job. With `chats`, a chat template is required before loading."""
+    """Load the settings' model and print its notes, all lines of them with `details`. `drafter`
+    overrides the setting; `on_job` gets every job. With `chats`, a chat template is required
+    before loading."""
     target, draft, engine = to_load(resolved)
     if chats and not engine.chat_template:
         from outrider.api.tokenizer import Tokenizer
@@ -116,9 +118,17 @@ def open_llm(
 
     llm = LLM(target, draft=draft, config=engine, on_job=on_job)
     if drafter is None:
-        for note in llm.notes:
-            say(f"note: {note}")
+        _say_notes(llm.notes, details=details)
     return llm
+
+
+def _say_notes(notes: Iterable[str], *, details: bool = False) -> None:
+    """Print notes on a model; further lines of a note have details."""
+    for note in notes:
+        first, _, more = note.partition("\n")
+        say(f"note: {first}")
+        if more and details:
+            say(f"  {more}")
 
 
 def to_load(resolved: Resolved) -> tuple[str, str | None, EngineConfig]:
@@ -334,7 +344,6 @@ def opened(
     engines = engines_of(options, resolved.engine())
     target, draft, config = to_load(resolved)
     pool = EnginePool.of(target, draft, config, engines)
-    for note in pool.card.notes:
-        say(f"note: {note}")
+    _say_notes(pool.card.notes)
     record: dict[str, object] = {"version": __version__, "settings": resolved.decided()}
     return pool, record | {"engines": engines.described, "numerics": pool.card.numerics}

@@ -198,9 +198,11 @@ def test_heads_next_to_the_target_are_found_and_damaged_ones_leave_look_ups(targ
 def test_with_look_ups_alone_the_note_says_why_there_is_nothing_else(target: Path) -> None:
     llm = LLM(target)
     assert llm.drafter == WITHOUT_DRAFT
-    (note,) = [note for note in llm.notes if note.startswith("drafter auto")]
-    assert "no MTP block, heads or draft model was found" in note
-    assert "; no MTP" in note
+    (note,) = [note for note in llm.notes if note.startswith("speculation: ")]
+    first, details = note.splitlines()
+    assert first == "speculation: look-ups in the text; stops by itself where it does not pay"
+    assert "no MTP block, heads or draft model was found" in details
+    assert "; no MTP" in details
     assert "a copy in 4 bits would gain little" in note
 
 
@@ -214,7 +216,7 @@ def test_an_mtp_block_is_taken_unannounced_too_or_its_lack_has_a_reason(
     def said(**settings: Any) -> str:
         config = EngineConfig(**settings)
         notes = plan_pair(str(hybrid), None, config).notes
-        (note,) = [note for note in notes if note.startswith("drafter auto")]
+        (note,) = [note for note in notes if note.startswith("speculation: ")]
         return note
 
     assert "the checkpoint's own MTP block (measured where" in said()
@@ -232,7 +234,7 @@ def test_an_mtp_block_is_taken_unannounced_too_or_its_lack_has_a_reason(
     kept = {name: t for name, t in load_file(weights).items() if not name.startswith("mtp.")}
     save_file(kept, weights, {"format": "pt"})
     note = said()
-    assert "look-ups in the text (suffix), as far as they pay; config.json announces" in note
+    assert "look-ups in the text (suffix); config.json announces" in note
     assert "an MTP block that is not in the files" in note
     assert not plan_pair(str(hybrid), None, EngineConfig(k=0)).notes
 
@@ -281,7 +283,10 @@ def test_heads_rank_by_their_measured_gain_and_every_source_joins_or_has_a_reaso
     assert found()[0] == ["mtp", "model"]
     assert "these were measured to gain less" in found()[1]
     notes = plan_pair(str(several), None, EngineConfig()).notes
-    assert "MTP block in mtp, found with the target and draft, which lies next" in notes[0]
+    assert "MTP block in mtp, found with the target and draft model draft, which lies" in notes[0]
+    names = "look-ups in the text, an MTP block in mtp and draft model draft"
+    stops = "stops by itself where it does not pay"
+    assert notes[0].splitlines()[0] == f"speculation: {names}; {stops}"
     assert ". Left out: eagle heads in eagle, found with the target" in notes[0]
     # What lies there cannot all draft in a schedule of several lanes: the first drafts alone.
     plan = plan_pair(str(several), None, EngineConfig(schedule="pd"))

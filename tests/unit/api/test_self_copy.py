@@ -51,7 +51,7 @@ def test_auto_drafts_with_a_copy_and_says_so(target: Path) -> None:
     llm = LLM(target, k=4)
     assert llm.drafter == WITH_FOUND
     assert llm._pair.plan.settings.controller == "goodput"  # pyright: ignore[reportPrivateUsage]
-    assert any("a copy of the target in int4" in note for note in llm.notes)
+    assert any("a copy of the model in int4" in note for note in llm.notes)
     for _ in range(2):
         assert [r.token_ids for r in llm.generate(PROMPTS, GREEDY)] == wanted
     drafter = llm._engine.drafter  # pyright: ignore[reportPrivateUsage]

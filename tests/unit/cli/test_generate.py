@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from doubles.command_line import Command
 from outrider.api.result import GenerationResult
 from outrider.cli.generate import Comparison, advice_for
 from outrider.measure import Score
+from outrider.models.loading import resolve
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 
@@ -274,3 +276,16 @@ def test_several_completions_have_a_profile_each(outrider: Command) -> None:
     assert [len(one["profile"]["rounds"]) for one in completions] == [
         len(one["rounds"]) for one in completions
     ]
+
+
+def test_what_speculates_is_one_short_note_and_its_reasons_are_asked_for(
+    outrider: Command, tmp_path: Path
+) -> None:
+    target = tmp_path / "alone" / "target"
+    shutil.copytree(resolve("outrider/embedded"), target)
+    words = ("generate", PROMPT, "--model", str(target), "--max-tokens", "1")
+    note = "note: speculation: look-ups in the text; stops by itself where it does not pay\n"
+    assert outrider(*words).err == note
+    for flag in ("--stats", "-v"):
+        err = outrider(*words, flag).err
+        assert f"{note}  drafter auto: look-ups in the text (suffix); no MTP block" in err
