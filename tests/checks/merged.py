@@ -19,8 +19,8 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter, DraftNeeds, DraftRow
 from outrider.drafters.common.context import NO_OFFER, ScoredDraft
 from outrider.drafters.common.members import DraftCostMeter, ModelMember
-from outrider.drafters.nets.medusa import MedusaDrafter, ParallelHeadSampler
 from outrider.drafters.portfolio import PortfolioDrafter
+from outrider.plugins.heads.medusa import MedusaDrafter, ParallelHeadSampler
 from outrider.verify.exact import TokenRule
 
 LOOKUPS = ("next", "same")

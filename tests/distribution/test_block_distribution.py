@@ -24,10 +24,10 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, DraftNeeds, DraftRow, StepRow
 from outrider.core.rng import draw_for
 from outrider.drafters.common.growth import DraftSampler
-from outrider.drafters.nets.block_drafts import BlockDrafter, Write, grown
-from outrider.drafters.nets.blocks import NewContext
-from outrider.drafters.nets.medusa import ParallelHeadSampler
-from outrider.kernels.native.blocks import Written
+from outrider.plugins.heads.block_drafts import BlockDrafter, Write, grown
+from outrider.plugins.heads.blocks import NewContext
+from outrider.plugins.heads.medusa import ParallelHeadSampler
+from outrider.plugins.heads.native_blocks import Written
 from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 WIDTH = 4

@@ -21,7 +21,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
 from outrider.core.rng import pick_node, race_node
 from outrider.drafters.common.growth import DraftSampler
-from outrider.drafters.nets.hidden import HeadLimits, HiddenDrafter
+from outrider.plugins.heads.hidden import HeadLimits, HiddenDrafter
 from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 LIMITS = HeadLimits(chunk=2, reach=3, window=1000, first=1)

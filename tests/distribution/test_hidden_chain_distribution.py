@@ -13,7 +13,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
 from outrider.core.rng import draw_for
 from outrider.drafters.common.growth import DraftSampler
-from outrider.drafters.nets.hidden import HeadLimits, HiddenDrafter
+from outrider.plugins.heads.hidden import HeadLimits, HiddenDrafter
 from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 BY_SEED = ("match", "coupled")

@@ -29,7 +29,7 @@ from outrider.core.rng import race_node
 from outrider.drafters.common.draft_model import ModelDrafter
 from outrider.drafters.common.growth import FusedDraft, FusedDrafts, TextPart
 from outrider.drafters.common.native import fused_model_drafts
-from outrider.drafters.nets.medusa import MedusaDrafter, ParallelHeadSampler
+from outrider.plugins.heads.medusa import MedusaDrafter, ParallelHeadSampler
 from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 from outrider_lab.models.block_net import BlockDrafter
 

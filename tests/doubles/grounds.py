@@ -22,11 +22,11 @@ from doubles.tiny_checkpoints import save_tensors
 from doubles.tiny_hybrids import hybrid_config, write_hybrid
 from doubles.tiny_mtp import block_like, mtp_tensors, write_mtp
 from outrider.core.spec import ModelSpec
-from outrider.drafters.nets.medusa import MedusaConfig
 from outrider.models.configs import LlamaConfig
 from outrider.models.families import read_config
 from outrider.models.heads import find_heads
 from outrider.models.weights import Weights
+from outrider.plugins.heads.medusa import MedusaConfig
 from outrider_lab.bench.studies.drafters_lineup import available, known
 from outrider_lab.models.block_net import BlockConfig
 

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from doubles.tiny_checkpoints import save_tensors
 from outrider.core.spec import ModelSpec
-from outrider.drafters.nets.medusa import MedusaConfig
-from outrider.drafters.nets.medusa import config_values as medusa_values
+from outrider.plugins.heads.medusa import MedusaConfig
+from outrider.plugins.heads.medusa import config_values as medusa_values
 from outrider_lab.models.block_net import BlockConfig
 from outrider_lab.models.block_net import config_values as block_values
 

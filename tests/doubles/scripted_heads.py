@@ -20,7 +20,7 @@ from doubles.tiny_attention import toy_spec
 from outrider.core.protocols import CacheStore, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import ROOT
-from outrider.drafters.common.native import NetOutput
+from outrider.plugins.heads.passes import NetOutput
 from outrider.plugins.proof.scripted import TokenMemory
 
 VOCAB = 50

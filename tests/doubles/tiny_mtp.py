@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from doubles.tiny_checkpoints import save_tensors
 from doubles.tiny_hybrids import hybrid_config, hybrid_shapes, write_hybrid
-from outrider.drafters.nets.mtp import MtpConfig, config_values
 from outrider.models.configs import LlamaConfig
+from outrider.plugins.heads.mtp import MtpConfig, config_values
 
 Tensors = dict[str, Tensor]
 

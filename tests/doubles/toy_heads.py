@@ -33,7 +33,7 @@ from outrider.core.protocols import (
 )
 from outrider.core.rng import KeyedRng
 from outrider.core.spec import ModelSpec
-from outrider.drafters.common.native import NetOutput
+from outrider.plugins.heads.passes import NetOutput
 from outrider_lab.models.block_net import BlockContext, Guess
 
 LAYER = 1

@@ -25,7 +25,6 @@ from outrider.core.draft import Draft
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
-from outrider.drafters.nets.medusa import MedusaConfig
 from outrider.engine.round import LiveSequence
 from outrider.engine.stages import Stages
 from outrider.models.decoder import ModelCapacity
@@ -36,6 +35,7 @@ from outrider.plugins.gpu.rounds.build import captured_round
 from outrider.plugins.gpu.rounds.host_round import HostRound
 from outrider.plugins.gpu.rounds.program import EagerLauncher
 from outrider.plugins.gpu.rounds.shaping import write_shaping
+from outrider.plugins.heads.medusa import MedusaConfig
 
 pytestmark = pytest.mark.wide
 

@@ -20,12 +20,12 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import CausalLM, Drafter
 from outrider.drafters.common.growth import DraftSampler
-from outrider.drafters.nets.mtp import mtp_drafter
 from outrider.engine.compaction import StepwiseLM
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model, resolve
+from outrider.plugins.heads.mtp import mtp_drafter
 
 CAPACITY = ModelCapacity(num_slots=512, page_size=4, max_rows=64, max_logits=64, hidden_layers=(2,))
 SAMPLER = DraftSampler(first_maximum, "the MTP block")

@@ -29,8 +29,8 @@ from doubles.scripted_heads import Reading, ScriptedBlock, ScriptedTarget, Targe
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Controller
 from outrider.drafters.common.growth import DraftSampler
-from outrider.drafters.nets.hidden import HeadLimits, HiddenDrafter
 from outrider.engine.round import LiveSequence
+from outrider.plugins.heads.hidden import HeadLimits, HiddenDrafter
 
 PROMPT = tuple(range(10, 20))
 P = len(PROMPT)

@@ -20,11 +20,11 @@ from outrider.api.llm import LLM
 from outrider.cli.main import run
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
-from outrider.drafters.nets.mtp import read_mtp_config
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import kind_of
 from outrider.models.loading import load_model, resolve
 from outrider.models.weights import Weights
+from outrider.plugins.heads.mtp import read_mtp_config
 from parity.feeding import feed
 
 pytestmark = [pytest.mark.wide, pytest.mark.slow]

@@ -25,12 +25,12 @@ from doubles.tiny_checkpoints import save_tensors
 from doubles.tiny_families import FAMILIES, add_words, write_family
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.drafters.nets.mtp import load_mtp, read_mtp_config
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.families import parse_config
 from outrider.models.json_object import JsonObject
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model
+from outrider.plugins.heads.mtp import load_mtp, read_mtp_config
 from parity.feeding import feed
 
 pytest.importorskip("transformers")

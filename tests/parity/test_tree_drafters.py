@@ -18,9 +18,9 @@ from doubles.head_files import block_tensors, medusa_tensors, write_block, write
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
-from outrider.drafters.nets.medusa import MedusaConfig
 from outrider.models.families import read_native_config
 from outrider.models.loading import resolve
+from outrider.plugins.heads.medusa import MedusaConfig
 from outrider_lab.bench.workload import load_prompts
 from outrider_lab.models.block_net import BlockConfig
 

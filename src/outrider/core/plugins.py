@@ -3,7 +3,8 @@
 To add a drafter, put one module into `outrider/drafters`, with its class, the function that builds
 it and its description KIND. Nothing else needs its name, which is that of the module. A drafter's
 module imports no PyTorch before `build` is called, since servers and the command line read KIND.
-Drafters for study are modules of `outrider_lab/drafters` and are found in the same way.
+Drafters in a folder of `outrider/plugins` (`heads/drafters`) and those for study, in
+`outrider_lab/drafters`, are found in the same way.
 
 Other packages list theirs as entry points of the group `outrider.drafters`, `outrider.rules` or
 `outrider.controllers`, with the location of a description: a `DrafterKind`, a `RuleKind` or a
@@ -72,14 +73,21 @@ def installed(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
 
 
 @cache
+def roots() -> tuple[str, ...]:
+    """Packages that may have plugins: the lab if it is installed, the program's folders of plugins,
+    and the program."""
+    folders = iter_modules(import_module("outrider.plugins").__path__)
+    own = [f"outrider.plugins.{one.name}" for one in folders if one.ispkg]
+    return (*(["outrider_lab"] if find_spec("outrider_lab") else ()), *own, "outrider")
+
+
+@cache
 def modules_of(noun: str) -> Mapping[str, str]:
-    """Modules of plugins of this `noun` by the plugin's name, sorted: those of the program and, if
-    it is installed, of the lab. Packages are listed, and no module is imported. A name has `-`
-    where that of the module has `_`."""
-    packages = [f"{root}.{noun}s" for root in ("outrider_lab", "outrider") if find_spec(root)]
+    """Modules of plugins of this `noun` by the plugin's name, sorted. Packages are listed, and no
+    module is imported. A name has `-` where that of the module has `_`."""
     found = {
         one.name.replace("_", "-"): f"{package}.{one.name}"
-        for package in packages
+        for package in (f"{root}.{noun}s" for root in roots())
         if find_spec(package)
         for one in iter_modules(import_module(package).__path__)
         if not one.ispkg

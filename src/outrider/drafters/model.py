@@ -1,6 +1,6 @@
 """A draft model (common/draft_model.py): chains, trees, in a process, or ahead of verdicts.
 
-A PARD model drafts all tokens in one pass (nets/masked.py)."""
+A PARD model drafts all tokens in one pass (plugins/heads/masked.py)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,9 @@ def build(context: BuildContext) -> Drafter:
 
         return ahead_of(config, draft, sampler)
     if models.mask_token is not None:
-        from outrider.drafters.nets.masked import MaskedModelDrafter
-        from outrider.drafters.nets.medusa import ParallelHeadSampler
+        from outrider.plugins.heads.masked import masked_model_drafter
 
-        parallel = ParallelHeadSampler.of(context, "the draft model")
-        chunk, mask = config.prefill_chunk, models.mask_token
-        return MaskedModelDrafter(draft, parallel, mask=mask, chunk=chunk)
+        return masked_model_drafter(context, draft, models.mask_token)
     fused = None
     if trees or config.fused_round:
         fused = fused_model_drafts(draft, sampler, batch_size=config.most_batch)

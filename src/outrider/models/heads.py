@@ -1,6 +1,6 @@
 """Folders of draft heads: finds them, their kind, their hidden layers, and whether they fit.
 
-Heads are small nets that read the target's hidden states (drafters/nets/), in folders with a
+Heads are small nets that read the target's hidden states (plugins/heads/), in folders with a
 `config.json` and safetensors, in the formats that their projects publish:
 
     eagle    EAGLE 1 and 2 are configured as a Llama of one layer and have a tensor `fc.weight`;
@@ -13,28 +13,19 @@ Heads are small nets that read the target's hidden states (drafters/nets/), in f
 At position p a net reads the token there and the hidden state of the token before it, and predicts
 the token at p + 1. For text that the target has read the state is the target's; below it the state
 is the net's own. Hidden layer i is the residual after i layers of the target, 0 to L.
-
-Shapes:  V = vocabulary, D = hidden size (of a head in memory), G = KV heads, S = slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Protocol, TypeAlias, cast, runtime_checkable
+from typing import TypeAlias, cast
 
-import torch
-from torch import Tensor
-
-from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.errors import CheckpointError
 from outrider.core.plugins import KINDS, MODEL, HeadFormat
-from outrider.core.protocols import CacheStore, CausalLM, StepRow
 from outrider.estimate.forecast import KEY, StatedWorth
-from outrider.kernels.native.ops import first_outputs
-from outrider.kernels.operators import Kernels
-from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.models.checkpoint import (
     CONFIG,
     INDEX,
@@ -47,9 +38,8 @@ from outrider.models.checkpoint import (
 from outrider.models.decoder import ModelCapacity
 from outrider.models.families import read_config
 from outrider.models.json_object import MAX_LAYERS, JsonObject
-from outrider.models.llama_weights import Tables
 from outrider.models.loading import HEAD_ALIASES, resolve
-from outrider.models.weights import Placement, Weights
+from outrider.models.weights import Weights
 
 # The name of the drafter that reads the heads; a folder of no heads holds MODEL.
 HeadKind: TypeAlias = str
@@ -132,102 +122,6 @@ class HeadsToLoad:
 
     def _layer_part(self) -> JsonObject:
         return layer_part(_config(open_checkpoint(self.folder)))
-
-
-@runtime_checkable
-class HeadTarget(CausalLM, Protocol):
-    """A target that shares its embedding, last norm and output head with heads."""
-
-    @property
-    def kernels(self) -> Kernels: ...
-    @property
-    def tables(self) -> Tables: ...
-
-
-def head_target(target: CausalLM) -> HeadTarget:
-    """Return `target` as one that shares its tables. Raises ConfigError if it does not."""
-    if not isinstance(target, HeadTarget):
-        raise ConfigError(
-            f"the target {target.spec.name} ({target.spec.family}) does not share its tables with "
-            "draft heads; decoders of the Llama family do.",
-            hint="draft without heads: --drafter ngram, or name a draft model with --draft",
-        )
-    return target
-
-
-class NormConfig(Protocol):
-    @property
-    def rms_norm_eps(self) -> float: ...
-
-
-@runtime_checkable
-class NormedTarget(HeadTarget, Protocol):
-    """A target whose last norm is by the root mean square, so that heads can repeat it."""
-
-    @property
-    def config(self) -> NormConfig: ...
-
-
-def normed_target(target: CausalLM) -> NormedTarget:
-    """Return the target. Raises ConfigError if it shares no tables or ends in another norm."""
-    shared = head_target(target)
-    if not isinstance(shared, NormedTarget):
-        raise ConfigError(
-            f"the target {target.spec.name} ({target.spec.family}) ends in a norm that these heads "
-            "cannot repeat.",
-            hint="draft without heads: --drafter ngram",
-        )
-    return shared
-
-
-def own_kernels(target: HeadTarget) -> Kernels:
-    """Return the target's operators with other scratch: heads draft while a lane verifies."""
-    twin = target.kernels.twin
-    return target.kernels if twin is None else twin()
-
-
-def placement_of(target: HeadTarget) -> Placement:
-    """Return the precision and the device of the target's weights."""
-    table = target.tables.embedding
-    device = table.device if isinstance(table, Tensor) else table.packed.data.device
-    return Placement("heads", table.dtype, device)
-
-
-def draft_head(target: HeadTarget, num_ids: int) -> tuple[PackedLinear, Tensor | None]:
-    """Return the target's output head, and the ids that its outputs stand for, None for all. If
-    `num_ids` is not 0 it has the first ids alone, where kernels can read a part of it."""
-    head = target.tables.head
-    part = first_outputs(head, num_ids) if 0 < num_ids < head.num_out else None
-    return (head, None) if part is None else (part, torch.arange(num_ids))
-
-
-def check_finite(folder: Path, logits_RV: Tensor, part: str) -> None:
-    """Check that the answer of `part` to a probe, which touches every weight, has only numbers.
-    Raises CheckpointError otherwise."""
-    broken_R = ~logits_RV.isfinite().all(-1)
-    if bool(broken_R.any()):
-        index = int(broken_R.nonzero()[0, 0])
-        raise CheckpointError(
-            f"{folder}: {part} {index} has weights that are not numbers (NaN).",
-            hint="take an earlier checkpoint, or train it anew with a lower learning rate",
-        )
-
-
-class HeadMemory(CacheStore, Protocol):
-    """Keys and values of heads, which plan their passes themselves; `layers` are (k_GSD, v_GSD).
-    `pages` and the methods after it serve drafts in one native call, as in PagedKV."""
-
-    @property
-    def layers(self) -> Sequence[tuple[Tensor, Tensor]]: ...
-    @property
-    def page_size(self) -> int: ...
-    def plan(self, rows: Sequence[StepRow]) -> PackedPlan:
-        """Stage the rows' tokens and say where each reads and writes. Raises CapacityError."""
-        ...
-
-    def pages(self, seq_id: int) -> Sequence[int]: ...
-    def note_chain(self, seq_id: int, tokens: Sequence[int]) -> None: ...
-    def note_tree(self, seq_id: int, tokens: Sequence[int], parents: Sequence[int]) -> None: ...
 
 
 def kind_of(folder: Path) -> DraftKind:

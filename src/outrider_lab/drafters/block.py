@@ -8,8 +8,8 @@ from outrider.drafters.common.context import BuildContext
 
 
 def build(context: BuildContext) -> Drafter:
-    from outrider.drafters.nets.medusa import ParallelHeadSampler
-    from outrider.models.heads import normed_target
+    from outrider.plugins.heads.medusa import ParallelHeadSampler
+    from outrider.plugins.heads.target import normed_target
     from outrider_lab.models.block_net import BlockDrafter, load_block, read_block_config
 
     folder, target = context.heads.folder, normed_target(context.models.target)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from outrider.drafters.common.growth import DraftSampler
-    from outrider.models.heads import NormedTarget
+    from outrider.plugins.heads.target import NormedTarget
 
 ALPHA = 0.7
 MAX_DRAFT = 2
@@ -43,7 +43,7 @@ class LiteDrafter(Stateless):
         alpha: float = ALPHA,
         max_draft: int = MAX_DRAFT,
     ) -> None:
-        from outrider.models.heads import own_kernels
+        from outrider.plugins.heads.target import own_kernels
 
         self._tables, self._kernels = target.tables, own_kernels(target)
         self._eps = target.config.rms_norm_eps
@@ -94,7 +94,7 @@ def _last_two(row: DraftRow) -> tuple[Tensor, Tensor]:
 
 
 def build(context: BuildContext) -> LiteDrafter:
-    from outrider.models.heads import normed_target
+    from outrider.plugins.heads.target import normed_target
 
     target, sampler = normed_target(context.models.target), context.sampler("eagle-lite")
     return LiteDrafter(target, sampler, alpha=context.config.lite_alpha)

@@ -9,8 +9,8 @@ from outrider.core.protocols import Drafter
 from outrider.drafters.common.context import BuildContext
 
 if TYPE_CHECKING:
-    from outrider.drafters.nets.medusa import MedusaNet
-    from outrider.models.heads import NormedTarget
+    from outrider.plugins.heads.medusa import MedusaNet
+    from outrider.plugins.heads.target import NormedTarget
 
 HeadInit = Literal["tie", "copy", "random"]
 
@@ -25,8 +25,8 @@ def lite_heads(target: NormedTarget, *, num_heads: int = 2, init: HeadInit = "ti
     """
     import torch
 
-    from outrider.drafters.nets.medusa import MedusaHead, MedusaNet
-    from outrider.models.heads import own_kernels, placement_of
+    from outrider.plugins.heads.medusa import MedusaHead, MedusaNet
+    from outrider.plugins.heads.target import own_kernels, placement_of
 
     if init != "random":
         return MedusaNet(target, (MedusaHead((), None),) * num_heads)
@@ -42,8 +42,8 @@ def lite_heads(target: NormedTarget, *, num_heads: int = 2, init: HeadInit = "ti
 
 
 def build(context: BuildContext) -> Drafter:
-    from outrider.drafters.nets.medusa import MedusaDrafter, ParallelHeadSampler
-    from outrider.models.heads import normed_target
+    from outrider.plugins.heads.medusa import MedusaDrafter, ParallelHeadSampler
+    from outrider.plugins.heads.target import normed_target
 
     config, name = context.config, "medusa-lite"
     init = cast("HeadInit", config.head_init)

@@ -2,7 +2,7 @@
 
 At many positions of a window a block is read as in a round whose pending token stands there: the
 pending token and masks, which see the target's states of all tokens before it and each other
-(DFlash: Chen et al. 2026, arXiv 2602.06036; drafters/nets/blocks.py). Row i of the block learns
+(DFlash: Chen et al. 2026, arXiv 2602.06036; plugins/heads/blocks.py). Row i of the block learns
 what the target says after the i - 1 tokens behind the pending one, which it does not see.
 
 The output head and the embedding are the target's, and stay as they are. A mask is the id that the

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outrider.core.errors import ConfigError
-from outrider.drafters.nets.eagle import EagleConfig, config_values
 from outrider.models.configs import LlamaConfig
+from outrider.plugins.heads.eagle import EagleConfig, config_values
 from outrider_lab.train.llama_module import (
     Heads,
     RotaryTables,

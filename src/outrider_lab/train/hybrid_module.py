@@ -1,7 +1,7 @@
 """Qwen3.5's dense family as torch.nn modules, and its MTP block, named as on the hub.
 
 A layer is the one of models/hybrid.py, whose decoder reads what is exported from here; whole
-windows are read at once, the recurrence in chunks. The block is that of drafters/nets/mtp.py: it
+windows are read at once, the recurrence in chunks. The block is that of plugins/heads/mtp.py: it
 reads what the model's last norm gives, and goes on from what its own last norm gives, in turns
 (`attend`).
 

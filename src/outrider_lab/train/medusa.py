@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from outrider.core.clock import host_ints
 from outrider.core.tree import Chances, Shape, best_shape, falling
-from outrider.drafters.nets.medusa import MedusaConfig, config_values
+from outrider.plugins.heads.medusa import MedusaConfig, config_values
 from outrider_lab.train.loop import Batch
 from outrider_lab.train.losses import distillation, faded_mean, top_distributions
 from outrider_lab.train.recipe import DrafterRecipe, of_session

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outrider.core.errors import ConfigError
-from outrider.drafters.nets.mtp import MODEL_TYPE, MtpConfig, config_values
 from outrider.models.configs import HybridConfig, LlamaConfig
 from outrider.models.weights import Weights
+from outrider.plugins.heads.mtp import MODEL_TYPE, MtpConfig, config_values
 from outrider_lab.train.hybrid_module import MtpBlock
 from outrider_lab.train.llama_module import (
     Heads,

@@ -22,6 +22,7 @@ from outrider.core.plugins import (
     WITHOUT_DRAFT,
     DrafterKind,
 )
+from outrider.plugins.heads import drafters as drafters_of_heads
 from outrider_lab import drafters as drafters_for_study
 
 
@@ -35,7 +36,8 @@ def test_a_description_fits_together(kind: DrafterKind) -> None:
 
 
 def test_the_choices_are_the_modules_and_known_names_come_first() -> None:
-    folders = [Path(package.__file__).parent for package in (drafters, drafters_for_study)]
+    packages = (drafters, drafters_of_heads, drafters_for_study)
+    folders = [Path(str(package.__file__)).parent for package in packages]
     files = [path for one in folders for path in one.glob("*.py") if path.stem[0] != "_"]
     assert {path.stem.replace("_", "-") for path in files} == set(KINDS)
     assert (AUTO, *KINDS) == DRAFTERS
@@ -58,7 +60,7 @@ def test_a_drafter_is_imported_when_it_is_read_and_none_imports_tensors() -> Non
         "assert 'eagle-lite' in KINDS and len(KINDS) > 10 and not met()\n"
         "assert KINDS['recycling'].branches\n"
         "assert 'outrider_lab.drafters.recycling' in met()\n"
-        "assert 'outrider.drafters.eagle' not in met()\n"
+        "assert 'outrider.plugins.heads.drafters.eagle' not in met()\n"
         "assert [kind.name for kind in KINDS.values()] == list(KINDS)\n"
         "assert not {'torch', 'numpy'} & set(sys.modules)\n"
     )

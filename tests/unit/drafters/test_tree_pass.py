@@ -25,18 +25,19 @@ from outrider.core.sampling import TreeLimits
 from outrider.core.tree import ROOT
 from outrider.drafters.common.draft_model import ModelDrafter
 from outrider.drafters.common.growth import FusedDraft, FusedDrafts, TextPart, settled_shape
-from outrider.drafters.common.native import FusedTrees, fused_head_drafts, fused_model_drafts
-from outrider.drafters.nets.hidden import HeadLimits, HiddenDrafter
+from outrider.drafters.common.native import FusedTrees, fused_model_drafts
 from outrider.kernels.native.rounds import CacheSpan, Draws
 from outrider.kernels.native.sampling import PlannedTree
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model
+from outrider.plugins.heads.hidden import HeadLimits, HiddenDrafter
+from outrider.plugins.heads.passes import fused_head_drafts
 from outrider.plugins.proof.certificate import SAMPLED
 from outrider.testing import GREEDY
 from unit.drafters.test_chain_pass import check_alike
-from unit.drafters.test_head_pass import EAGLES, TEXT, VOCAB, loaded, row
+from unit.heads.test_head_pass import EAGLES, TEXT, VOCAB, loaded, row
 
 BATCH = 3
 HEADS = ("EAGLE 3", "EAGLE 1", "llama")

@@ -14,14 +14,8 @@ import torch
 from doubles.eagle_heads import EagleFolder, save_tensors
 from doubles.tiny_checkpoints import random_llama, random_model, variant, write_checkpoint
 from outrider.core.errors import CheckpointError, ConfigError
-from outrider.models.heads import (
-    DraftKind,
-    HeadKind,
-    head_target,
-    hidden_layers_of,
-    kind_of,
-    verifier_of,
-)
+from outrider.models.heads import DraftKind, HeadKind, hidden_layers_of, kind_of, verifier_of
+from outrider.plugins.heads.target import head_target
 
 EAGLE3 = EagleFolder(64, 96)
 EAGLE1 = replace(EAGLE3, fused=False)

@@ -19,21 +19,15 @@ from outrider.api.result import GenerationResult
 from outrider.cli.main import run
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import StepRow
-from outrider.drafters.nets.eagle import load_eagle
-from outrider.drafters.nets.hidden import HeadNet
-from outrider.drafters.nets.mtp import MtpConfig, load_mtp, read_mtp_config
 from outrider.models.configs import LlamaConfig
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.families import read_native_config
-from outrider.models.heads import (
-    HeadsToLoad,
-    NormedTarget,
-    find_heads,
-    hidden_layers_of,
-    kind_of,
-    normed_target,
-)
+from outrider.models.heads import HeadsToLoad, find_heads, hidden_layers_of, kind_of
 from outrider.models.loading import load_model, resolve
+from outrider.plugins.heads.eagle import load_eagle
+from outrider.plugins.heads.hidden import HeadNet
+from outrider.plugins.heads.mtp import MtpConfig, load_mtp, read_mtp_config
+from outrider.plugins.heads.target import NormedTarget, normed_target
 from outrider_lab.models import inflate
 from outrider_lab.models.inflate import ModelShape
 from outrider_lab.models.inflate_files import write_inflated, write_inflated_heads

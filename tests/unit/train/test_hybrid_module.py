@@ -16,13 +16,13 @@ from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
-from outrider.drafters.nets.mtp import mtp_drafter
 from outrider.models.configs import HybridConfig
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.families import read_native_config
 from outrider.models.heads import HeadsToLoad
 from outrider.models.hybrid import HybridModel
 from outrider.models.loading import load_model
+from outrider.plugins.heads.mtp import mtp_drafter
 from outrider_lab.train.folder import fill
 from outrider_lab.train.hybrid import begin_as
 from outrider_lab.train.hybrid_module import Hybrid, fresh_hybrid

@@ -23,19 +23,19 @@ from outrider.core.params import SamplingParams
 from outrider.core.plugins import KINDS
 from outrider.core.protocols import Drafter, DraftNeeds, StepRow
 from outrider.drafters.common.context import BuildContext, LoadedModels
-from outrider.drafters.nets.block_heads import read_block_config as read_block_layers
-from outrider.drafters.nets.blocks import Sight
-from outrider.drafters.nets.medusa import (
+from outrider.models.decoder import LoadOptions, ModelCapacity
+from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of
+from outrider.models.llama import LlamaModel
+from outrider.models.loading import load_model
+from outrider.plugins.heads.block_heads import read_block_config as read_block_layers
+from outrider.plugins.heads.blocks import Sight
+from outrider.plugins.heads.medusa import (
     MedusaConfig,
     MedusaDrafter,
     ParallelHeadSampler,
     load_medusa,
     read_medusa_config,
 )
-from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of
-from outrider.models.llama import LlamaModel
-from outrider.models.loading import load_model
 from outrider_lab.models.block_net import BlockContext, BlockDrafter, load_block, read_block_config
 from outrider_lab.train.block import BlockRecipe, block_sizes, check_window
 from outrider_lab.train.dflash import DFlashRecipe

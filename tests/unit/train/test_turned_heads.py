@@ -23,13 +23,13 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
 from outrider.drafters.common.growth import DraftSampler
-from outrider.drafters.nets.eagle import EagleConfig, load_eagle
-from outrider.drafters.nets.hidden import HeadLimits, HiddenDrafter
-from outrider.drafters.nets.mtp import mtp_drafter
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model
+from outrider.plugins.heads.eagle import EagleConfig, load_eagle
+from outrider.plugins.heads.hidden import HeadLimits, HiddenDrafter
+from outrider.plugins.heads.mtp import mtp_drafter
 from outrider_lab.train.eagle import EagleRecipe, fused_layers
 from outrider_lab.train.folder import fill
 from outrider_lab.train.loop import Trainer, TrainJob, TrainPlan

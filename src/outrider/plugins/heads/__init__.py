@@ -1,0 +1,7 @@
+"""Heads: small nets that read the target's hidden states and draft; drafters/ has their kinds.
+
+Open eagle.py first, then hidden.py: the net and the loop of EAGLE and MTP. medusa.py and paths.py
+have heads for several positions, masked.py and blocks.py (block_heads.py, block_drafts.py) drafts
+of one pass, assistant.py those of Gemma 4. target.py says what the target shares, and passes.py and
+native_blocks.py call native code.
+"""

@@ -1,0 +1,351 @@
+"""Medusa heads: several tokens guessed independently from one hidden state of the target.
+
+Head i, from 0, reads the state of the last token that the target has read and predicts the token i
++ 2 positions after it. The token one position after it is the pending one, so head 0 predicts the
+first token of a draft:
+
+    x = norm(h);  x += silu(W_j x + b_j) for each of its blocks j;  logits = head_i x
+
+The norm is the target's last one. A head without a matrix of its own uses the target's. Cai et al.
+2024, "Medusa" (arXiv 2401.10774), sections 2.1 and 2.2. Cost: one pass of B rows over the blocks,
+and one of B times the number of heads over each last matrix. There is no memory to roll back.
+
+Shapes:  B = sequences, H = heads, K = positions, D = hidden size, V = vocabulary, R = ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.core.clock import host_floats, host_rows
+from outrider.core.draft import Draft
+from outrider.core.errors import CheckpointError, NumericsError, blaming, given
+from outrider.core.protocols import DraftNeeds, DraftRow
+from outrider.core.sampling import processed_probs, sharp_shares
+from outrider.core.spec import ModelSpec
+from outrider.core.tree import Chances, best_shape, chain_shape, guessed_chances
+from outrider.drafters.common.context import BuildContext, Stateless
+from outrider.drafters.common.growth import DraftSampler, SampledNodes, chosen_tree, drawn_params
+from outrider.estimate.cost import worthwhile
+from outrider.kernels.plan import PackedLinear
+from outrider.models.checkpoint import CONFIG, open_checkpoint
+from outrider.models.json_object import JsonObject
+from outrider.models.weights import WeightReader, Weights
+from outrider.plugins.heads.target import NormedTarget, check_finite, own_kernels, placement_of
+
+MODEL_TYPE = "medusa"
+_OTHER_TARGET = "choose heads that were trained for this very target, or train some: "
+_TRAIN = "`outrider train medusa`"
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaConfig:
+    """Sizes of Medusa heads: `num_layers` residual blocks a head. Uncounted `chances` are empty.
+
+    The published form is a `config.json` with `medusa_num_heads` and `medusa_num_layers`, and
+    `medusa_lm_head.safetensors` (or `model.safetensors`), with tensors `0.0.linear.weight`,
+    `0.0.linear.bias`, `0.1.weight` (head, layer), or the same after the prefix `medusa_head.`.
+    Outrider's own folders may leave out a head's last matrix, which is then the target's, and may
+    add `tree_chances`: the ranks of text among candidates in training.
+    """
+
+    num_heads: int
+    num_layers: int = 1
+    chances: Chances = ()
+
+
+def read_medusa_config(folder: Path, target: ModelSpec) -> MedusaConfig:
+    """Read a folder's config. Raises CheckpointError for a wrong file or another target's."""
+    values = open_checkpoint(folder).document(CONFIG)
+    for key, size in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
+        if values.has(key) and values.integer(key) != size:
+            raise CheckpointError(
+                f"{values.where}: the heads have {key} {values.integer(key)}, the target {size}.",
+                hint=f"{_OTHER_TARGET}{_TRAIN}",
+            )
+    num_heads = values.integer("medusa_num_heads")
+    return MedusaConfig(
+        num_heads=num_heads,
+        num_layers=values.integer("medusa_num_layers", 1),
+        chances=_chances(values, num_heads),
+    )
+
+
+def config_values(config: MedusaConfig, target: ModelSpec) -> dict[str, object]:
+    """Return the contents of `config.json`; chances are rounded to six digits, and none is 0."""
+    return {
+        "model_type": MODEL_TYPE,
+        "medusa_num_heads": config.num_heads,
+        "medusa_num_layers": config.num_layers,
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "tree_chances": {
+            str(head): [round(share, 6) for share in shares if share >= 1e-6]
+            for head, shares in enumerate(config.chances)
+        },
+    }
+
+
+def _chances(values: JsonObject, num_heads: int) -> Chances:
+    stored = values.child("tree_chances")
+    if stored is None:
+        return ()
+    chances = [stored.numbers(str(head)) for head in range(num_heads) if stored.has(str(head))]
+    for shares in chances:
+        if any(a < b for a, b in pairwise(shares)) or sum(shares) > 1.001:
+            raise CheckpointError(
+                f"{stored.where} must hold shares that do not rise, 1 at most in all.",
+                hint="remove tree_chances; trees are then shaped by the heads' own distributions",
+            )
+    return chances if chances and chances[0] else ()
+
+
+_PREFIXES = ("", "medusa_head.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    linear: PackedLinear
+    bias_D: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaHead:
+    """One head. Without `last` it ends in the target's output matrix."""
+
+    blocks: tuple[_Block, ...]
+    last: PackedLinear | None
+
+
+class MedusaNet:
+    """Heads with their target, whose embedding-sized tables they share."""
+
+    def __init__(self, target: NormedTarget, heads: tuple[MedusaHead, ...]) -> None:
+        self._target = target
+        self._kernels = own_kernels(target)
+        self._heads = heads
+        self.num_heads = len(heads)
+        self.hidden_layers = (target.spec.num_layers,)
+
+    @torch.inference_mode()
+    def logits(self, hidden_BD: Tensor, num_heads: int) -> Tensor:
+        """Return float32 logits_HBV of the first heads, from the target's last residual."""
+        heads = self._heads[:num_heads]
+        x_BD = self._normed(hidden_BD.float().contiguous())
+        x_HBD = torch.stack([self._blocks(head, x_BD) for head in heads])
+        vocab_size = self._target.spec.vocab_size
+        logits_HBV = x_BD.new_empty(len(heads), len(x_BD), vocab_size)
+        shared = [index for index, head in enumerate(heads) if head.last is None]
+        if len(shared) == len(heads):
+            # One product reads the target's matrix once for all heads.
+            rows_ND, out_NV = x_HBD.flatten(0, 1), logits_HBV.flatten(0, 1)
+            self._kernels.linear(rows_ND, self._target.tables.head, out_NV)
+            return logits_HBV
+        for index, head in enumerate(heads):
+            last = head.last or self._target.tables.head
+            self._kernels.linear(x_HBD[index], last, logits_HBV[index])
+        return logits_HBV
+
+    def _normed(self, hidden_BD: Tensor) -> Tensor:
+        out_BD = torch.empty_like(hidden_BD)
+        eps = self._target.config.rms_norm_eps
+        self._kernels.rms_norm(hidden_BD, self._target.tables.norm_D, eps, out_BD)
+        return out_BD
+
+    def _blocks(self, head: MedusaHead, x_BD: Tensor) -> Tensor:
+        for block in head.blocks:
+            inner_BD = torch.empty_like(x_BD)
+            self._kernels.linear(x_BD, block.linear, inner_BD)
+            if block.bias_D is not None:
+                inner_BD += block.bias_D
+            x_BD = x_BD + functional.silu(inner_BD)
+        return x_BD
+
+
+def load_medusa(folder: Path, config: MedusaConfig, target: NormedTarget) -> MedusaNet:
+    """Load heads. Raises CheckpointError for tensors that are missing, misshapen or no numbers."""
+    with Weights.at(folder) as weights:
+        reader = WeightReader(weights, own_kernels(target), placement_of(target))
+        prefix = next((p for p in _PREFIXES if f"{p}0.0.linear.weight" in weights), "")
+        num_heads = max(config.num_heads, _num_stored(weights.names, prefix))
+        heads = [
+            _read_head(reader, f"{prefix}{index}.", config, target) for index in range(num_heads)
+        ]
+        weights.check_all_taken()
+    net = MedusaNet(target, tuple(heads))
+    probe_BD = torch.ones(1, target.spec.hidden_size, device=placement_of(target).device)
+    check_finite(folder, net.logits(probe_BD, net.num_heads)[:, 0], "head")
+    return net
+
+
+def _num_stored(names: Sequence[str], prefix: str) -> int:
+    """Return the number of heads in the files. The first published heads are five, though their
+    config.json says two."""
+    numbers = {name.removeprefix(prefix).split(".")[0] for name in names}
+    return sum(number.isdecimal() for number in numbers)
+
+
+def _read_head(
+    reader: WeightReader, prefix: str, config: MedusaConfig, target: NormedTarget
+) -> MedusaHead:
+    hidden, last = target.spec.hidden_size, f"{prefix}{config.num_layers}"
+    blocks: list[_Block] = []
+    for layer in range(config.num_layers):
+        linear = {f"{prefix}{layer}.linear": hidden}
+        has_bias = f"{prefix}{layer}.linear.bias" in reader
+        blocks.append(_Block(reader.linear(linear, hidden), reader.bias(linear, present=has_bias)))
+    own = f"{last}.weight" in reader
+    matrix = reader.linear({last: target.spec.vocab_size}, hidden) if own else None
+    return MedusaHead(tuple(blocks), matrix)
+
+
+# Drafts of Medusa heads and block nets, which predict all positions at once and independently.
+#
+# Each position after the pending token has one distribution, the same below every node of its
+# depth. Greedy trees are shaped by these distributions (`confident`) or by counts of how often text
+# was found at each rank (`calibrated`). Drawn trees have a shape that was fixed before by these
+# counts; siblings are drawn without replacement. A tree ends where nodes are worth too little, but
+# fills the rows of a tile that is paid for anyway.
+TreeKind = Literal["confident", "calibrated"]
+
+_NUM_RANKS = 16
+# A position's distribution is a mean over the unknown tokens before it, so its uncertainty is real:
+# on the embedded target trees of 15 nodes have 1.44 tokens accepted a round at 1, 1.36 at 1.5, 1.33
+# at 2.
+_SHARPNESS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelHeadSampler:
+    """A maker of drafts from the logits of several positions, whose tokens `sampler` chooses.
+    `chances` are those of calibrated trees; without any they are guessed."""
+
+    sampler: DraftSampler
+    trees: TreeKind = "confident"
+    chances: Chances = ()
+
+    @classmethod
+    def of(
+        cls, context: BuildContext, model_name: str, chances: Chances = ()
+    ) -> ParallelHeadSampler:
+        """Return the sampler of the heads `model_name`, with the tree shape of the settings."""
+        trees = cast("TreeKind", context.config.tree_shape)
+        return cls(context.sampler(model_name), trees, chances)
+
+    def draft(self, row: DraftRow, logits_KV: Tensor) -> Draft:
+        """Return a draft within the positions; the first one's logits are shaped in place.
+
+        Raises NumericsError for logits that are no numbers.
+        """
+        _shape(row, logits_KV)
+        branches = row.budget.size > row.budget.depth
+        if row.params.greedy:
+            if branches:
+                return self._chosen(row, logits_KV)
+            return Draft.chain(self.sampler.best(logits_KV.contiguous()))
+        shape = chain_shape(len(logits_KV))
+        if branches:
+            best = best_shape(self._counted(len(logits_KV)), row.budget.size)
+            shape = worthwhile(best, row.budget.price)
+        probs_KV = processed_probs(logits_KV, drawn_params(row), self.sampler.sampling)
+        draw, leftover = self.sampler.draw_for(row.params), self.sampler.sampling.leftover
+        nodes = SampledNodes(shape, row.rng, draw, leftover)
+        for position in shape.depths:
+            nodes.grow(probs_KV[position])
+        return nodes.draft()
+
+    def _chosen(self, row: DraftRow, logits_KV: Tensor) -> Draft:
+        num_ranks = min(_NUM_RANKS, row.budget.size, logits_KV.shape[-1])
+        best_KR, ids_KR = logits_KV.topk(num_ranks)
+        if bool(best_KR.isnan().any()):
+            raise NumericsError(self.sampler.model_name)
+        chances = self._counted(len(logits_KV))
+        if self.trees == "confident":
+            shares_KR = sharp_shares(best_KR, logits_KV, _SHARPNESS)
+            chances = [host_floats(shares_R) for shares_R in shares_KR]
+        shape = worthwhile(best_shape(chances, row.budget.size), row.budget.price)
+        return chosen_tree(shape, host_rows(ids_KR))
+
+    def _counted(self, num_positions: int) -> Chances:
+        """Return chances of as many positions; guessed if none were counted."""
+        chances = self.chances or guessed_chances(num_positions)
+        return chances[:num_positions]
+
+
+def _shape(row: DraftRow, logits_KV: Tensor) -> None:
+    """Shape the first position's logits as the target's will be there. The tokens before later
+    positions are not known yet."""
+    if row.shaper is not None:
+        with blaming(row.seq_id), torch.inference_mode():
+            logits_KV[0].copy_(row.shaper.shape(logits_KV[:1], row.tokens, [()])[0])
+
+
+class ParallelDrafter(Stateless):
+    """A base of drafters that predict all positions at once, `most` of them. They draft nothing
+    before the target has read all but the pending token, that is, in a text's first round."""
+
+    def __init__(
+        self, sampler: ParallelHeadSampler, most: int, hidden_layers: tuple[int, ...]
+    ) -> None:
+        self._sampler, self._most = sampler, most
+        self.needs = DraftNeeds(hidden_layers=hidden_layers)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        depths = {index: depth for index, row in enumerate(rows) if (depth := self._depth(row))}
+        drafts = [Draft.empty()] * len(rows)
+        if not depths:
+            return drafts
+        guesses = self._guesses([rows[index] for index in depths], list(depths.values()))
+        for index, logits_KV in zip(depths, guesses, strict=True):
+            if len(logits_KV):
+                drafts[index] = self._sampler.draft(rows[index], logits_KV)
+        return drafts
+
+    def _depth(self, row: DraftRow) -> int:
+        """Return a draft's depth; 0 before the target has read all but the pending token."""
+        if row.hidden is None or not 0 < len(row.tokens) - 1 <= row.hidden.length:
+            return 0
+        return min(row.budget.depth, self._most)
+
+    def _guesses(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> list[Tensor]:
+        """Return logits_KV of each row, at most as deep as its draft."""
+        raise NotImplementedError
+
+
+class Heads(Protocol):
+    """Heads that predict several positions at once from one state of the target (medusa.py)."""
+
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def hidden_layers(self) -> tuple[int, ...]: ...
+    def logits(self, hidden_BD: Tensor, num_heads: int) -> Tensor:
+        """Return logits_HBV of the first `num_heads` heads."""
+        ...
+
+
+class MedusaDrafter(ParallelDrafter):
+    """A drafter with Medusa heads. They read the state of the last token that the target has read,
+    so predictions do not depend on the pending token; the more random it is, the worse."""
+
+    def __init__(self, heads: Heads, sampler: ParallelHeadSampler, *, name: str = "medusa") -> None:
+        super().__init__(sampler, heads.num_heads, heads.hidden_layers)
+        self._heads, self.name = heads, name
+
+    def _guesses(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> list[Tensor]:
+        states_BD = torch.stack([last_state(row) for row in rows])
+        logits_HBV = self._heads.logits(states_BD, max(depths))
+        return [logits_HBV[:depth, index] for index, depth in enumerate(depths)]
+
+
+def last_state(row: DraftRow) -> Tensor:
+    end = len(row.tokens) - 1
+    return given(row.hidden, "hidden state").read(end - 1, end)[0, 0]

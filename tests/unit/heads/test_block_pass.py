@@ -1,0 +1,108 @@
+"""The native pass of block drafters against its operators: the same numbers and the same drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from doubles.published_drafters import CASES, Case
+from outrider.core.draft import Budget, Draft
+from outrider.core.errors import NumericsError, given
+from outrider.core.params import SamplingParams
+from outrider.plugins.heads.blocks import Backbone
+from outrider.plugins.heads.native_blocks import NativeBlocks, Written
+from outrider.testing import GREEDY
+from unit.heads.test_published_drafters import Pair, drafter_in
+
+pytestmark = pytest.mark.usefixtures("native_library")
+# Plain layers, windows of both kinds, fewer ids, logits after the token before, and by rounds.
+NAMES = ("dflash", "dflash-window", "dflash-zlab", "dspark-vanilla", "dspark-gated", "xpress")
+SAMPLED = SamplingParams(temperature=1.0, seed=3)
+LENGTHS = ((6, 4), (13, 20), (30, 21))
+
+
+def none(_backbone: Backbone) -> None:
+    """No native pass."""
+
+
+def drafts_of(pair: Pair, params: SamplingParams, num_nodes: int) -> list[list[Draft]]:
+    """Drafts of two texts at once, that grow."""
+    found: list[list[Draft]] = []
+    for seq_id in (0, 1):
+        pair.open(seq_id)
+    for lengths in LENGTHS:
+        rows = [pair.states(seq_id, length) for seq_id, length in enumerate(lengths)]
+        budgets = [Budget(depth, num_nodes=num_nodes) for depth in (3, 2)]
+        asked = [
+            replace(row, params=params, budget=budget)
+            for row, budget in zip(rows, budgets, strict=True)
+        ]
+        found.append(pair.drafter.propose(asked))
+    for seq_id in (0, 1):
+        pair.target.state.close(seq_id)
+        pair.drafter.close(seq_id)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_call_writes_what_the_operators_write(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case.read(CASES / f"{name}.json")
+    native = Pair(case, *drafter_in(case.write(tmp_path / "one"), chunk=8))
+    calls: list[Written] = []
+    called = NativeBlocks.__call__
+
+    def counted(self: NativeBlocks, *args: object, **kwargs: object) -> Written:
+        calls.append(called(self, *args, **kwargs))  # pyright: ignore[reportArgumentType]
+        return calls[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Backbone, "_native_pass", none)
+        plain = Pair(case, *drafter_in(case.write(tmp_path / "other"), chunk=8))
+    monkeypatch.setattr(NativeBlocks, "__call__", counted)
+    for params in (GREEDY, SAMPLED):
+        for num_nodes in (0, 6):
+            ours = drafts_of(native, params, num_nodes)
+            assert len(calls) == len(LENGTHS), "one call a round, for both texts"
+            calls.clear()
+            for own, other in zip(ours, drafts_of(plain, params, num_nodes), strict=True):
+                assert [one.tokens for one in own] == [one.tokens for one in other]
+                assert [one.parents for one in own] == [one.parents for one in other]
+                same_probs(own, other)
+            assert not calls
+
+
+def same_probs(own: list[Draft], other: list[Draft]) -> None:
+    for one, two in zip(own, other, strict=True):
+        assert (one.probs_NV is None) == (two.probs_NV is None)
+        if one.probs_NV is not None and two.probs_NV is not None:
+            torch.testing.assert_close(one.probs_NV, two.probs_NV, atol=1e-5, rtol=1e-3)
+
+
+def test_logits_that_are_no_numbers_are_an_error(tmp_path: Path) -> None:
+    case = Case.read(CASES / "dspark-vanilla.json")
+    pair = Pair(case, *drafter_in(case.write(tmp_path), chunk=8))
+    pair.open(0)
+    row = pair.states(0, 9)
+    hidden = given(row.hidden, "hidden state")
+
+    def broken(start: int, stop: int) -> torch.Tensor:
+        return torch.full_like(hidden.read(start, stop), torch.nan)
+
+    with pytest.raises(NumericsError, match="DSpark"):
+        pair.drafter.propose([replace(row, hidden=replace(hidden, read=broken))])
+
+
+def test_a_mask_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    case = Case.read(CASES / "dflash.json")
+    pair = Pair(case, *drafter_in(case.write(tmp_path), chunk=8))
+    pair.open(0)
+    row = pair.states(0, 9)
+    with pytest.raises(IndexError, match="vocabulary"):
+        pair.drafter.propose([replace(row, tokens=[*row.tokens[:-1], 1 << 20])])
+    (draft,) = pair.drafter.propose([row])
+    assert draft.tokens
