@@ -14,9 +14,9 @@ from typing import Any
 from common import Report, note, study
 from options import Options
 
-from outrider.plugins.proof.against import FAMILY_LEVEL, Amount, Audit
-from outrider.plugins.proof.against import Report as Found
-from outrider.plugins.proof.served import sides_of
+from outrider_lab.proof.against import FAMILY_LEVEL, Amount, Audit
+from outrider_lab.proof.against import Report as Found
+from outrider_lab.proof.served import sides_of
 
 TESTS = Path(__file__).parents[1] / "tests"
 PLANTED = ("argmax", "zero_logprob", "off_by_one", "penalties")

@@ -14,8 +14,8 @@ from outrider.core.draft import Draft
 from outrider.core.errors import DrafterError
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow
 from outrider.core.rng import Role
-from outrider.plugins.proof.certificate import report_check
 from outrider.testing import VOCAB, ProposalContract
+from outrider_lab.proof.certificate import report_check
 
 Contract = ProposalContract
 

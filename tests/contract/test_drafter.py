@@ -22,7 +22,7 @@ from outrider.drafters.common.context import Translator
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.plugins.proof.certificate import MakeDrafter
+from outrider.plugins.proof.reports import MakeDrafter
 from outrider.testing import VOCAB, ProposalContract
 
 MODELS: Mapping[str, Kind] = {

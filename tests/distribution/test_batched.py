@@ -28,7 +28,6 @@ from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import KeyedRng
 from outrider.core.sampling import Distributions
 from outrider.kernels.reference.pointwise import verify_prefix
-from outrider.plugins.proof.chisquare import FAMILY_LEVEL, p_values
 from outrider.verify.batched import (
     ChainNumbers,
     ChainVerdicts,
@@ -39,6 +38,7 @@ from outrider.verify.batched import (
     ratios,
 )
 from outrider.verify.exact import BlockRule, TokenRule
+from outrider_lab.proof.chisquare import FAMILY_LEVEL, p_values
 
 Judge = Callable[[Tensor, Tensor, Tensor, ChainNumbers], ChainVerdicts]
 

@@ -41,9 +41,9 @@ from outrider.core.protocols import Drafter
 from outrider.core.rng import KeyedRng, race_node
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.plugins.proof.chisquare import p_values
 from outrider.plugins.proof.distributions import joint_winner
 from outrider.verify.exact import CoupledRule
+from outrider_lab.proof.chisquare import p_values
 
 small = st.integers(2, 4).flatmap(
     lambda size: st.tuples(

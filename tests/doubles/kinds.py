@@ -18,7 +18,7 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.protocols import CausalLM
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.loading import load_model
-from outrider.plugins.proof.scripted import Script, ScriptedLM
+from outrider_lab.models.scripted import Script, ScriptedLM
 
 
 def scripted(*, vocab_size: int = 11, seed: int = 0, num_slots: int = 256) -> CausalLM:

@@ -21,7 +21,7 @@ from outrider.core.protocols import CacheStore, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import ROOT
 from outrider.plugins.heads.passes import NetOutput
-from outrider.plugins.proof.scripted import TokenMemory
+from outrider_lab.models.scripted import TokenMemory
 
 VOCAB = 50
 LAYER = 2

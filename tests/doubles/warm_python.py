@@ -43,7 +43,12 @@ _PROGRAM = (
 # All that engines, servers, ranks and drafters import; not the modules that `-m` names.
 _MODULES = (
     *("outrider.api.llm", "outrider.api.chat_template", "outrider.server.thread_port"),
-    *("outrider.cli.serve", "outrider.cli.generate", "outrider.cli.batch", "outrider.server.run"),
+    *(
+        "outrider.cli.serve",
+        "outrider.cli.generate",
+        "outrider.plugins.batches.verbs",
+        "outrider.server.run",
+    ),
     *("outrider.plugins.lanes.process.child", "outrider.plugins.parallel.sharded", "granian"),
 )
 _OWN = {

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api.batch_lines import AnswerFile, Answers, raw_lines
-from outrider.api.batch_run import Batch
 from outrider.api.request import RequestHandle
 from outrider.core.draft import JobTrace
+from outrider.plugins.batches.lines import AnswerFile, Answers, raw_lines
+from outrider.plugins.batches.run import Batch
 
 pytestmark = pytest.mark.weights
 

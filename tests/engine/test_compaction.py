@@ -30,9 +30,9 @@ from outrider.drafters.none import NoDrafter
 from outrider.engine.compaction import Compaction, StepwiseLM, compaction_of
 from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import CheaperParts, GPT2Model, LlamaModel
-from outrider.plugins.proof.scripted import Script, ScriptedLM
 from outrider.sched.jobs import LaneSizes
 from outrider.verify.exact import MatchRule
+from outrider_lab.models.scripted import Script, ScriptedLM
 
 KEEP = Compaction(Keep(budget=9, window=4))
 VOCAB = 96

@@ -25,7 +25,7 @@ from outrider.core.rng import KeyedRng
 from outrider.drafters.common.draft_model import ModelDrafter
 from outrider.plugins.lanes.process.client import Home, ProcessDrafter
 from outrider.plugins.lanes.process.worker import RestartBackoff
-from outrider.plugins.proof.certificate import SAMPLED, MakeDrafter
+from outrider.plugins.proof.reports import SAMPLED, MakeDrafter
 from outrider.testing import GREEDY, VOCAB, check_memory, row
 
 pytestmark = [

@@ -17,7 +17,7 @@ from types import ModuleType
 
 import pytest
 
-from outrider.plugins.proof.mutants import functions
+from outrider_lab.proof.mutants import functions
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from doubles.asgi_client import Client
 from doubles.scripted_site import app_of
 from outrider import LLM
 from outrider.core.config import EngineConfig
-from outrider.plugins.proof.mutants import Mutant, planted
 from outrider.server.metrics import Auditor
 from outrider.server.site import Site
 from outrider.server.thread_port import ThreadPort
+from outrider_lab.proof.mutants import Mutant, planted
 
 pytestmark = [pytest.mark.weights, pytest.mark.wide, pytest.mark.slow]
 # A round in Python, which is what a bug can be planted in.

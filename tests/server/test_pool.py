@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.api.batch_lines import AnswerFile, Answers, raw_lines
-from outrider.api.batch_run import Batch, BatchEngine
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError
+from outrider.plugins.batches.lines import AnswerFile, Answers, raw_lines
+from outrider.plugins.batches.run import Batch, BatchEngine
 from outrider.server.pool import EnginePool, PooledRequest
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]

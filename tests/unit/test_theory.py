@@ -19,8 +19,8 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import VerifyRow
 from outrider.core.sampling import Distributions
 from outrider.estimate.acceptance import expected_tokens
-from outrider.plugins.proof.scripted import Script, ScriptedLM
 from outrider.verify.exact import TokenRule, residual
+from outrider_lab.models.scripted import Script, ScriptedLM
 
 PAGE = Document.named("docs/theory.md").between("# Theory", "## 5.")
 PROSE = PAGE.prose

@@ -163,7 +163,7 @@ def verb(
     paths: str, target: str, *arguments: Argument, **more: Any
 ) -> Callable[[type[AnyOptions]], type[AnyOptions]]:
     """Register a class of options as a verb. `paths` are the comma-separated words that call it.
-    `target` is "module:function" of this package, or with the full module name of the lab. The
+    `target` is "module:function" of this package, or with the full name of a module elsewhere. The
     class's docstring is the verb's text and, after an empty line, an example."""
     names = paths.split(", ")
 

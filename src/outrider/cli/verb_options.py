@@ -69,47 +69,6 @@ class ChatOptions(StructureOption, JsonOption):
     )
 
 
-@verb(
-    "verify",
-    "verify:verify",
-    Argument("TARGET", "The same as --target.", setting="target"),
-    Argument("DRAFT", "The same as --draft.", setting="draft"),
-    group="Check exactness",
-    settings=ALL,
-)
-class VerifyOptions(OutputOption):
-    """Certify on this machine that speculation changes nothing.
-
-    outrider verify outrider/embedded --seed 1
-    """
-
-    deep: bool = setting(False, "Test more thoroughly: a million texts per test (many minutes).")
-    seconds: float = setting(
-        0.0,
-        "Begin no further run of texts after so many seconds of them; those left out are named. 0 "
-        "runs all.",
-        minimum=0,
-        maximum=1e6,
-    )
-    against: str = setting(
-        "",
-        "Audit the server at this address instead, any that answers OpenAI's API: does speculation "
-        "change its texts? TARGET is the name of its model. No weights are needed.",
-    )
-    plain: str = setting(
-        "",
-        "With --against, a server of the same model without speculation; by default the same "
-        "server, if a field of the request turns speculation off.",
-    )
-    texts: int = setting(
-        48, "With --against, sampled texts of each side and setting.", minimum=8, maximum=10_000
-    )
-    html: str | None = setting(None, "With --against, also write the report to this file, a page.")
-    api_key: str = setting(
-        "", "With --against, the server's key; by default that of OUTRIDER_API_KEY."
-    )
-
-
 @verb("doctor", "doctor:doctor", group="This machine", settings=("program", "engine"))
 class DoctorOptions(JsonOption):
     """Show this machine: hardware, kernels, models that fit.
@@ -410,7 +369,7 @@ class ListOptions(JsonOption):
 STORE = Argument("FOLDER", "The folder of --prompt-store.")
 
 
-@verb("cache list", "cache:list_store", STORE)
+@verb("cache list", "outrider.plugins.prompt_store.verbs:list_store", STORE)
 class CacheListOptions(JsonOption):
     """List the models whose prompts a store has, and the bytes that they take.
 
@@ -418,7 +377,7 @@ class CacheListOptions(JsonOption):
     """
 
 
-@verb("cache clear", "cache:clear_store", STORE)
+@verb("cache clear", "outrider.plugins.prompt_store.verbs:clear_store", STORE)
 class CacheClearOptions(JsonOption):
     """Delete all prompts of a store.
 
@@ -426,7 +385,7 @@ class CacheClearOptions(JsonOption):
     """
 
 
-@verb("cache verify", "cache:verify_store", STORE)
+@verb("cache verify", "outrider.plugins.prompt_store.verbs:verify_store", STORE)
 class CacheVerifyOptions(JsonOption):
     """Check every byte of a store, and delete damaged files; the exit status is 1 if any was.
 

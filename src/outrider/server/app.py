@@ -29,6 +29,8 @@ from outrider.core.errors import OutriderError
 from outrider.core.fields import meta_of
 from outrider.core.files import packaged
 from outrider.core.params import SamplingParams
+from outrider.plugins.apis.messages import MessageExchange
+from outrider.plugins.apis.responses import ResponseExchange, stored_response
 from outrider.server.about import (
     DetokenizeBody,
     TokenizeBody,
@@ -42,10 +44,8 @@ from outrider.server.access import FILES, Door, DoorRules
 from outrider.server.chat import ChatExchange, CompletionBody, CompletionExchange
 from outrider.server.errors import ANTHROPIC_PATHS, ApiError, error_response
 from outrider.server.exchange import Exchange, api_route, count_route
-from outrider.server.messages import MessageExchange
 from outrider.server.metrics import Metrics
 from outrider.server.reply import encode
-from outrider.server.responses import ResponseExchange, stored_response
 from outrider.server.site import Api, Site
 
 # The bodies that paths read.

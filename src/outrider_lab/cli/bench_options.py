@@ -1,8 +1,8 @@
-"""The verbs of `outrider bench`, and their options besides settings."""
+"""The verbs of `outrider bench` and the verb `verify`, and their options besides settings."""
 
 from __future__ import annotations
 
-from outrider.cli.options import ALL, DECIDED, JsonOption, OutputOption, shared, verb
+from outrider.cli.options import ALL, DECIDED, Argument, JsonOption, OutputOption, shared, verb
 from outrider.core.fields import setting
 
 # Settings that a sweep over K sets for each cell, or that have an option with another default.
@@ -316,3 +316,44 @@ class DraftersOptions(JsonOption):
         None, "New folder of results; results/DATE-DEVICE-MODEL-drafters if not given."
     )
     no_plots: bool = setting(False, "Draw no figures.")
+
+
+@verb(
+    "verify",
+    "outrider_lab.cli.verify:verify",
+    Argument("TARGET", "The same as --target.", setting="target"),
+    Argument("DRAFT", "The same as --draft.", setting="draft"),
+    group="Check exactness",
+    settings=ALL,
+)
+class VerifyOptions(OutputOption):
+    """Certify on this machine that speculation changes nothing.
+
+    outrider verify outrider/embedded --seed 1
+    """
+
+    deep: bool = setting(False, "Test more thoroughly: a million texts per test (many minutes).")
+    seconds: float = setting(
+        0.0,
+        "Begin no further run of texts after so many seconds of them; those left out are named. 0 "
+        "runs all.",
+        minimum=0,
+        maximum=1e6,
+    )
+    against: str = setting(
+        "",
+        "Audit the server at this address instead, any that answers OpenAI's API: does speculation "
+        "change its texts? TARGET is the name of its model. No weights are needed.",
+    )
+    plain: str = setting(
+        "",
+        "With --against, a server of the same model without speculation; by default the same "
+        "server, if a field of the request turns speculation off.",
+    )
+    texts: int = setting(
+        48, "With --against, sampled texts of each side and setting.", minimum=8, maximum=10_000
+    )
+    html: str | None = setting(None, "With --against, also write the report to this file, a page.")
+    api_key: str = setting(
+        "", "With --against, the server's key; by default that of OUTRIDER_API_KEY."
+    )

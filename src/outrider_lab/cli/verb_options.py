@@ -1,4 +1,4 @@
-"""Options of the verbs of the lab but `bench`: plans, drafters, training, reports, conversions."""
+"""Options of the other verbs of the lab: plans, drafters, training, reports, conversions."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ from outrider.core.spec import ModelSpec
 from outrider.models.llama_weights import EMBEDDING
 from outrider.models.weights import HEAD
 from outrider.plugins.lanes.ahead.fan_out import PRIOR_CURVE, MissCurve
-from outrider.plugins.proof.scripted import TokenMemory
 from outrider_lab.models.gemm import GemmShape
 from outrider_lab.models.inflate import NORM, meaningless
 from outrider_lab.models.inflate_files import llama_json, write_json, write_shards
+from outrider_lab.models.scripted import TokenMemory
 
 
 def write_random(folder: Path, shape: GemmShape, dtype: torch.dtype, *, max_tokens: int) -> None:

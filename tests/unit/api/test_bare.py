@@ -14,8 +14,8 @@ from outrider.core.errors import CapacityError
 from outrider.core.params import SamplingParams
 from outrider.kernels.operators import Kernels
 from outrider.kernels.registry import choose
-from outrider.plugins.proof.scripted import Script, ScriptedLM
 from outrider_lab.models.bare_engine import BareEngine, BareModels, bare_rooms
+from outrider_lab.models.scripted import Script, ScriptedLM
 
 PARAMS = SamplingParams(max_tokens=12)
 

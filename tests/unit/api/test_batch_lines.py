@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from outrider.api.batch_lines import (
+from outrider.core.errors import ConfigError, MachineError
+from outrider.core.params import SamplingParams
+from outrider.plugins.batches.lines import (
     MAX_LINE_BYTES,
     AnswerFile,
     BadLine,
@@ -18,8 +20,6 @@ from outrider.api.batch_lines import (
     raw_lines,
     read_line,
 )
-from outrider.core.errors import ConfigError, MachineError
-from outrider.core.params import SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=9, seed=0)
 MESSAGES = [{"role": "user", "content": "hello"}]

@@ -15,13 +15,14 @@ from doubles.command_line import Command
 from outrider import LLM
 from outrider.core.config import EngineConfig
 from outrider.core.plugins import installed
-from outrider.plugins.proof import algebra, check, mutants, parity
+from outrider.plugins.proof import algebra, check
 from outrider.plugins.proof.algebra import prove_rule
 from outrider.plugins.proof.cases import FIXED
-from outrider.plugins.proof.certificate import own_reports
 from outrider.plugins.proof.check import Effort
 from outrider.plugins.proof.distributions import exact_samplers
-from outrider.plugins.proof.parity import PROMPTS
+from outrider_lab.proof import mutants, parity
+from outrider_lab.proof.certificate import own_reports
+from outrider_lab.proof.parity import PROMPTS
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 

@@ -16,15 +16,16 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command, Finished
-from outrider.cli import verify
 from outrider.cli.output import duration
 from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS
 from outrider.core.errors import MachineError
-from outrider.plugins.proof import algebra, certificate, check, mutants, parity
+from outrider.plugins.proof import algebra, check
 from outrider.plugins.proof.cases import FIXED
-from outrider.plugins.proof.certificate import ProofStep
 from outrider.plugins.proof.check import DEEP, PROMPTS, Check, Effort, Part
-from outrider.plugins.proof.mutants import DECISIONS, ROUNDS, planted
+from outrider_lab.cli import verify
+from outrider_lab.proof import certificate, mutants, parity
+from outrider_lab.proof.certificate import ProofStep
+from outrider_lab.proof.mutants import DECISIONS, ROUNDS, planted
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 

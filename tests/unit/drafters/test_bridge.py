@@ -17,7 +17,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
 from outrider.drafters.bridge import BridgeDrafter
 from outrider.drafters.common.context import Translator
-from outrider.plugins.proof.certificate import SAMPLED
+from outrider.plugins.proof.reports import SAMPLED
 from outrider.testing import GREEDY, VOCAB, row
 
 

@@ -24,7 +24,7 @@ from outrider.core.protocols import CausalLM, DraftRow
 from outrider.core.sampling import SHARPNESS
 from outrider.core.tree import ROOT
 from outrider.drafters.common.draft_model import ModelDrafter
-from outrider.plugins.proof.certificate import SAMPLED
+from outrider.plugins.proof.reports import SAMPLED
 from outrider.testing import GREEDY, VOCAB, check_same, check_shape, row
 
 Make = Callable[[], CausalLM]

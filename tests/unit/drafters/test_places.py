@@ -18,7 +18,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow, HiddenStates
 from outrider.drafters.common.growth import DraftSampler
 from outrider.plugins.heads.medusa import MedusaDrafter, ParallelHeadSampler, TreeKind
-from outrider.plugins.proof.certificate import SAMPLED
+from outrider.plugins.proof.reports import SAMPLED
 from outrider.testing import GREEDY, VOCAB, check_same, check_shape, fresh_draft, row
 from outrider_lab.models.block_net import BlockDrafter, num_sure
 

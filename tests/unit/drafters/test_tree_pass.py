@@ -34,7 +34,7 @@ from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model
 from outrider.plugins.heads.hidden import HeadLimits, HiddenDrafter
 from outrider.plugins.heads.passes import fused_head_drafts
-from outrider.plugins.proof.certificate import SAMPLED
+from outrider.plugins.proof.reports import SAMPLED
 from outrider.testing import GREEDY
 from unit.drafters.test_chain_pass import check_alike
 from unit.heads.test_head_pass import EAGLES, TEXT, VOCAB, loaded, row

@@ -26,7 +26,7 @@ from outrider.core.tree import ROOT
 from outrider.estimate.cost import LEAST_WORTH
 from outrider.plugins.heads.hidden import HeadLimits, HiddenDrafter
 from outrider.plugins.heads.passes import NetOutput
-from outrider.plugins.proof.certificate import SAMPLED
+from outrider.plugins.proof.reports import SAMPLED
 from outrider.testing import GREEDY, check_same
 
 VOCAB = 5

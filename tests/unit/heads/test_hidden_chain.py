@@ -22,7 +22,7 @@ from outrider.core.rng import KeyedRng, Rng
 from outrider.drafters.common.growth import DraftSampler
 from outrider.plugins.heads.hidden import HeadLimits, HiddenDrafter
 from outrider.plugins.heads.passes import NetOutput
-from outrider.plugins.proof.certificate import SAMPLED
+from outrider.plugins.proof.reports import SAMPLED
 from outrider.testing import GREEDY, check_same
 
 VOCAB = 5

@@ -5,7 +5,7 @@ import torch
 
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.plugins.proof.scripted import Script, ScriptedLM
+from outrider_lab.models.scripted import Script, ScriptedLM
 from parity.feeding import feed, greedy
 
 TEXT = [(3 * i * i + i) % 64 for i in range(30)]

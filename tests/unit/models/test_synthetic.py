@@ -22,8 +22,8 @@ from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model
 from outrider.plugins.lanes.ahead.fan_out import MissCurve
-from outrider.plugins.proof.scripted import Script, ScriptedLM
 from outrider_lab.models.gemm import gemm_shape
+from outrider_lab.models.scripted import Script, ScriptedLM
 from outrider_lab.models.synthetic import (
     NUM_RANKS,
     Agreement,

@@ -4,7 +4,7 @@ import pytest
 
 from outrider.core.errors import CapacityError, ContractError
 from outrider.core.protocols import StepRow
-from outrider.plugins.proof.scripted import TokenMemory
+from outrider_lab.models.scripted import TokenMemory
 
 
 def opened(*seq_ids: int, num_slots: int = 100) -> TokenMemory:

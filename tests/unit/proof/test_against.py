@@ -12,7 +12,8 @@ import pytest
 
 from doubles.toy_endpoint import FAULTS, Request, ToyEndpoint
 from outrider.core.errors import ConfigError, MachineError, SilentError
-from outrider.plugins.proof.against import (
+from outrider.plugins.proof.check import PROMPTS, Check
+from outrider_lab.proof.against import (
     LEVEL,
     NUM_TESTS,
     SETTINGS,
@@ -23,8 +24,7 @@ from outrider.plugins.proof.against import (
     page_of,
     stopped,
 )
-from outrider.plugins.proof.check import PROMPTS, Check
-from outrider.plugins.proof.served import Answer, Token, answers_of, sides_of
+from outrider_lab.proof.served import Answer, Token, answers_of, sides_of
 
 # The check that must find each fault; others may as well.
 FINDERS = {

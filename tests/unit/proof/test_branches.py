@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.rng import KeyedRng, Role
-from outrider.plugins.proof.chisquare import p_value
 from outrider.plugins.proof.distributions import (
     BadDrawError,
     EveryBranch,
@@ -16,6 +15,7 @@ from outrider.plugins.proof.distributions import (
     joint_winner,
     runs,
 )
+from outrider_lab.proof.chisquare import p_value
 
 weights = st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any)
 

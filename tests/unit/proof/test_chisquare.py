@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.plugins.proof.cases import PAIRS, START, VOCAB
-from outrider.plugins.proof.chisquare import FAMILY_LEVEL, p_value, p_values, threshold
 from outrider.verify.batched import ChainNumbers, judge_chains, pick
+from outrider_lab.proof.chisquare import FAMILY_LEVEL, p_value, p_values, threshold
 
 
 def null_p_values(seeds: Sequence[int], num_draws: int) -> Tensor:

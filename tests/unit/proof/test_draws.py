@@ -15,9 +15,9 @@ from outrider.core.draft import Verdict
 from outrider.core.protocols import VerifyRow
 from outrider.core.sampling import draw
 from outrider.plugins.proof.cases import PAIRS, TEXTS
-from outrider.plugins.proof.chisquare import MANY
 from outrider.plugins.proof.distributions import Sampler, exact_samplers
-from outrider.plugins.proof.ensemble import (
+from outrider_lab.proof.chisquare import MANY
+from outrider_lab.proof.ensemble import (
     engine_texts,
     pair_trials,
     race_trial,

@@ -7,7 +7,7 @@ from collections.abc import Generator
 import pytest
 
 from outrider.plugins.proof.check import Check
-from outrider.plugins.proof.mutants import (
+from outrider_lab.proof.mutants import (
     DECISIONS,
     KEYS,
     ROUNDS,
@@ -77,9 +77,9 @@ def test_what_cannot_be_planted_is_not_caught() -> None:
 
 def check_of(monkeypatch: pytest.MonkeyPatch, table: tuple[Mutant, ...]) -> Check:
     """The part's check, with `table` and no other bugs."""
-    monkeypatch.setattr("outrider.plugins.proof.mutants.DECISIONS", table)
-    monkeypatch.setattr("outrider.plugins.proof.mutants.KEYS", ())
-    monkeypatch.setattr("outrider.plugins.proof.mutants.ROUNDS", ())
+    monkeypatch.setattr("outrider_lab.proof.mutants.DECISIONS", table)
+    monkeypatch.setattr("outrider_lab.proof.mutants.KEYS", ())
+    monkeypatch.setattr("outrider_lab.proof.mutants.ROUNDS", ())
     part: Generator[str, None, tuple[Check, ...]] = mutants(seed=0)
     steps: list[str] = []
     while True:
@@ -93,7 +93,7 @@ def check_of(monkeypatch: pytest.MonkeyPatch, table: tuple[Mutant, ...]) -> Chec
 @pytest.mark.weights
 def test_an_uncaught_bug_fails_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     harmless = Mutant("harmless", "outrider.verify.exact", "if total > 0", "if total > 1e-300")
-    monkeypatch.setattr("outrider.plugins.proof.mutants.catch_by_algebra", lambda: (None, ""))
+    monkeypatch.setattr("outrider_lab.proof.mutants.catch_by_algebra", lambda: (None, ""))
     check = check_of(monkeypatch, (DECISIONS[0], harmless))
     assert check.holds is False
     assert check.summary == "0 of 2 caught"

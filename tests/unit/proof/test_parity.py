@@ -14,8 +14,9 @@ from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.models.loading import resolve
 from outrider.plugins.proof.check import Check, Effort
-from outrider.plugins.proof.mutants import ROUNDS, planted
-from outrider.plugins.proof.parity import (
+from outrider_lab.models.gguf_export import GgufOptions, export
+from outrider_lab.proof.mutants import ROUNDS, planted
+from outrider_lab.proof.parity import (
     BATCH,
     PROMPTS,
     CellTexts,
@@ -27,8 +28,7 @@ from outrider.plugins.proof.parity import (
     subject_of,
     task,
 )
-from outrider.plugins.proof.parity_part import NearTie, parity
-from outrider_lab.models.gguf_export import GgufOptions, export
+from outrider_lab.proof.parity_part import NearTie, parity
 
 EMBEDDED = "outrider/embedded"
 SMALL = Effort(greedy_tokens=10)
@@ -53,7 +53,7 @@ def checks_of(subject: ParitySubject) -> tuple[Check, ...]:
 
 @pytest.fixture
 def half_the_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.plugins.proof.parity.PROMPTS", PROMPTS[::2])
+    monkeypatch.setattr("outrider_lab.proof.parity.PROMPTS", PROMPTS[::2])
 
 
 @pytest.mark.wide
@@ -73,7 +73,7 @@ def test_the_embedded_pair_writes_the_same_text() -> None:
 
 @pytest.fixture
 def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.plugins.proof.parity.PROMPTS", PROMPTS[::4])
+    monkeypatch.setattr("outrider_lab.proof.parity.PROMPTS", PROMPTS[::4])
 
 
 @pytest.mark.wide
@@ -142,7 +142,7 @@ def test_runs_that_time_does_not_allow_are_named() -> None:
     def checked(limit: float) -> Check:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(ParityTask, "write", write)
-            patched.setattr("outrider.plugins.proof.parity_part.perf_counter", count().__next__)
+            patched.setattr("outrider_lab.proof.parity_part.perf_counter", count().__next__)
             job = ParityTask(embedded(), ((1, 2), (3,)), *two)
             part = parity(job, limit)
             while True:
@@ -214,7 +214,7 @@ def test_near_ties_are_excused_only_where_kernels_are_not_row_invariant(
         return NearTie(True, 1e-4, 1e-3, "kernels are not row-invariant here")
 
     monkeypatch.setattr(ParityTask, "write", write)
-    monkeypatch.setattr("outrider.plugins.proof.parity_part.look_into", look)
+    monkeypatch.setattr("outrider_lab.proof.parity_part.look_into", look)
     texts, acceptance = checks_of(embedded())
     assert texts.holds is holds
     assert acceptance.holds is holds

@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from outrider.plugins.proof.mutants import CannotPlantError, Mutant, planted
 from outrider.verify import exact as token
 from outrider.verify.exact import residual
+from outrider_lab.proof.mutants import CannotPlantError, Mutant, planted
 
 MUTANT = Mutant(
     "residual is p",

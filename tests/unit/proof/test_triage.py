@@ -11,8 +11,8 @@ from torch import Tensor
 
 from outrider.core.protocols import CacheStore, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
-from outrider.plugins.proof.parity_part import Divergence, look_into, replay
-from outrider.plugins.proof.scripted import Script, ScriptedLM
+from outrider_lab.models.scripted import Script, ScriptedLM
+from outrider_lab.proof.parity_part import Divergence, look_into, replay
 
 # Its two best tokens after CONTEXT are 0.01 apart, its best and worst 3.7.
 SCRIPT = Script(vocab_size=8, seed=341, gap=0.01, spread=4.0)

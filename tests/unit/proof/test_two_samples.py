@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from outrider.plugins.proof.two_samples import (
+from outrider_lab.proof.two_samples import (
     NUM_SHUFFLES,
     Pair,
     Sample,
@@ -72,5 +72,5 @@ def test_texts_of_several_lengths_and_empty_ones_are_compared() -> None:
 
 
 def test_tensors_are_not_needed() -> None:
-    module = sys.modules["outrider.plugins.proof.two_samples"]
+    module = sys.modules["outrider_lab.proof.two_samples"]
     assert not hasattr(module, "torch")

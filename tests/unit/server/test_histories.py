@@ -14,9 +14,9 @@ from doubles.scripted_site import app_of, ask, run, site_with
 from outrider.api.callers import ChatIds
 from outrider.api.chat_messages import checked_messages, checked_tools
 from outrider.api.chat_template import ChatTemplate
-from outrider.server.messages import turns_of as turns_of_blocks
+from outrider.plugins.apis.messages import turns_of as turns_of_blocks
+from outrider.plugins.apis.responses import turns_of
 from outrider.server.port import ChatPrompt, EngineCard
-from outrider.server.responses import turns_of
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 # As strict as Gemma 2's, with Hermes' calls.

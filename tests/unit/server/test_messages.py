@@ -11,7 +11,7 @@ import pytest
 from doubles.scripted_port import CARD, ScriptedPort
 from doubles.scripted_site import ask
 from outrider.core.errors import DrafterError
-from outrider.server.messages import stop_reason, turns_of
+from outrider.plugins.apis.messages import stop_reason, turns_of
 from outrider.server.port import EngineCard
 from outrider.server.site import End, Usage
 

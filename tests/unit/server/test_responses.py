@@ -12,8 +12,8 @@ import pytest
 from doubles.scripted_port import CARD, ScriptedPort
 from doubles.scripted_site import ask
 from outrider.core.errors import DrafterError
+from outrider.plugins.apis.responses import turns_of
 from outrider.server.port import EngineCard
-from outrider.server.responses import turns_of
 
 PATH = "/v1/responses"
 HELLO = {"input": "hi", "temperature": 0}

@@ -22,11 +22,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message
 
-from outrider.api.batch_lines import AnswerFile, RawLine, openai_answer, raw_lines
 from outrider.core.errors import with_hint
 from outrider.core.fields import shown
 from outrider.core.files import remove
 from outrider.plugins.batches.files import Files, file_routes, missing, page
+from outrider.plugins.batches.lines import AnswerFile, RawLine, openai_answer, raw_lines
 from outrider.server.errors import ApiError
 from outrider.server.reply import json_response, read
 from outrider.server.site import BATCH, Admission, Site, key_of
@@ -35,7 +35,7 @@ MOST_LINES, _MOST_MISTAKES = 50_000, 100
 # The lines of a batch. Each is sent to the server's own application, behind access control and with
 # less weight than a client's request.
 #
-# Answers are written to the journals of api/batch_lines.py, so an interrupted batch can be
+# Answers are written to the journals of plugins/batches/lines.py, so an interrupted batch can be
 # continued.
 # While other requests are in flight, 1 / _SHARE of the usual number of lines runs at once.
 _SHARE = 8

@@ -1,5 +1,5 @@
-"""The certificate of `outrider verify`: exactness by enumeration, by chi-square tests, by parity.
+"""Contracts of drafters and of acceptance rules, by enumeration: what `outrider.testing` offers.
 
-Open certificate.py first, against.py for the audit of a server. docs/algorithms/certificate.md says
-what each part shows, and which planted bugs the checks must find.
+Open contracts.py first. cases.py has pairs of distributions, distributions.py runs code once for
+each outcome of its draws, algebra.py proves a rule by that, and reports.py checks drafters.
 """

@@ -28,7 +28,8 @@ from outrider.kernels.reference.pointwise import argmax
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.loading import load_model, resolve
 from outrider.plugins.proof.check import Check, Part
-from outrider.plugins.proof.parity import (
+from outrider.verify.batched import rule_for
+from outrider_lab.proof.parity import (
     BATCH,
     CellTexts,
     Ids,
@@ -37,7 +38,6 @@ from outrider.plugins.proof.parity import (
     TokenDifference,
     differences,
 )
-from outrider.verify.batched import rule_for
 
 # Rounding moves logits by far less than this share of their range.
 MAX_ROUNDING = 1 / 64

@@ -44,14 +44,14 @@ from outrider.plugins.proof.cases import (
     rotated,
 )
 from outrider.plugins.proof.check import Check, Effort, Part
-from outrider.plugins.proof.chisquare import FAMILY_LEVEL, MANY, K, p_value, threshold
 from outrider.plugins.proof.distributions import (
     Sampler,
     exact_samplers,
     joint_winner,
     plain_distribution,
 )
-from outrider.plugins.proof.scripted import Script, ScriptedLM
+from outrider_lab.models.scripted import Script, ScriptedLM
+from outrider_lab.proof.chisquare import FAMILY_LEVEL, MANY, K, p_value, threshold
 
 # Texts are made in portions, which bounds memory.
 _DRAWS_PORTION = 100_000

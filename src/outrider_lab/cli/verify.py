@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 from outrider.cli.call import Call
 from outrider.cli.output import Steps, answer, check_writable, duration, line_width, write_whole
 from outrider.cli.session import fetch_missing
-from outrider.cli.verb_options import VerifyOptions
 from outrider.core.env import api_key
 from outrider.core.errors import ConfigError
 from outrider.core.settings import DEFAULT, Resolved
+from outrider_lab.cli.bench_options import VerifyOptions
 
 if TYPE_CHECKING:
-    from outrider.plugins.proof.against import Audit, Report
-    from outrider.plugins.proof.certificate import Certificate, ProofStep
     from outrider.plugins.proof.check import Check, Effort
+    from outrider_lab.proof.against import Audit, Report
+    from outrider_lab.proof.certificate import Certificate, ProofStep
 
 _PIPED_WIDTH = 100
 _TITLE = 21
@@ -44,8 +44,8 @@ def _certify(call: Call[VerifyOptions]) -> int:
     program = call.resolved.program()
     # Shown first: imports and models take seconds.
     with Steps(f"verify {program.target}: 4 checks, one to several minutes") as steps:
-        from outrider.plugins.proof.certificate import Certificate, ProofStep, about, certify
-        from outrider.plugins.proof.parity import subject_of
+        from outrider_lab.proof.certificate import Certificate, ProofStep, about, certify
+        from outrider_lab.proof.parity import subject_of
 
         resolved, shown = call.resolved, call.options
         fetch_missing(program.target, None if program.draft in ("auto", "none") else program.draft)
@@ -70,9 +70,9 @@ def _audit(call: Call[VerifyOptions]) -> int:
     """Audit a server. Raises ConfigError if its speculation cannot be turned off, MachineError if
     it does not answer."""
     from outrider.api.clients import Server
-    from outrider.plugins.proof.against import NUM_STEPS, Amount, Audit, page_of
     from outrider.plugins.proof.check import Check
-    from outrider.plugins.proof.served import sides_of
+    from outrider_lab.proof.against import NUM_STEPS, Amount, Audit, page_of
+    from outrider_lab.proof.served import sides_of
 
     shown = call.options
     if shown.html:
@@ -114,7 +114,7 @@ def _audit(call: Call[VerifyOptions]) -> int:
 
 
 def _report(audit: Audit, checks: list[Check], urls: list[str]) -> Report:
-    from outrider.plugins.proof.against import FAMILY_LEVEL, Report
+    from outrider_lab.proof.against import FAMILY_LEVEL, Report
 
     about: dict[str, Any] = {
         name: {"url": url, "model": side.model, "chats": side.chats, "fields": dict(side.fields)}
@@ -170,7 +170,7 @@ class Forecast:
 
 
 def _doing(step: ProofStep, checks: Sequence[Check], left: str) -> str:
-    from outrider.plugins.proof.certificate import PARTS
+    from outrider_lab.proof.certificate import PARTS
 
     part = f"check {step.part} of {len(PARTS)}, {PARTS[step.part - 1]}"
     if step.total:

@@ -17,9 +17,16 @@ from starlette.responses import Response
 
 from outrider.api.result import chat_logprobs
 from outrider.core.params import SamplingParams
+from outrider.plugins.apis.messages import (
+    Turns,
+    format_asked,
+    functions_of,
+    mapping,
+    named,
+    text_of,
+)
 from outrider.server.errors import ApiError, invalid, refused
 from outrider.server.exchange import Event, Evented, thought_details
-from outrider.server.messages import Turns, format_asked, functions_of, mapping, named, text_of
 from outrider.server.params import Asked, Tooling, params_of, tooling_of
 from outrider.server.parsing.parser import Part, ReasoningDelta, TextDelta, ToolDelta, ToolOpen
 from outrider.server.port import ChatPrompt

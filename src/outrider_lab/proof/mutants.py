@@ -24,9 +24,9 @@ from outrider.core.params import SamplingParams
 from outrider.plugins.proof.algebra import DEFECTS, prove_rule
 from outrider.plugins.proof.cases import FIXED, PAIRS
 from outrider.plugins.proof.check import PROMPTS, Check, Part
-from outrider.plugins.proof.chisquare import threshold
 from outrider.plugins.proof.distributions import exact_samplers
-from outrider.plugins.proof.ensemble import walked_trial
+from outrider_lab.proof.chisquare import threshold
+from outrider_lab.proof.ensemble import walked_trial
 
 
 class CannotPlantError(Exception):

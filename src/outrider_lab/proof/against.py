@@ -23,8 +23,8 @@ from statistics import median
 from typing import Any
 
 from outrider.plugins.proof.check import PROMPTS, Check
-from outrider.plugins.proof.served import Answer, RefusedError, Side, Token
-from outrider.plugins.proof.two_samples import (
+from outrider_lab.proof.served import Answer, RefusedError, Side, Token
+from outrider_lab.proof.two_samples import (
     Pair,
     Permutation,
     Sample,

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider import __version__
-from outrider.api.batch_lines import AnswerFile, Answers, read_line
-from outrider.api.batch_run import Batch
 from outrider.cli.call import Call
 from outrider.cli.output import Meter, answer, duration, say
 from outrider.cli.session import opened, structure_of, to_load
 from outrider.cli.verb_options import BatchOptions
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
+from outrider.plugins.batches.lines import AnswerFile, Answers, read_line
+from outrider.plugins.batches.run import Batch
 
 if TYPE_CHECKING:
-    from outrider.plugins.cluster.batch_run import RayBatch
+    from outrider.plugins.batches.on_ray import RayBatch
 
 
 import json
@@ -34,8 +34,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from outrider.api.batch_lines import RawLine, raw_line, raw_lines
 from outrider.core.errors import MachineError, install_command
+from outrider.plugins.batches.lines import RawLine, raw_line, raw_lines
 
 
 def lines_of(path: Path) -> Iterator[RawLine]:
@@ -150,7 +150,7 @@ def _on_ray(
     if call.options.replicas > 1 or call.options.devices:
         raise ConfigError("--replicas and --devices are not for --ray.", hint="--workers N")
     from outrider.api.plan import plan_pair
-    from outrider.plugins.cluster.batch_run import Job, RayBatch
+    from outrider.plugins.batches.on_ray import Job, RayBatch
 
     options, (target, draft, engine) = call.options, to_load(call.resolved)
     engine = replace(engine, threads=engine.threads or 1)

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol
 
-from outrider.api.batch_lines import Answers, BadLine, BatchLine, RawLine, read_line
 from outrider.api.callers import Message, Prompt
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.structure import StructureOptions
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
+from outrider.plugins.batches.lines import Answers, BadLine, BatchLine, RawLine, read_line
 
 
 class Handle(Protocol):

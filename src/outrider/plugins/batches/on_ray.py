@@ -21,13 +21,13 @@ import ray.data
 from msgspec import Struct
 from ray.exceptions import RayError
 
-from outrider.api.batch_lines import AnswerFile, Answers, RawLine
-from outrider.api.batch_run import Batch
 from outrider.api.llm import LLM
 from outrider.api.structure import StructureOptions
 from outrider.core.config import EngineConfig
 from outrider.core.errors import MachineError
 from outrider.core.params import SamplingParams
+from outrider.plugins.batches.lines import AnswerFile, Answers, RawLine
+from outrider.plugins.batches.run import Batch
 
 _ROWS = pyarrow.schema([
     ("number", pyarrow.int64()),
