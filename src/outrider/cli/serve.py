@@ -1,5 +1,4 @@
-"""`outrider serve`: an HTTP server over one engine, or over several models that are loaded in turn;
-and `outrider cluster config`, the configuration of such a server for Ray Serve.
+"""`outrider serve`: an HTTP server over one engine, or over several models that are loaded in turn.
 
 The address is reserved and printed before anything is loaded, so that an error in it is reported
 without a wait.
@@ -34,14 +33,12 @@ from outrider.cli.session import (
     to_load,
     without_draft,
 )
-from outrider.cli.verb_options import ClusterConfigOptions, ServeOptions
+from outrider.cli.verb_options import ServeOptions
 from outrider.core.env import api_key
 from outrider.core.errors import (
     ConfigError,
     MachineError,
-    OutriderError,
     install_command,
-    with_hint,
 )
 from outrider.core.params import SamplingParams
 from outrider.core.settings import Chosen, Resolved
@@ -297,7 +294,7 @@ def _run(
         names=models[0].names,
         limits=limits,
         traffic=Traffic(admission=Admission(weights=weights)),
-        defaults=_defaults(made_greedy(call.resolved) if options.greedy else call.resolved),
+        defaults=sampling_decided(made_greedy(call.resolved) if options.greedy else call.resolved),
         shares_prefixes=options.shared_prefixes,
         keeps_apart=len(rules.keys) > 1 and not options.shared_prefixes,
     )
@@ -369,7 +366,7 @@ def _port(
     return ThreadPort(load, max_queued=max_queued, lanes=lanes)
 
 
-def _defaults(resolved: Resolved) -> dict[str, object]:
+def sampling_decided(resolved: Resolved) -> dict[str, object]:
     """Return the sampling settings that the user decided: the defaults of requests."""
     known = SamplingParams.__dataclass_fields__
     return {name: value for name, value in resolved.decided().items() if name in known}
@@ -451,64 +448,3 @@ def _checked(
             f"most, which {verdict}; {size(fit['free_bytes'])} are free"
         )
     return 0
-
-
-def cluster_config(call: Call[ClusterConfigOptions]) -> int:
-    """Print the configuration file of a deployment for Ray Serve."""
-    if find_spec("msgspec") is None or find_spec("starlette") is None:
-        raise MachineError("the server is not installed.", hint=install_command("cluster"))
-    from outrider.plugins.cluster.settings import (
-        DeploymentArgs,
-        Scale,
-        check_ray,
-        serve_config,
-        serve_yaml,
-    )
-    from outrider.server.access import DoorRules, is_loopback
-
-    options, program, engine = call.options, call.resolved.program(), call.resolved.engine()
-    engine = without_draft(engine) if program.draft == "none" else engine
-    threads = engine.threads or max(1, (os.cpu_count() or 1) // options.replicas)
-    engine = replace(engine, threads=threads)
-    most = max(options.replicas, options.max_replicas)
-    args = DeploymentArgs(
-        model=program.target,
-        draft=None if program.draft in ("auto", "none") else program.draft,
-        engine=engine,
-        sampling=_defaults(call.resolved),
-        names=options.served_model_name,
-        host=options.host,
-        allowed_hosts=options.allowed_host,
-        allowed_origins=options.allowed_origin,
-        api_key_file=options.api_key_file,
-        max_queued=options.max_queued or 4 * engine.most_batch * most,
-        max_per_key=options.max_per_key,
-        shared_prefixes=options.shared_prefixes,
-        max_replicas=most,
-    )
-    if options.api_key_file is None:
-        DoorRules(keys=tuple(filter(None, [api_key()])), host=options.host)
-    scale = Scale(
-        replicas=options.replicas,
-        max_replicas=options.max_replicas,
-        gateways=options.gateways,
-        threads=threads,
-        port=options.port,
-        drain_seconds=options.drain_seconds,
-    )
-    print(serve_yaml(serve_config(args, scale)), end="")
-    if is_loopback(options.host):
-        # Ray reports a port in use only by tracebacks of its proxies, and its own absence not at
-        # all.
-        for check in (check_ray, partial(_check_port, options)):
-            try:
-                check()
-            except OutriderError as error:
-                say(f"note: {with_hint(error)}")
-    return 0
-
-
-def _check_port(options: ClusterConfigOptions) -> None:
-    from outrider.server.access import Address, reserved
-
-    reserved(Address(host=options.host, port=options.port))[1].close()

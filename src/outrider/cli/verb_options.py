@@ -101,7 +101,7 @@ class CompletionOptions(Options):
 
 @verb(
     "batch",
-    "batch:batch",
+    "outrider.plugins.batches.verbs:batch",
     Argument("INPUT", 'Lines of OpenAI\'s batches, or {"prompt": ...} with settings; or parquet.'),
     Argument("OUTPUT", "Answers are appended to this file, a line each."),
     group="Write text",
@@ -277,7 +277,7 @@ class StopOptions(JsonOption):
 
 @verb(
     "cluster config",
-    "serve:cluster_config",
+    "outrider.plugins.cluster.verbs:cluster_config",
     Argument("MODEL", "The model of each replica, as --target.", setting="target"),
     settings=ALL,
     without=(*DECIDED, "seed", "prediction", "prompt_logprobs"),

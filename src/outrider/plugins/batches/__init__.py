@@ -1,4 +1,6 @@
-"""Files and batches of OpenAI's API, for a server that `outrider serve --files FOLDER` starts.
+"""Files of requests: `outrider batch`, and OpenAI's files and batches of `outrider serve --files`.
 
-files.py keeps what clients upload, batches.py runs the lines of a file as requests to the server.
+lines.py reads and answers lines, run.py runs them through an engine, on_ray.py on a Ray cluster;
+verbs.py is the verb. In a server files.py keeps what clients upload, and batches.py runs its lines
+as requests.
 """

@@ -5,13 +5,16 @@ Exit code 0 means that every line has an answer, 1 that some answers are errors.
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from importlib import import_module
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +23,7 @@ from outrider.cli.call import Call
 from outrider.cli.output import Meter, answer, duration, say
 from outrider.cli.session import opened, structure_of, to_load
 from outrider.cli.verb_options import BatchOptions
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, MachineError, install_command
 from outrider.core.params import SamplingParams
 from outrider.plugins.batches.lines import AnswerFile, Answers, read_line
 from outrider.plugins.batches.run import Batch
@@ -29,12 +32,6 @@ if TYPE_CHECKING:
     from outrider.plugins.batches.on_ray import RayBatch
 
 
-import json
-from collections.abc import Iterator
-from importlib import import_module
-from typing import Any
-
-from outrider.core.errors import MachineError, install_command
 from outrider.plugins.batches.lines import RawLine, raw_line, raw_lines
 
 
