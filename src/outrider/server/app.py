@@ -29,8 +29,6 @@ from outrider.core.errors import OutriderError
 from outrider.core.fields import meta_of
 from outrider.core.files import packaged
 from outrider.core.params import SamplingParams
-from outrider.plugins.apis.messages import MessageExchange
-from outrider.plugins.apis.responses import ResponseExchange, stored_response
 from outrider.server.about import (
     DetokenizeBody,
     TokenizeBody,
@@ -43,7 +41,7 @@ from outrider.server.about import (
 from outrider.server.access import FILES, Door, DoorRules
 from outrider.server.chat import ChatExchange, CompletionBody, CompletionExchange
 from outrider.server.errors import ANTHROPIC_PATHS, ApiError, error_response
-from outrider.server.exchange import Exchange, api_route, count_route
+from outrider.server.exchange import Exchange, api_route
 from outrider.server.metrics import Metrics
 from outrider.server.reply import encode
 from outrider.server.site import Api, Site
@@ -54,27 +52,27 @@ _WORDS = {
     404: "no such path. Try GET /v1/models or POST /v1/chat/completions.",
     405: "this path does not have this method. Use {allowed}.",
 }
-# The APIs that generate text, and those whose prompts can be counted.
-EXCHANGES: Mapping[str, type[Exchange[Any]]] = {
+_EXCHANGES: Mapping[str, type[Exchange[Any]]] = {
     "/v1/chat/completions": ChatExchange,
     "/v1/completions": CompletionExchange,
-    "/v1/responses": ResponseExchange,
-    "/v1/messages": MessageExchange,
-}
-COUNTS: Mapping[str, type[Exchange[Any]]] = {
-    "/v1/responses/input_tokens": ResponseExchange,
-    "/v1/messages/count_tokens": MessageExchange,
 }
 # Endpoints of other servers that this server does not have.
 _ELSEWHERE = ("/v1/embeddings", "/v1/rerank", "/rerank", "/v1/audio", "/v1/images", "/v1/score")
 _FILES = (FILES, "/v1/batches")
 
 
+def kinds() -> Mapping[str, type[Exchange[Any]]]:
+    """Return the APIs that read prompts, by path: chat, completions, and those of a plugin."""
+    from outrider.plugins.apis.routes import KINDS
+
+    return {**_EXCHANGES, **KINDS}
+
+
 def text_routes(site: Site) -> list[Route]:
-    """Return the routes of the APIs that generate text."""
-    found = [api_route(path, kind, site) for path, kind in EXCHANGES.items()]
-    found += [count_route(path, kind, site) for path, kind in COUNTS.items()]
-    return [*found, Route("/v1/responses/{name}", stored_response, methods=["GET", "DELETE"])]
+    """Return the routes of the APIs that read prompts."""
+    from outrider.plugins.apis.routes import more_routes
+
+    return [*(api_route(path, kind, site) for path, kind in _EXCHANGES.items()), *more_routes(site)]
 
 
 def all_routes(
@@ -101,11 +99,11 @@ def all_routes(
 
 def make_app(site: Site, rules: DoorRules, routes: Sequence[BaseRoute]) -> ASGIApp:
     """Return the whole server as an ASGI application."""
-    app = routed(routes)
+    app, known = routed(routes), kinds()
 
     def refused(status: int, path: str) -> None:
         # "Not ready yet" does not count as a refused request.
-        kind = {**EXCHANGES, **COUNTS}.get(path)
+        kind = known.get(path)
         api: Api = "other" if kind is None else kind.api
         for observer in site.observers if path not in ("/health", "/ready") else ():
             observer.observe_refusal(status, api)
@@ -167,11 +165,6 @@ _PARTS: dict[str, Any] = packaged("outrider.server", "openapi.json")
 ANSWERS: Mapping[str, Mapping[str, Schema]] = _PARTS["answers"]
 FILE_ANSWERS: Mapping[str, Mapping[str, Schema]] = _PARTS["file_answers"]
 
-BODIES: Bodies = {
-    **{path: kind.kind for path, kind in {**EXCHANGES, **COUNTS}.items()},
-    "/tokenize": TokenizeBody,
-    "/detokenize": DetokenizeBody,
-}
 _Record: TypeAlias = dict[str, Any]
 _NONE = {"type": "null"}
 # Minimums of parameters for which other servers use negative values, such as -1 for "all".
@@ -180,11 +173,17 @@ _COUNTED = ("CompletionBody", "top_logprobs")
 _PARAMETER = re.compile(r"\{(\w+):?\w*\}")
 
 
+def own_bodies() -> Bodies:
+    """Return the bodies of all routes but those of batches, by path."""
+    texts = {path: kind.kind for path, kind in kinds().items()}
+    return {**texts, "/tokenize": TokenizeBody, "/detokenize": DetokenizeBody}
+
+
 def document(routes: Iterable[BaseRoute], bodies: Bodies = MappingProxyType({})) -> bytes:
     """Return the document in JSON. Files of web pages are left out: they are no API."""
     shown = [one for one in routes if isinstance(one, Route) and not one.path.startswith("/web/")]
     described = tuple((one.path, *sorted((one.methods or set()) - {"HEAD"})) for one in shown)
-    return _document(described, tuple({**BODIES, **bodies}.items()))
+    return _document(described, tuple({**own_bodies(), **bodies}.items()))
 
 
 @cache

@@ -13,8 +13,9 @@ from uuid import uuid4
 from starlette.requests import Request
 
 from outrider.core.params import SamplingParams
+from outrider.plugins.apis.events import Evented
 from outrider.server.errors import ANTHROPIC_PATHS, ApiError, error_body, invalid, refused
-from outrider.server.exchange import Event, Evented, thought_details
+from outrider.server.exchange import Event, thought_details
 from outrider.server.params import Asked, Tooling, params_of
 from outrider.server.parsing.parser import Part, ReasoningDelta, ToolOpen
 from outrider.server.port import ChatPrompt
