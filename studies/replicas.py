@@ -26,9 +26,9 @@ from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.measure import rotated
+from outrider.plugins.replicas import ReplicasPort
 from outrider.sched.admission import KnownBlocks, best_known, blocks_of
-from outrider.server.pool import Engines, ReplicasPort
-from outrider.server.port import EngineRequest, Load
+from outrider.server.port import EngineRequest, Engines, Load
 from outrider.server.process_port import ProcessPort
 from outrider_lab.bench.workload import builtin_texts
 from outrider_lab.measure.frame import paired_ratio

@@ -16,7 +16,7 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError
 from outrider.plugins.batches.lines import AnswerFile, Answers, raw_lines
 from outrider.plugins.batches.run import Batch, BatchEngine
-from outrider.server.pool import EnginePool, PooledRequest
+from outrider.plugins.replicas import EnginePool, PooledRequest
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 PROMPTS = [f"def function_{number}(items):" for number in range(24)]

@@ -15,10 +15,10 @@ import pytest
 from doubles.warm_python import anew
 from outrider import LLM, SamplingParams
 from outrider.core.config import EngineConfig
+from outrider.plugins.replicas import ReplicasPort
 from outrider.sched.admission import BLOCK_TOKENS
 from outrider.server.calls import ProcessStream
-from outrider.server.pool import Engines, ReplicasPort
-from outrider.server.port import EngineRequest, Load
+from outrider.server.port import EngineRequest, Engines, Load
 from outrider.server.process_port import ProcessPort
 
 pytestmark = [pytest.mark.weights, pytest.mark.wide]

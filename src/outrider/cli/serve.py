@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     from outrider.api.memory import Part
     from outrider.api.plan import LoadPlan
     from outrider.plugins.batches.batches import Batches
+    from outrider.plugins.replicas import ReplicasPort
     from outrider.server.access import Address, DoorRules
-    from outrider.server.pool import Engines, ReplicasPort
+    from outrider.server.port import Engines
     from outrider.server.process_port import ProcessPort
     from outrider.server.site import Site
     from outrider.server.thread_port import ThreadPort
@@ -273,7 +274,6 @@ def _run(
     from outrider.server.app import Bodies, all_routes, make_app
     from outrider.server.metrics import Auditor, Metrics
     from outrider.server.models import Models
-    from outrider.server.pool import ReplicasPort, replace_on_hangup
     from outrider.server.run import run_server, tell_ready
     from outrider.server.site import Admission, Limits, Site, Traffic, check_apart
 
@@ -305,8 +305,10 @@ def _run(
                 check_apart(first, planned(model, engines)[0].resolved.drafter.name)
         turns = Models(ports, options.max_loaded_models, _keep_alive(options, len(models)))
         site, load, also = turns.sites(first), turns.start, [turns.run()]
-    several = [port for port in ports.values() if isinstance(port, ReplicasPort)]
-    also += [replace_on_hangup(several, options.drain_seconds)] if several else []
+    if len(engines) > 1:
+        from outrider.plugins.replicas import replace_on_hangup
+
+        also.append(replace_on_hangup(ports.values(), options.drain_seconds))
     metrics = Metrics(lambda: {one.names[0]: one.port.status for one in site.all})
     site.observers.append(metrics)
     if share := share_of(options.audit):
@@ -354,11 +356,14 @@ def _port(
 ) -> ProcessPort | ReplicasPort | ThreadPort:
     # Only the engine's own process imports the code that runs models, which takes seconds.
     if options.engine_home == "process":
-        from outrider.server.pool import ReplicasPort
         from outrider.server.process_port import ProcessPort
 
         ports = list(map(ProcessPort, engines.loads(*to_load(model.resolved), max_queued)))
-        return ports[0] if len(ports) == 1 else ReplicasPort(ports)
+        if len(ports) == 1:
+            return ports[0]
+        from outrider.plugins.replicas import ReplicasPort
+
+        return ReplicasPort(ports)
     from outrider.server.thread_port import LaneLoad, ThreadPort
 
     lanes = LaneLoad()

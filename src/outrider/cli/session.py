@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from outrider.cli.options import ReplicasOption, StructureOption
     from outrider.cli.output import Painter
     from outrider.core.draft import JobTrace, Origin
-    from outrider.server.pool import EnginePool, Engines
+    from outrider.plugins.replicas import EnginePool
+    from outrider.server.port import Engines
 
 _OURS = "outrider"
 
@@ -319,7 +320,7 @@ _EXAMPLES = {"--schema": '{"type": "object"}', "--grammar": 'start: "yes" | "no"
 def engines_of(options: ReplicasOption, config: EngineConfig) -> Engines:
     """Return the engines of the options. Raises ConfigError for invalid devices or numbers."""
     from outrider.kernels.native.cpu import allowed_cores
-    from outrider.server.pool import Engines
+    from outrider.server.port import Engines
 
     devices = [name.strip() for name in options.devices.split(",") if name.strip()]
     found = Engines.of(options.replicas, devices, config)
@@ -339,7 +340,7 @@ def opened(
         return llm, run_record(llm, resolved)
     if find_spec("msgspec") is None:
         raise MachineError("several engines need msgspec.", hint=install_command("server"))
-    from outrider.server.pool import EnginePool
+    from outrider.plugins.replicas import EnginePool
 
     engines = engines_of(options, resolved.engine())
     target, draft, config = to_load(resolved)

@@ -7,10 +7,12 @@ an answer is TextEvents and a GenerationResult.
 from __future__ import annotations
 
 import asyncio
+import re
 import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -21,8 +23,9 @@ from outrider.api.stream import TokenDecoder, pieces_of
 from outrider.core import errors
 from outrider.core.config import SEED_TIED_SAMPLERS, EngineConfig
 from outrider.core.draft import RoundTrace
-from outrider.core.errors import MachineError, OutriderError, words_of
+from outrider.core.errors import ConfigError, MachineError, OutriderError, did_you_mean, words_of
 from outrider.core.params import SamplingParams
+from outrider.kernels.native.cpu import allowed_cores
 
 EngineState: TypeAlias = Literal["unloaded", "loading", "ready", "restarting", "failed", "closed"]
 
@@ -296,6 +299,99 @@ class Load(Struct, frozen=True, tag=True):
     max_queued: int
     placement: Placement = ALONE
     is_tried: bool = False
+
+
+_DEVICE = re.compile(r"cuda(?::(\d{1,3}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """Placements of a model's engines. `device` is the device setting of each engine.
+
+    Each engine has a GPU or a share of the cores that this process may use. Hardware threads of one
+    core stay together, and so do the cores of a NUMA node, as far as equal shares allow. An engine
+    uses as many threads as its share has cores, unless configured otherwise.
+    """
+
+    device: str
+    placements: tuple[Placement, ...]
+
+    @classmethod
+    def of(cls, replicas: int, devices: Sequence[str], config: EngineConfig) -> Self:
+        """Return `replicas` engines, or one for each device. Raises ConfigError for invalid devices
+        or numbers."""
+        if devices and replicas > 1:
+            hint = "leave --replicas out"
+            raise ConfigError("--devices says how many engines there are.", hint=hint)
+        gpus, kinds = _gpus(devices), {name.partition(":")[0] for name in devices}
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"--devices {','.join(devices)}: texts of different kinds of devices differ.",
+                hint="devices of one kind",
+            )
+        device, number = next(iter(kinds), config.device), max(replicas, len(devices))
+        ranks = config.tensor_parallel
+        if number > 1 and ranks > 1:
+            raise ConfigError(
+                f"{number} engines, each of {ranks} ranks: ranks take all devices.",
+                hint="leave --tensor-parallel or --replicas out",
+            )
+        if number == 1:
+            return cls(device, (Placement(gpu=gpus[0]) if gpus else ALONE,))
+        counted = [None] * number if device in ("cpu", "mps") else list(range(number))
+        shares = zip(shares_of(allowed_cores(), number), gpus or counted, strict=True)
+        engines = [Placement(cores=cores, gpu=gpu, num_engines=number) for cores, gpu in shares]
+        return cls(device, tuple(engines))
+
+    def __len__(self) -> int:
+        return len(self.placements)
+
+    def config(self, config: EngineConfig) -> EngineConfig:
+        return replace(config, device=self.device)
+
+    def shared(self, config: EngineConfig) -> EngineConfig:
+        """Return the configuration of one engine. Raises MachineError for a missing device."""
+        own = self.config(config)
+        for one in self.placements:
+            one.check_device(own.device)
+        return self.placements[0].shared(own)
+
+    def loads(
+        self, target: str, draft: str | None, config: EngineConfig, max_queued: int
+    ) -> list[Load]:
+        own = self.config(config)
+        return [Load(target, draft, own, max_queued, one) for one in self.placements]
+
+    @property
+    def described(self) -> list[str]:
+        """The placement of each engine, in words."""
+        return [one.describe(self.device) for one in self.placements]
+
+
+def _gpus(devices: Sequence[str]) -> list[int | None]:
+    found: list[int | None] = []
+    for name in devices:
+        match = _DEVICE.fullmatch(name)
+        if match is None and name not in ("cpu", "mps"):
+            known = ("cpu", "mps", "cuda:0", "cuda:1")
+            raise ConfigError(f"--devices: {name!r} is no device.", hint=did_you_mean(name, known))
+        gpu = int(match[1] or 0) if match else None
+        if gpu in found:
+            hint = "--replicas shares the cores out" if name == "cpu" else "each one once"
+            raise ConfigError(f"--devices names {name} twice.", hint=hint)
+        found.append(gpu)
+    return found
+
+
+def shares_of(cores: Sequence[tuple[int, ...]], number: int) -> list[tuple[int, ...]]:
+    """Divide the cores into `number` parts, as equal as possible; few cores are shared."""
+    if len(cores) < number:
+        return [cores[i % len(cores)] for i in range(number)]
+    bounds = [len(cores) * i // number for i in range(number + 1)]
+    return [
+        tuple(sorted(thread for core in cores[start:end] for thread in core))
+        for start, end in pairwise(bounds)
+    ]
 
 
 class Submit(Struct, frozen=True, tag=True):

@@ -11,8 +11,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.env import show_gpu
 from outrider.core.errors import ConfigError
 from outrider.kernels.native import cpu
-from outrider.server.pool import Engines, shares_of
-from outrider.server.port import Placement, spans
+from outrider.server.port import Engines, Placement, shares_of, spans
 
 CPU = EngineConfig(device="cpu")
 

@@ -16,9 +16,9 @@ from doubles.scripted_port import CARD
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
+from outrider.plugins.replicas import ReplicasPort, replace_on_hangup
 from outrider.server.calls import KeptOutError, ProcessStream
 from outrider.server.engine_child import EngineChild
-from outrider.server.pool import ReplicasPort, replace_on_hangup
 from outrider.server.port import (
     Cancel,
     EngineCard,

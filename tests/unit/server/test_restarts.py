@@ -17,10 +17,10 @@ from doubles.scripted_child import ScriptedChild, scripted_children
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import ask
 from outrider.core.config import EngineConfig
+from outrider.plugins.replicas import ReplicasPort
 from outrider.server import engine_child
 from outrider.server import engine_child as restarts
 from outrider.server.engine_child import EngineChild, LoadHungError, Restarts
-from outrider.server.pool import ReplicasPort
 from outrider.server.port import EngineStatus, Load, NotReadyError
 from outrider.server.process_port import ProcessPort
 
