@@ -1,11 +1,20 @@
 """Plugins: mechanisms that a program without them runs as well, each known by a line of the core.
 
-gpu/ has kernels in Triton and captured rounds for CUDA, transformers/ runs decoders of that library
-over the paged KV cache, parallel/ shares a model among ranks, lanes/ drafts ahead of verdicts and
-in another process, prompt_store/ keeps pages on disk, cluster/ serves and runs batches on Ray,
-batches/ answers OpenAI's batches of uploaded files, proof/ has contracts of drafters and rules,
-compat/ has classes under the names of other programs, profile.py times kernels, and spans.py sends
-traces of requests to OpenTelemetry; heads/ has EAGLE, MTP, Medusa and the drafters after them.
+apis          Responses of OpenAI and Messages of Anthropic
+batches       files of requests: `outrider batch`, and OpenAI's files and batches
+cluster       a server on Ray
+compat        classes under the names of other programs
+gpu           kernels in Triton, and captured rounds for CUDA
+heads         EAGLE, MTP, Medusa and the drafters after them
+lanes         schedules of several lanes, drafting ahead of verdicts, drafters in another process
+parallel      a model that ranks share
+proof         contracts of drafters and rules
+prompt_store  pages of prompts on disk
+transformers  decoders of that library over the paged KV cache
+replicas.py   several engines of one model in child processes
+profile.py    times of kernels
+spans.py      traces of requests, sent to OpenTelemetry
+
 A drafter is found in a folder `drafters`; pyproject.toml lists the imports by which the core
 reaches the others.
 """

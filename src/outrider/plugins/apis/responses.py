@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from outrider.api.result import chat_logprobs
 from outrider.core.params import SamplingParams
+from outrider.plugins.apis.events import Evented
 from outrider.plugins.apis.messages import (
     Turns,
     format_asked,
@@ -26,7 +27,7 @@ from outrider.plugins.apis.messages import (
     text_of,
 )
 from outrider.server.errors import ApiError, invalid, refused
-from outrider.server.exchange import Event, Evented, thought_details
+from outrider.server.exchange import Event, thought_details
 from outrider.server.params import Asked, Tooling, params_of, tooling_of
 from outrider.server.parsing.parser import Part, ReasoningDelta, TextDelta, ToolDelta, ToolOpen
 from outrider.server.port import ChatPrompt

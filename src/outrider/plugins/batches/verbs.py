@@ -25,14 +25,18 @@ from outrider.cli.session import opened, structure_of, to_load
 from outrider.cli.verb_options import BatchOptions
 from outrider.core.errors import ConfigError, MachineError, install_command
 from outrider.core.params import SamplingParams
-from outrider.plugins.batches.lines import AnswerFile, Answers, read_line
+from outrider.plugins.batches.lines import (
+    AnswerFile,
+    Answers,
+    RawLine,
+    raw_line,
+    raw_lines,
+    read_line,
+)
 from outrider.plugins.batches.run import Batch
 
 if TYPE_CHECKING:
     from outrider.plugins.batches.on_ray import RayBatch
-
-
-from outrider.plugins.batches.lines import RawLine, raw_line, raw_lines
 
 
 def lines_of(path: Path) -> Iterator[RawLine]:
