@@ -393,7 +393,8 @@ def _count_bucket(count: int) -> int:
 FIRST_LOSS = 6.0
 LOSS_SHARE = 0.0025
 MOST_SAVED = 16.0
-# A draft of more than one pass may take so much of what is left: a few bad ones do not spend all.
+# The part of a draft that is expected to be refused may take so much of what is left: a few bad
+# ones do not spend all.
 _STAKE = 0.25
 
 
@@ -427,5 +428,5 @@ class Allowance:
         return self.left >= passes
 
     def risks(self, passes: float) -> bool:
-        """True if so much may be lost at once: what is left pays for a few such losses."""
+        """True if so much may be expected to be lost: what is left pays for a few such losses."""
         return passes <= _STAKE * self.left

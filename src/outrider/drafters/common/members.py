@@ -16,7 +16,7 @@ lose time against plain decoding; `Allowance` bounds that loss, whatever the tex
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, zip_longest
@@ -324,7 +324,8 @@ class ModelMember:
         best, more = None, 0.0
         depths: dict[int, int] = {}
         for depth in range(1, max(map(len, gains.values()), default=0) + 1):
-            if not self._may_take(depth, allowances):
+            refused = self._refused(states, gains, depth)
+            if not self._may_take(depth, allowances, refused):
                 break
             for index, gain in gains.items():
                 known = gain[depths[index] - 1] if index in depths else 0.0
@@ -360,13 +361,21 @@ class ModelMember:
             request.num_looks = 0
         return None
 
-    def _may_take(self, depth: int, allowances: Allowances) -> bool:
-        """Return whether the allowances pay for a draft of this depth. Before its cost is known, a
-        draft is as short as a trial."""
+    def _may_take(self, depth: int, allowances: Allowances, refused: float) -> bool:
+        """Return whether the allowances pay for a draft of this depth, of which a share `refused`
+        is expected to be. Before its cost is known, a draft is as short as a trial."""
         cost = self._cost(depth)
+        if not allowances.drafts.pays(cost):
+            return False
         if self.at_once or depth == 1:
-            return allowances.drafts.pays(cost)
-        return allowances.drafts.risks(cost) and (depth <= LOOK_DEPTH or self.pace.is_known)
+            return True
+        is_settled = depth <= LOOK_DEPTH or self.pace.is_known
+        return is_settled and allowances.drafts.risks(refused * cost)
+
+    def _refused(self, states: Sequence[RowState], rows: Iterable[int], depth: int) -> float:
+        """Return the expected share of refused tokens in drafts of this depth for the `rows`."""
+        kept = [self._requests[states[i].row.seq_id].prefixes[:depth] for i in rows]
+        return 1 - sum(map(sum, kept)) / (depth * len(kept))
 
     def _cost(self, depth: int) -> float:
         """Return the time of a draft of this depth, in passes of the target."""

@@ -97,6 +97,7 @@ class Machine:
     lookups: Sequence[Boast]
     clock: FakeClock
     prompt: int = PROMPT
+    depth: int = K
     plain: float = 0.0
     last: dict[int, Outcome] = field(default_factory=dict[int, Outcome])
     texts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
@@ -107,7 +108,7 @@ class Machine:
     def __post_init__(self) -> None:
         members = [ModelMember(one, DraftCostMeter(clock=self.clock)) for one in self.models]
         self.portfolio = PortfolioDrafter(self.lookups, *members)
-        self.controller = ScoredController(k=K, num_nodes=NODES)
+        self.controller = ScoredController(k=self.depth, num_nodes=NODES)
 
     def run(self, num_rounds: int, *, ends_after: int = 10**9) -> float:
         """How many times as long as plain decoding this took."""
@@ -129,7 +130,7 @@ class Machine:
     def _round(self, index: int) -> None:
         seq_ids, began = list(self.texts), self.clock()
         rows = [
-            replace(row(i, self.texts[i], depth=K, last=self.last.get(i)), budget=budget)
+            replace(row(i, self.texts[i], depth=budget.depth, last=self.last.get(i)), budget=budget)
             for i, budget in zip(seq_ids, self.controller.budgets(seq_ids), strict=True)
             if budget.depth
         ]
@@ -307,3 +308,15 @@ def test_a_member_that_gains_goes_on() -> None:
     run = machine(1, lambda position: 2, 0.1)
     run.run(400)
     assert sum(trace.num_accepted > 0 for trace in run.traces) > 350
+
+
+def test_a_refusal_makes_the_drafts_of_a_good_member_no_shorter() -> None:
+    """A draft of twelve tokens takes six passes, and one token of 127 is not known."""
+    run = machine(1, lambda position: min(126 - position % 127, 12), 0.5)
+    run.lookups, run.depth = (), 12
+    run.__post_init__()
+    run.run(100)
+    num_before = len(run.traces)
+    run.run(200)
+    lengths = [trace.num_drafted for trace in run.traces[num_before:]]
+    assert sum(lengths) / len(lengths) > 11
