@@ -33,7 +33,7 @@ from outrider_lab.cli.plan_page import (
     deciding_command,
     elsewhere,
     is_sheet,
-    page_of,
+    page_parts,
     record_of,
     replicas_part,
 )
@@ -76,13 +76,14 @@ def plan(call: Call[PlanOptions]) -> int:
         question = _question(options, origin, memory)
     made = advise(origin.calibration, question)
     fleet = _fleet(options, origin, question)
-    decides = None if made.known else deciding_command(call)
+    decides = "" if made.known else deciding_command(call)
     record = record_of(made, program, engine, origin, decides) | {
         "replicas": [one.as_record() for one in fleet]
     }
     if output is not None:
         write_whole(output, json_line(record) + "\n")
-    page = "\n\n".join([page_of(made, program, engine, origin, decides), *replicas_part(fleet)])
+    parts = page_parts(made, program, engine, origin, decides)
+    page = "\n\n".join([*parts, *replicas_part(fleet)])
     print(json_line(record) if options.json else fitted(page))
     return 1 if isinstance(origin, Found) and False in origin.same.values() else 0
 
@@ -150,7 +151,7 @@ def _here(
         timing=_TIMING_SHARE * options.seconds,
     )
     with ProgressMeter() as meter:
-        return answer(
+        found = answer(
             wish.asked(options.seconds, call.began),
             cache=cache_folder(),
             fresh=options.fresh,
@@ -158,6 +159,8 @@ def _here(
                 lambda found: advise(found.calibration, _question(options, found, memory)).verdict
             ),
         )
+    # Shipped prompts interest nobody one by one.
+    return found if options.prompts else replace(found, texts=())
 
 
 def _check_counted(options: PlanOptions) -> None:

@@ -1,10 +1,8 @@
-"""A plan as it is printed: a verdict, its reasons, all candidates, and the command to run.
+"""A plan as it is printed: a verdict and the command to run, the best row of each drafter, reasons.
 
-Plans for a device that is not here: costs from its sheet, acceptance supposed or told.
-
-What a device takes follows from its sheet and the sizes of the models (planner/roofline.py), so
-nothing is loaded. Lookups take no time worth counting there. A draft model may have a device of its
-own; handing tokens over is taken to cost nothing.
+Plans for a device that is not here have costs from its sheet and the sizes of the models
+(planner/roofline.py), and supposed acceptance; nothing is loaded. Lookups take no time worth
+counting there. A draft model may have a device of its own; tokens are handed over for nothing.
 """
 
 from __future__ import annotations
@@ -33,13 +31,13 @@ from outrider_lab.cli.advice import bounds_sentence, disturbed_sentences
 from outrider_lab.cli.verb_options import DECIDED_BY_PLANS, PlanOptions
 from outrider_lab.planner.advise import AdvisedPlan, ReplicaPlan
 from outrider_lab.planner.calibration import Calibration, DrafterCosts, PlaceCount
-from outrider_lab.planner.candidates import Engines, Option, PlannedJob
+from outrider_lab.planner.candidates import Engines, Option, PlannedJob, gain
 from outrider_lab.planner.overlap import AheadWays
 from outrider_lab.planner.roofline import DeviceLimits, Energy, calibrate, device_sheet, limits_of
 from outrider_lab.planner.suppose import ESTIMATED, MEASURED
 from outrider_lab.planner.suppose import Origin as OriginOfFigure
 
-# A device here is told as a setting is.
+# A device here is a setting.
 _DECIDED = frozenset(DECIDED_BY_PLANS) - {"device"}
 # Options of a plan that a longer one has anew or not at all.
 _ANEW = ("seconds", "save", "fresh", "json")
@@ -247,30 +245,15 @@ _HEADER = (
     *("drafter", "K", "speed-up", "95 %", "tok/round"),
     *("draft", "verify", "rest", "tok/s", ""),
 )
-# Rows of the table; --json has all.
-_MOST_ROWS = 24
+# Letters that are shown of a prompt.
+_SHOWN_LETTERS = 32
 
 # Where costs come from: this machine, or data sheets.
 Origin: TypeAlias = Found | Elsewhere
 
 
-def page_of(
-    plan: AdvisedPlan,
-    program: ProgramConfig,
-    engine: EngineConfig,
-    origin: Origin,
-    decides: str | None,
-) -> str:
-    """`decides` is the command to run where nobody knows whether to speculate."""
-    return "\n\n".join(_parts(plan, program, engine, origin, decides))
-
-
 def record_of(
-    plan: AdvisedPlan,
-    program: ProgramConfig,
-    engine: EngineConfig,
-    origin: Origin,
-    decides: str | None,
+    plan: AdvisedPlan, program: ProgramConfig, engine: EngineConfig, origin: Origin, decides: str
 ) -> dict[str, Any]:
     """For programs to read."""
     found = origin if isinstance(origin, Found) else None
@@ -280,7 +263,7 @@ def record_of(
         "basis": _basis(origin),
         "plan": plan.as_record(),
         "command": command_of(plan, program, engine, found),
-        "decides": decides,
+        "decides": decides or None,
         "calibration": json.loads(origin.calibration.to_json()),
         "limits": None if isinstance(origin, Found) else asdict(origin.limits),
         "stored": None if kept is None else str(kept.path),
@@ -304,14 +287,14 @@ def bounds_record(found: Found) -> dict[str, Any]:
     }
 
 
-def _parts(
-    plan: AdvisedPlan,
-    program: ProgramConfig,
-    engine: EngineConfig,
-    origin: Origin,
-    decides: str | None,
+def page_parts(
+    plan: AdvisedPlan, program: ProgramConfig, engine: EngineConfig, origin: Origin, decides: str
 ) -> Iterator[str]:
+    """`decides` is the command to run where nobody knows whether to speculate, or ""."""
     job, found = plan.job, origin if isinstance(origin, Found) else None
+    yield _words(plan.verdict)
+    first = f"Decide it:\n    {decides}\nUntil then, this is the best guess. " if decides else ""
+    yield f"{first}Run it:\n    {command_of(plan, program, engine, found)}"
     basis = _basis(origin)
     yield _words(
         f"{basis.capitalize()}: {program.target} on {origin.calibration.machine}: {job.batch} at "
@@ -321,24 +304,44 @@ def _parts(
     )
     if found is not None and not found.origins.is_whole:
         yield _words(found.origins.sentence)
-    yield _words(plan.verdict)
-    if decides is not None:
-        yield f"Decide it:\n    {decides}"
+    if plan.options:
+        estimated = frozenset[str]() if found is None else found.origins.estimated
+        best = {one.drafter: one for one in reversed(plan.options)}  # options come the best first
+        shown = [one for one in plan.options if best[one.drafter] is one]
+        rows = screen_table([_row(option, estimated) for option in shown], header=_HEADER)
+        yield (
+            f"{rows}\n\nthe best K of each drafter (--json has all {len(plan.options)} rows)\n"
+            "draft, verify and rest: milliseconds of a round"
+        )
+    yield from by_prompt(plan, found)
     if plan.reasons:
         yield "\n".join(map(_words, plan.reasons))
     if isinstance(origin, Elsewhere):
         yield "\n".join(map(_words, _of_device(plan, origin)))
     if plan.memory_bytes is not None:
         yield f"Memory: {size(plan.memory_bytes)} of weights, keys and values."
-    if plan.options:
-        shown = plan.options[:_MOST_ROWS]
-        estimated = frozenset[str]() if found is None else found.origins.estimated
-        rows = screen_table([_row(option, estimated) for option in shown], header=_HEADER)
-        yield f"{rows}\n\ndraft, verify and rest: milliseconds of a round"
     yield from plan.left_out
-    guess = "" if decides is None else "Until then, this is the best guess. "
-    yield f"{guess}Run it:\n    {command_of(plan, program, engine, found)}"
     yield "\n".join(map(_words, _costs_from(origin)))
+
+
+def by_prompt(plan: AdvisedPlan, found: Found | None) -> Iterator[str]:
+    """A row for each prompt: what the best drafter is expected to gain on it alone."""
+    best, probes = plan.best, () if found is None else found.probes
+    probe = next((one for one in probes if best and one.name == best.drafter), None)
+    if best is None or probe is None or found is None or not found.texts:
+        return
+    costs = next(one for one in found.calibration.drafters if one.name == best.drafter)
+    rows: list[tuple[str, ...]] = []
+    for number, (text, ahead) in enumerate(zip(found.texts, probe.texts, strict=False), start=1):
+        alone, figures = replace(probe, texts=(ahead,)), ("-", "-")
+        if alone.rounds(best.k):
+            stats = alone.stats(best.k)
+            speed_up = gain(found.calibration, costs, plan.job, stats)
+            figures = f"{speed_up:.2f}", f"{stats.tokens:.2f}"
+        begins = json.dumps(text[:_SHOWN_LETTERS], ensure_ascii=False)
+        rows.append((f"{number}", *figures, begins))
+    table = screen_table(rows, header=("prompt", "speed-up", "tok/round", "begins with"))
+    yield f"{table}\n\nof {best.drafter} K={best.k}, by what was accepted on each prompt"
 
 
 def _basis(origin: Origin) -> OriginOfFigure:

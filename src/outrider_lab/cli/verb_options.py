@@ -18,8 +18,8 @@ class CountingOption(JsonOption):
 
     prompts: str | None = setting(
         None,
-        "Your own prompts, for measuring acceptance: question.jsonl, or a text file with one per "
-        "line.",
+        "Your own prompts: a text file with one in each line, or a .jsonl file whose lines are "
+        '{"prompt": "..."} or {"turns": ["..."]}. The first 16 are used.',
     )
     domains: str = setting(
         "code,maths",

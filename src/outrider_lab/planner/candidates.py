@@ -413,7 +413,7 @@ def explain(
     best = found[0]
     if not verdict:
         return f"Do not speculate, because {_why_not(best)}.", tuple(about)
-    about += [*_range(ends, job, best), *_others(best, found), *_engines(engines)]
+    about += [*_range(ends, job, best), *_engines(engines)]
     about += [_ahead(one) for one in engines if one.engine == "ssd"]
     if tree is not None:
         about.append(_tree(tree, best))
@@ -494,16 +494,6 @@ def _range(ends: Ends, job: PlannedJob, best: Option) -> list[str]:
     if rows <= ends.most_rows:
         return [text]
     return [f"{text} No pass of more than {ends.most_rows} rows was measured: beyond, a line."]
-
-
-def _others(best: Option, found: Sequence[Option]) -> list[str]:
-    """Return the best of each other drafter."""
-    seen, parts = {best.drafter}, list[str]()
-    for option in found:
-        if option.drafter not in seen:
-            seen.add(option.drafter)
-            parts.append(f"{option.words} {option.speed_up:.2f}")
-    return [f"Other drafters at their best: {'; '.join(parts)}."] if parts else []
 
 
 def _engines(engines: Sequence[Option]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,14 @@ from doubles.tiny_hybrids import HYBRIDS
 from outrider.core.config import EngineConfig
 from outrider.core.settings import ProgramConfig
 from outrider_lab.bench.calibrate import answer
+from outrider_lab.bench.calibrate.found import Found
+from outrider_lab.bench.calibrate.probe import Ahead, Probe
 from outrider_lab.cli import advice
 from outrider_lab.cli import plan as verb
-from outrider_lab.cli.plan_page import command_of
+from outrider_lab.cli.plan_page import by_prompt, command_of
 from outrider_lab.planner.advise import Question, advise
-from outrider_lab.planner.candidates import DraftOption
+from outrider_lab.planner.candidates import DraftOption, PlannedJob
+from outrider_lab.planner.suppose import Origins
 
 pytestmark = pytest.mark.wide
 
@@ -75,15 +79,17 @@ def test_a_plan_is_measured_once_and_said_in_words(outrider: Command, cache: Pat
     assert all(option["low"] <= option["speed_up"] <= option["high"] for option in plan["options"])
     again = outrider(*SMALL)
     assert again.code == 0, again.err
-    assert again.out.startswith("Measured: outrider/embedded on ")
+    assert "\n\nMeasured: outrider/embedded on " in again.out
     assert "Plain decoding writes" in " ".join(again.out.split())
     assert "measured before in" in again.out
     assert "All figures are measured here." in again.out
     assert "It took" in again.out
     assert "Every drafter wrote the text of plain decoding." in again.out
-    assert "Run it:\n    outrider generate" in again.out
     verdicts = ("Speculate: ngram", "Do not speculate, because", "Whether to speculate is not")
+    assert again.out.startswith(verdicts)
     assert sum(verdict in again.out for verdict in verdicts) == 1
+    assert "Run it:\n    outrider generate" in again.out.split("Measured: ")[0]
+    assert len(re.findall("^ngram ", again.out, re.MULTILINE)) == 1
 
 
 def test_an_estimate_says_so_first_and_names_what_decides(outrider: Command) -> None:
@@ -98,7 +104,9 @@ def test_an_estimate_says_so_first_and_names_what_decides(outrider: Command) -> 
     assert (record["plan"]["known"], record["plan"]["speculate"]) == (False, False)
     page = outrider(*words).out
     prose = " ".join(page.split())
-    assert prose.startswith("Estimated: outrider/embedded on ")
+    assert prose.startswith("Whether to speculate is not known: ")
+    assert prose.index("Run it: outrider generate") < prose.index("Estimated: outrider/embedded on")
+    assert len(re.findall("^(ngram|suffix) ", page, re.MULTILINE)) == 2
     assert "Plain decoding would write" in prose
     assert "tokens a second. All figures are estimated from sizes" in prose
     assert "Whether to speculate is not known: figures of suffix, ngram are estimates" in prose
@@ -123,12 +131,13 @@ def test_a_device_that_is_not_here_is_planned_for(outrider: Command) -> None:
     words = ("--drafters", "model,ngram", "--device", "h100", "--alpha", "0.8,0.7")
     shown = outrider("plan", "outrider/embedded", *words)
     assert shown.code == 0, shown.err
-    assert shown.out.startswith("Estimated: outrider/embedded on h100")
+    assert "\n\nEstimated: outrider/embedded on h100" in shown.out
     assert "decoding would write" in " ".join(shown.out.split())
     assert "nothing was measured" in shown.out
     assert "prompts of 512 tokens" in shown.out
     assert "e+0" not in shown.out
-    assert max(map(len, shown.out.split("Run it:")[0].splitlines())) <= 80
+    lines = shown.out.splitlines()
+    assert max(len(line) for line in lines if not line.startswith("    outrider ")) <= 80
     record: dict[str, Any] = json.loads(outrider("plan", *words, "--json").out)
     assert {option["drafter"] for option in record["plan"]["options"]} == {"model", "ngram"}
     assert record["stored"] is None
@@ -299,3 +308,31 @@ def test_replicas_that_have_no_room_for_their_texts_are_told_apart(outrider: Com
     rates = [one["tokens_per_second"] for one in record["replicas"]]
     assert rates[0] is None
     assert rates[-1] > 0
+
+
+def test_each_of_your_prompts_has_a_row_of_the_best_drafter() -> None:
+    calibration = flat(costs(0.1, [0.8] * 8))
+    kept, refused = (Ahead(8, 8),) * 40, (Ahead(8, 0),) * 40
+    found = Found(
+        calibration=calibration,
+        origins=Origins(),
+        calibrated=None,
+        probes=(Probe("model", 8, (kept, (), refused), True),),
+        context=0,
+        drafts={},
+        notes=(),
+        seconds=1.0,
+        peak_bytes=0,
+        most_bytes=None,
+        texts=("all", "nothing written", "none of it, in a line of many words"),
+    )
+    job = PlannedJob(1, 0, 1_000)
+    made = advise(calibration, Question(job=job, candidates=(DraftOption("model", 4),)))
+    (table,) = by_prompt(made, found)
+    header, *rows, _, last = table.splitlines()
+    assert header.split() == ["prompt", "speed-up", "tok/round", "begins", "with"]
+    # A round takes 1.4 passes and writes five tokens or one.
+    assert rows[0].split() == ["1", "3.57", "5.00", '"all"']
+    assert rows[1].split()[:3] == ["2", "-", "-"]
+    assert rows[2].split(maxsplit=3) == ["3", "0.71", "1.00", '"none of it, in a line of many wo"']
+    assert last == "of model K=4, by what was accepted on each prompt"

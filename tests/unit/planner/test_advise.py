@@ -54,8 +54,7 @@ def test_the_best_of_two_drafters() -> None:
     )
     assert plan.reasons[0].startswith("A round emits 6.86 tokens: 5.86 of its draft")
     assert "2.00 plain rounds of 1e+03 ms: 1.00 for drafting, 1.00 for the pass" in plan.reasons[1]
-    assert plan.reasons[3].startswith("Other drafters at their best: ngram with K = ")
-    assert plan.reasons[4].startswith("By engine: single 3.43 (model with K = 10); pd 3.43 (")
+    assert plan.reasons[3].startswith("By engine: single 3.43 (model with K = 10); pd 3.43 (")
     assert plan.break_even_batch is None
     assert "at any batch up to 256" in plan.reasons[2]
     assert plan.reasons[2].endswith("No pass of more than 1 rows was measured: beyond, a line.")

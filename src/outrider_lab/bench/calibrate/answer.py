@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 
 from outrider.core.env import cache_folder, compiler
@@ -177,7 +178,9 @@ def _prompts(asked: Asked, so_far: Answer, engines: TimedEngines) -> list[list[i
     llm, extent = engines.plain.llm, asked.extent
     most = llm.spec.max_tokens - extent.deepest - asked.params.max_tokens - 2
     ids = [llm.tokenizer.encode(text) for text in asked.texts]
-    prompts = [one for one in ids if 0 < len(one) <= most]
+    fits = [0 < len(one) <= most for one in ids]
+    prompts = list(compress(ids, fits))
+    so_far.texts = tuple(compress(asked.texts, fits))
     if not prompts:
         raise ConfigError(
             f"none of {len(ids)} prompts fits a window of {llm.spec.max_tokens} tokens.",

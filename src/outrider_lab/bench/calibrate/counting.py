@@ -76,11 +76,11 @@ def replayed(
     at_once: int,
     go_on: Callable[[], bool],
 ) -> Replayed:
-    """Of the first `texts` while `go_on`. What costs a pass drafts for `at_once` texts together; a
-    lookup is asked at every position, and of each text as of its first."""
+    """Of the first `texts` while `go_on`; of an empty one nothing. What costs a pass drafts for
+    `at_once` texts together; a lookup is asked at every position, and of each text as of its
+    first."""
     drafter = engine.llm.proposer
     asked = _Asked(drafter, params, deepest)
-    texts = [text for text in texts if text.written]
     found: list[tuple[Ahead, ...]] = []
     looks_up = drafter_named(engine.contestant.drafter).source == "text"
     if looks_up:
@@ -88,7 +88,7 @@ def replayed(
     else:
         for first in range(0, len(texts), at_once):
             rounds = asked.rounds(texts[first : first + at_once], go_on)
-            found += [tuple(ahead_of(one, deepest=deepest)) for one in rounds if one]
+            found += [tuple(ahead_of(one, deepest=deepest)) for one in rounds]
     miss = statistics.median(asked.misses) if asked.misses else 0.0
     hit = statistics.median(asked.hits) if looks_up and asked.hits else 0.0
     return Replayed(tuple(found), miss, hit)
@@ -124,6 +124,7 @@ class _Asked:
         rounds: dict[int, list[KnownRound]] = {seq_id: [] for seq_id in places}
         for seq_id, (text, _) in places.items():
             self.drafter.open(seq_id, text.prompt)
+        places = {seq_id: place for seq_id, place in places.items() if place[0].written}
         try:
             while places and go_on():
                 found = dict(zip(places, self._drafted(places), strict=True))

@@ -73,6 +73,8 @@ class Found:
     peak_bytes: int
     most_bytes: int | None
     others: float | None = None
+    # The prompts, in the order of the texts of a probe.
+    texts: tuple[str, ...] = ()
 
     @property
     def is_disturbed(self) -> bool:
@@ -91,6 +93,7 @@ class Answer:
 
     asked: Asked
     context: int = 0
+    texts: tuple[str, ...] = ()
     pass_seconds: float | None = None
     calibrated: Calibrated | None = None
     timing: Timing | None = None
@@ -123,6 +126,7 @@ class Answer:
             peak_bytes=asked.bounds.peak_bytes,
             most_bytes=asked.bounds.most_bytes,
             others=others,
+            texts=self.texts,
         )
 
     def _others(self, measured: Calibration | None) -> float | None:
