@@ -12,6 +12,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ from outrider.cli.verb_options import DoctorOptions
 from outrider.cli.verdict import toy_note
 from outrider.core.config import QUANTISE_COSTS
 from outrider.core.env import CALIBRATIONS, cache_folder, compiler
-from outrider.core.errors import MachineError, OutriderError
+from outrider.core.errors import MachineError, OutriderError, install_command
 from outrider.core.fields import size
 from outrider.core.files import NotPrivateError, private_folder
 from outrider.core.settings import Resolved
@@ -80,11 +81,32 @@ def _sections(report: Report) -> Iterator[str]:
     yield from (f"problem: {problem}" for problem in report.problems)
     if report.sizes:
         yield _sizes(report)
-    origin = report.facts["native kernels"]
+    yield _summary(report)
+
+
+def _summary(report: Report) -> str:
+    """Return two lines: what can run here and how fast, and what is missing."""
+    how = "in Q4_K_M" if report.threads else "in bfloat16"
+    fitting = [one for one in report.sizes if one["fits"]]
+    runs = "nothing of the sizes above fits the free memory"
+    if fitting:
+        rates = [f"{one['tokens_per_second']:.2g}" for one in (fitting[-1], fitting[0])]
+        most, least = (f"{one['parameters'] / 1e9:g} billion" for one in (fitting[-1], fitting[0]))
+        runs = (
+            f"models of up to {most} parameters {how}, at most {rates[0]} tokens a second, "
+            f"and {least} at most {rates[1]}; speculation adds to that"
+        )
+    origin, lacks = report.facts["native kernels"], list(report.problems)
     if report.threads is None and "compiler" in origin and "found" in origin:
-        yield f"next: install a C++ compiler, for speed and 4 bits a weight; {_INSTALL}"
-    else:
-        yield "next: `outrider pull Qwen/Qwen3-0.6B`, a small model; `outrider plan MODEL` times it"
+        lacks.append(f"a C++ compiler, for speed and 4 bits a weight; {_INSTALL}")
+    if find_spec("msgspec") is None:
+        lacks.append(f"the server's packages: {install_command('server')}")
+    missing = "; ".join(lacks) or (
+        "nothing; `outrider pull Qwen/Qwen3-0.6B` fetches a small model, and `outrider plan MODEL` "
+        "times one"
+    )
+    lines = [f"runs: {runs}"] if report.sizes else []
+    return "\n".join([*lines, f"missing: {missing}"])
 
 
 def _kernels(report: Report) -> str:

@@ -154,7 +154,17 @@ def test_it_ends_with_what_runs_here_and_how_fast(
     shown = outrider("doctor").out
     (row,) = (line for line in shown.splitlines() if line.startswith("8 billion"))
     assert row.split()[-2:] == ["fits", "6.2"]
-    assert shown.splitlines()[-1].startswith("next: `outrider pull")
+    runs, missing = shown.splitlines()[-2:]
+    assert runs == (
+        "runs: models of up to 8 billion parameters in Q4_K_M, at most 6.2 tokens a second, and "
+        "0.6 billion at most 82; speculation adds to that"
+    )
+    assert missing.startswith("missing: nothing; `outrider pull")
+    monkeypatch.setattr(examine, "free_bytes", lambda _: 1_000)  # pyright: ignore
+    monkeypatch.setattr(examine, "find_spec", lambda _: None)  # pyright: ignore
+    runs, missing = outrider("doctor").out.splitlines()[-2:]
+    assert runs == "runs: nothing of the sizes above fits the free memory"
+    assert missing.startswith("missing: the server's packages: pip install ")
 
 
 def test_without_native_kernels_it_says_how_fast_pytorch_is(outrider: Command) -> None:
@@ -187,4 +197,4 @@ def test_a_machine_without_a_compiler_is_told_once_what_to_install(
     shown = outrider("doctor").out
     assert shown.count("the C++ compiler 'no-such-compiler' was not found") == 2
     assert shown.count("apt install g++") == 1
-    assert shown.splitlines()[-1].startswith("next: install a C++ compiler")
+    assert shown.splitlines()[-1].startswith("missing: a C++ compiler, for speed and 4 bits")
