@@ -188,7 +188,7 @@ def _is_of(cell: Mapping[str, Any], file: Path, peer: str) -> bool:
 
 
 def _engine(file: Path, options: Options, batch_size: int) -> LLM:
-    slots = SLOTS if batch_size == 1 else 2 * AT_ONCE * (CONTEXT + 3 * ROUNDS)
+    slots = SLOTS if batch_size == 1 else 2 * AT_ONCE * (CONTEXT + 5 * ROUNDS)
     config = EngineConfig(drafter="none", batch_size=batch_size, device="cpu", arena_tokens=slots)
     return LLM(file, config=config, threads=options.threads)
 
@@ -269,7 +269,7 @@ def _at_once(llm: LLM) -> float:
     llm.forget()
     prompts = [[5 + i, *range(20, 20 + CONTEXT - 1)] for i in range(AT_ONCE)]
     # Those that are read first write while the others are read.
-    params = SamplingParams(max_tokens=3 * ROUNDS + 1, ignore_eos=True)
+    params = SamplingParams(max_tokens=5 * ROUNDS + 1, ignore_eos=True)
     results = llm.generate(prompts, params)
     started = max(result.token_seconds[0] for result in results)
     ended = min(result.token_seconds[-1] for result in results)
