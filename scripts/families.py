@@ -25,7 +25,7 @@ from doubles.tiny_mixers import MIXERS
 from outrider.core.errors import CheckpointError
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.families import FAMILIES
-from outrider.models.gguf.architectures import ARCHITECTURES as GGUF
+from outrider.models.gguf.architectures import architectures
 from outrider.models.loading import load_model
 from outrider.plugins.transformers.model import AdapterModel
 from parity.feeding import feed
@@ -203,7 +203,7 @@ WANTED: tuple[tuple[str, str, str], ...] = (
 
 def wanted() -> str:
     """The sentence that counts the families that are asked for most."""
-    sides = {"folders": (1, FAMILIES), "GGUF files": (2, GGUF)}
+    sides = {"folders": (1, FAMILIES), "GGUF files": (2, architectures())}
     lost = {
         side: [one[0] for one in WANTED if not {*one[at].split()} <= {*known}]
         for side, (at, known) in sides.items()

@@ -44,7 +44,7 @@ from outrider.kernels.native.tuning import BandwidthReader, arithmetic_ceilings
 from outrider.kernels.registry import choose
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.families import read_config
-from outrider.models.hybrid import HybridModel
+from outrider.plugins.hybrids.model import HybridModel
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model, resolve
 from outrider.models.weights import Placement

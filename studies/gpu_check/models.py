@@ -23,7 +23,7 @@ from outrider.kernels.registry import choose
 from outrider.models.configs import HybridConfig, LlamaConfig
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.families import read_native_config
-from outrider.models.hybrid import HybridModel
+from outrider.plugins.hybrids.model import HybridModel
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model, resolve
 from outrider.models.rope_config import Rope

@@ -45,7 +45,7 @@ from outrider.kernels.reference.delta import (
     torch_delta,
 )
 from outrider.models.decoder import ModelCapacity
-from outrider.models.hybrid import HybridModel
+from outrider.plugins.hybrids.model import HybridModel
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
 from outrider.models.weights import Placement

@@ -20,7 +20,7 @@ from outrider.core.protocols import StepRow
 from outrider.core.spec import RecurrentCapacity
 from outrider.core.tree import ROOT
 from outrider.models.decoder import ModelCapacity
-from outrider.models.hybrid import HybridModel
+from outrider.plugins.hybrids.model import HybridModel
 
 SIZE = 2
 

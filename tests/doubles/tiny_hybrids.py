@@ -24,8 +24,8 @@ from doubles.tiny_checkpoints import save_tensors
 from doubles.tiny_mixers import MIXERS, Shapes, mixer_shapes
 from outrider.core.spec import RecurrentCapacity
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.hybrid import HybridModel
 from outrider.models.loading import load_model
+from outrider.plugins.hybrids.model import HybridModel
 
 _COMMON: Mapping[str, Any] = {
     "vocab_size": 96,

@@ -18,7 +18,7 @@ from outrider.core.spec import RecurrentCapacity
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engine.compaction import StepwiseLM, history_note, within_history
 from outrider.models.decoder import ModelCapacity
-from outrider.models.hybrid import HybridModel
+from outrider.plugins.hybrids.model import HybridModel
 from outrider.verify.exact import TokenRule
 
 KIND = hybrid_kind("qwen3_5", "replay")

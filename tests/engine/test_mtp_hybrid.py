@@ -22,9 +22,9 @@ from outrider.core.spec import ModelSpec, RecurrentCapacity
 from outrider.drafters.common.growth import NOT_DRAFTED, DraftSampler
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import HeadsToLoad, hidden_layers_of
-from outrider.models.hybrid import HybridModel
 from outrider.models.loading import load_model, resolve
 from outrider.plugins.heads.mtp import load_mtp, mtp_drafter, read_mtp_config
+from outrider.plugins.hybrids.model import HybridModel
 
 HEADS_ROOM = ModelCapacity(num_slots=256, page_size=4, max_rows=64, max_logits=64)
 PROMPTS = ((7, 90, 3, 7, 90), (1,), (40, 41, 42, 43, 44, 45, 46, 47, 48))

@@ -6,10 +6,10 @@ from checks.memory import recurrent_beginnings, recurrent_forks, recurrent_round
 from mutants.planting import Mutant
 
 DELTA = "outrider.kernels.reference.delta"
-HYBRID = "outrider.cache.hybrid"
-RECURRENT = "outrider.cache.recurrent"
-STAGING = "outrider.cache.hybrid"
-CHECKPOINTS = "outrider.cache.recurrent"
+HYBRID = "outrider.plugins.hybrids.memory"
+RECURRENT = "outrider.plugins.hybrids.states"
+STAGING = "outrider.plugins.hybrids.memory"
+CHECKPOINTS = "outrider.plugins.hybrids.states"
 
 MUTANTS = (
     Mutant(

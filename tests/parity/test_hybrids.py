@@ -18,8 +18,8 @@ from doubles.tiny_hybrids import hybrid_config, stored_hybrid, tiny_hybrid
 from doubles.tiny_mixers import MIXERS
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.hybrid import HybridModel
 from outrider.models.loading import load_model
+from outrider.plugins.hybrids.model import HybridModel
 
 pytestmark = pytest.mark.wide
 

@@ -19,7 +19,7 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.spec import RecurrentCapacity
 from outrider.core.tree import ROOT
 from outrider.models.decoder import ModelCapacity
-from outrider.models.hybrid import HybridModel
+from outrider.plugins.hybrids.model import HybridModel
 
 # Models by the way in which their states return.
 ROLLBACKS = (

@@ -524,3 +524,9 @@ class PagedKV:
             self.frames.copy(into, origin)
         if self.hidden_SKD.shape[1]:
             self.hidden_SKD.index_copy_(0, into, self.hidden_SKD[origin])
+
+
+def paged_of(state: object) -> PagedKV | None:
+    """The keys and values of a model's memory, which may be a part of it, if they lie in pages."""
+    kv = getattr(state, "kv", state)
+    return kv if isinstance(kv, PagedKV) else None

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 _log = logging.getLogger(__name__)
+# Each folder of this package may have a package `drafters`, and modules of tables such as
+# `families`, which import no PyTorch.
+_PLUGINS = "outrider.plugins"
 
 
 Kind = TypeVar("Kind", bound="DrafterKind | RuleKind | ControllerKind")
@@ -76,8 +79,8 @@ def installed(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
 def roots() -> tuple[str, ...]:
     """Packages that may have plugins: the lab if it is installed, the program's folders of plugins,
     and the program."""
-    folders = iter_modules(import_module("outrider.plugins").__path__)
-    own = [f"outrider.plugins.{one.name}" for one in folders if one.ispkg]
+    folders = iter_modules(import_module(_PLUGINS).__path__)
+    own = [f"{_PLUGINS}.{one.name}" for one in folders if one.ispkg]
     return (*(["outrider_lab"] if find_spec("outrider_lab") else ()), *own, "outrider")
 
 
@@ -93,6 +96,12 @@ def modules_of(noun: str) -> Mapping[str, str]:
         if not one.ispkg
     }
     return dict(sorted(found.items()))
+
+
+def plugin_modules(name: str) -> list[Any]:
+    """The modules called `name` in the folders of plugins, in the order of folders."""
+    found = [f"{root}.{name}" for root in roots() if root.startswith(f"{_PLUGINS}.")]
+    return [import_module(module) for module in found if find_spec(module)]
 
 
 @dataclass(frozen=True, slots=True)

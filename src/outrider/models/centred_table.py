@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from outrider.core.errors import CheckpointError
 from outrider.models import layer_kinds as kinds
+from outrider.models.configs import Family
 from outrider.models.expert_kinds import renamed
 from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject
-from outrider.models.recurrences import Family
 from outrider.models.rope_config import PARTIAL_ROPE
 
 _NO_MLP_BIAS = {"mlp_bias": False}

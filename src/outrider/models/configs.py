@@ -1,12 +1,19 @@
-"""Configs of our decoders: sizes and options of a model as families.py reads them. No tensors."""
+"""Configs of our decoders: sizes and options of a model as families.py reads them; and the class
+of a family, whose rows are in family_table.py and in the modules `families` of plugins. No tensors.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from enum import Enum
+from typing import Any, Self
 
 from outrider.core.spec import DecoderConfig, LatentShape, ModelSpec, RopeScaling, StateShape
+from outrider.models import expert_kinds
+from outrider.models import layer_kinds as kinds
 from outrider.models.expert_kinds import Experts
+from outrider.models.json_object import JsonObject
 from outrider.models.layer_kinds import (
     BIASED_LAYERS,
     GATED_LAYERS,
@@ -16,15 +23,7 @@ from outrider.models.layer_kinds import (
     LayerTraits,
     Norms,
 )
-from outrider.models.recurrences import (
-    PLAIN_MIXERS,
-    Mechanism,
-    MixerTraits,
-    first_size,
-    layer_parameters,
-    value_size,
-)
-from outrider.models.rope_config import Rope, rope_scaled
+from outrider.models.rope_config import COMMON_ROPE, Rope, RopeRules, rope_scaled
 
 LONG_FACTORS = "the long factors of longrope"
 
@@ -39,6 +38,7 @@ class LayeredConfig(DecoderConfig):
     attend to rows of the compressed cache, which count as one key head. The FFNs of `sparse_layers`
     are mixtures of `experts`. With its long rotary factors (`for_context`) the
     model has a window of `longest_tokens`, as it has with queries that grow; 0 if it has neither.
+    With `also_sees`, files and settings belong to a model that also has a part for pictures.
     """
 
     rms_norm_eps: float = 1e-6
@@ -54,6 +54,7 @@ class LayeredConfig(DecoderConfig):
     experts: Experts | None = None
     sparse_layers: tuple[int, ...] = ()
     longest_tokens: int = 0
+    also_sees: bool = False
 
     def layer_kind(self, index: int) -> LayerKind:
         return self.layers[index] if self.layers else LayerKind(rope=self.rope)
@@ -67,6 +68,11 @@ class LayeredConfig(DecoderConfig):
         """True if layer `index` has an FFN."""
         del index
         return True
+
+    @property
+    def delta_rule(self) -> StateShape | None:
+        """The shape of the states of gated delta rules; None without such layers."""
+        return None
 
     @property
     def scale(self) -> float:
@@ -173,10 +179,7 @@ class LayeredConfig(DecoderConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig(LayeredConfig):
-    """Sizes and options of a decoder of the Llama line, in which all layers attend. With
-    `also_sees`, files and settings belong to a model that also has a part for pictures."""
-
-    also_sees: bool = False
+    """Sizes and options of a decoder of the Llama line, in which all layers attend."""
 
     @property
     def reach(self) -> int:
@@ -225,6 +228,59 @@ class LlamaConfig(LayeredConfig):
         return replace(plain, **seen, local_layers=self.local_layers)
 
 
+class Mechanism(Enum):
+    """The recurrence of a family: a gated delta rule, Mamba-2, or a convolution alone."""
+
+    DELTA = "delta"
+    MAMBA = "mamba"
+    CONVOLUTION = "convolution"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixerTraits:
+    """Traits of recurrent layers besides their sizes. The first product, the convolution and the
+    last product may have biases. Mamba-2's output is normed in groups if it `has_norm`, before it
+    is gated if `norm_first`. Its input is multiplied by `in_scale`, the parts of its first product
+    (z, x, B, C and the steps) by `part_scales`, its output by `out_scale`."""
+
+    in_bias: bool = False
+    conv_bias: bool = False
+    out_bias: bool = False
+    has_norm: bool = True
+    norm_first: bool = False
+    in_scale: float = 1.0
+    part_scales: tuple[float, ...] = ()
+    out_scale: float = 1.0
+
+
+PLAIN_MIXERS = MixerTraits()
+
+
+def value_size(delta: StateShape) -> int:
+    """Size of the output of a recurrence: all value heads together, or all channels."""
+    return delta.num_heads * delta.value_dim if delta.num_heads else delta.num_channels
+
+
+def first_size(mechanism: Mechanism, delta: StateShape) -> int:
+    """Number of outputs of a recurrent layer's first product."""
+    if mechanism is Mechanism.CONVOLUTION:
+        return 3 * delta.num_channels
+    gates = 2 if mechanism is Mechanism.DELTA else 1
+    return delta.num_channels + value_size(delta) + gates * delta.num_heads
+
+
+def layer_parameters(
+    mechanism: Mechanism, delta: StateShape, mixers: MixerTraits, hidden_size: int
+) -> int:
+    """Number of parameters of the recurrence of one layer."""
+    first, values = first_size(mechanism, delta), value_size(delta)
+    found = (first + values) * hidden_size + mixers.in_bias * first + mixers.out_bias * hidden_size
+    found += delta.num_channels * (delta.num_taps + mixers.conv_bias)
+    found += delta.num_heads * (2 if mechanism is Mechanism.DELTA else 3)
+    norms = {Mechanism.DELTA: delta.value_dim, Mechanism.MAMBA: values}
+    return found + mixers.has_norm * norms.get(mechanism, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridConfig(LayeredConfig):
     """Sizes and options of a hybrid: `attention_layers` attend, the others have recurrences of one
@@ -250,6 +306,10 @@ class HybridConfig(LayeredConfig):
 
     def feeds(self, index: int) -> bool:
         return self.ffn_layers is None or index in self.ffn_layers
+
+    @property
+    def delta_rule(self) -> StateShape | None:
+        return self.delta if self.mechanism is Mechanism.DELTA else None
 
     @property
     def by_operator(self) -> bool:
@@ -304,3 +364,58 @@ class GPT2Config(LayeredConfig):
     @property
     def num_parameters(self) -> int:
         return self.parameters(self.num_layers) + self.max_tokens * self.hidden_size
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyFile:
+    """A file of a family: the settings of the text model, those of generation, and the fields of
+    LayeredConfig that were read from them."""
+
+    raw: JsonObject
+    family: Family
+    generation: JsonObject | None
+    fields: Mapping[str, Any]
+
+
+# Fields of HybridConfig that are about its recurrent layers.
+Recurrences = Callable[[JsonObject, int], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Properties of a family: `defaults` of absent keys, `fixed` values of keys that it never
+    reads, and its kinds of layers. `activations` are the names of its gate under `activation_key`;
+    the first is the default. `qk_norm_key` names the switch of norms of queries and keys,
+    `norm_key` the epsilon of its norms. Heads of `latent` families attend over latents. `reach`
+    returns the number of tokens up to which llama.py computes the family's own logits, and the
+    reason. Families with `recurrences` are hybrids; null counts as absent in their files, which
+    `has_mtp` if they may have MTP blocks next to their layers. `derived` returns settings under the
+    usual keys that follow from the family's own keys. In `names` are parts of names of tensors, and
+    what folders of the family have instead. `config` makes a config that is no LlamaConfig, from
+    the fields of LayeredConfig, and `decoder` returns a decoder that is no LlamaModel.
+    """
+
+    defaults: Mapping[str, object] = field(default_factory=dict[str, object])
+    fixed: Mapping[str, object] = field(default_factory=dict[str, object])
+    windows: kinds.Windows = kinds.whole
+    rope: RopeRules = COMMON_ROPE
+    ropes: kinds.Ropes = kinds.one_rope
+    traits: kinds.Traits = kinds.plain_traits
+    experts: expert_kinds.Mixture = kinds.nothing
+    recurrences: Recurrences | None = None
+    has_mtp: bool = False
+    config: Callable[[FamilyFile], LayeredConfig] | None = None
+    decoder: Callable[[], Callable[..., Any]] | None = None
+    derived: Callable[[JsonObject], Mapping[str, object]] | None = None
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    qk_norm_key: str = ""
+    bias_key: str = ""
+    qkv_bias_key: str = "attention_bias"
+    fused_tensors: bool = False
+    latent: bool = False
+    activation_key: str = "hidden_act"
+    activations: tuple[str, ...] = ("silu", "swish")
+    norm_key: str = "rms_norm_eps"
+    reach: Callable[[JsonObject], tuple[int, str] | None] = kinds.nothing

@@ -7,24 +7,26 @@ position on, the window ends there, and a note says so. No tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outrider.core.errors import CheckpointError, given, install_command, nearest
+from outrider.core.errors import CheckpointError, ContractError, install_command, nearest
+from outrider.core.plugins import plugin_modules
 from outrider.core.spec import DecoderConfig
 from outrider.models.checkpoint import GENERATION, Checkpoint, config_document, open_checkpoint
 from outrider.models.configs import (
     LONG_FACTORS,
+    Family,
+    FamilyFile,
     GPT2Config,
-    HybridConfig,
     LayeredConfig,
     LlamaConfig,
 )
 from outrider.models.expert_kinds import check_experts, sparse_layers
 from outrider.models.family_table import FAMILY_TABLE, WRAPPERS
-from outrider.models.gemma_kinds import GemmaConfig, check_sources, gemma4_sizes
+from outrider.models.gemma_kinds import GemmaConfig, assistant_config
 from outrider.models.json_object import (
     CONTRADICTION,
     MAX_LAYERS,
@@ -38,7 +40,6 @@ from outrider.models.json_object import (
 from outrider.models.latent_kinds import latent_shape
 from outrider.models.layer_kinds import LayerKind
 from outrider.models.published.scheme import scheme_of
-from outrider.models.recurrences import Family, delta_rules
 from outrider.models.rope_config import Rope, check_rotary
 
 _DEFAULTS: Mapping[str, object] = {"eos_token_id": 50256}
@@ -98,38 +99,50 @@ LLAMA_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
 NUMBERED_MTP = (*LLAMA_FAMILIES, "deepseek_v3", "kimi_k2", "glm4_moe_lite", "glm4_moe")
 
 
-def _is_hybrid(name: str) -> bool:
-    return FAMILY_TABLE[WRAPPERS.get(name, name)].recurrences is not None
+def _tables() -> tuple[Mapping[str, Family], Mapping[str, str]]:
+    """Rows of families and names of models around them: ours, and those of plugins."""
+    rows, wrappers = dict(FAMILY_TABLE), dict(WRAPPERS)
+    for module in plugin_modules("families"):
+        rows |= module.FAMILIES
+        wrappers |= module.WRAPPERS
+    return rows, wrappers
 
 
-_NAMES = (*FAMILY_TABLE, *WRAPPERS)
-DECODER_FAMILIES = tuple(name for name in _NAMES if not _is_hybrid(name))
-HYBRID_FAMILIES = tuple(sorted(name for name in _NAMES if _is_hybrid(name)))
-GEMMA4_FAMILIES = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
+_ROWS, _WRAPPERS = _tables()
+
+
+def row_of(family: str) -> Family:
+    """The row of a family, which may be that of the text model in a model that also sees."""
+    return _ROWS[_WRAPPERS.get(family, family)]
+
+
+_NAMES = (*_ROWS, *_WRAPPERS)
+DECODER_FAMILIES = tuple(name for name in _NAMES if row_of(name).recurrences is None)
 # Hybrids whose files may have MTP blocks, and which share their tables with heads.
-DELTA_FAMILIES = tuple(
-    name
-    for name in HYBRID_FAMILIES
-    if FAMILY_TABLE[WRAPPERS.get(name, name)].recurrences is delta_rules
-)
+DELTA_FAMILIES = tuple(sorted(name for name in _NAMES if row_of(name).has_mtp))
+FAMILIES = tuple(sorted((*_NAMES, "gpt2")))
 
 
 def parse_llama(raw: JsonObject, generation: JsonObject | None = None) -> LlamaConfig:
-    """Parse a config. Raises CheckpointError, naming file and key, for a bad or unknown value."""
-    text, family = _text_model(raw)
-    shared = _layered(raw, text, family, generation)
-    config = LlamaConfig(**shared, also_sees=raw.has("text_config"))
-    _check_layered(text.where, config)
+    """Parse a config of the Llama line, or one that extends it. Raises CheckpointError, naming file
+    and key, for a bad or unknown value."""
+    config = parse_layered(raw, generation)
+    if not isinstance(config, LlamaConfig):
+        raise ContractError(f"{raw.where}: layers of {config.family} do not all attend")
     return config
 
 
-def parse_gemma4(raw: JsonObject, generation: JsonObject | None = None) -> GemmaConfig:
-    """Parse a config. Raises CheckpointError, naming file and key, for a bad or unknown value."""
+def parse_layered(raw: JsonObject, generation: JsonObject | None = None) -> LayeredConfig:
+    """Parse a config of a family with a row. Raises CheckpointError, naming file and key, for a bad
+    or unknown value."""
     text, family = _text_model(raw)
-    shared = _layered(raw, text, family, generation) | gemma4_sizes(text, family, generation)
-    config = GemmaConfig(**shared, also_sees=raw.has("text_config"))
-    check_sources(text.where, config)
-    return _checked(text.where, config)
+    fields = _layered(raw, text, family, generation)
+    if family.config is None:
+        config: LayeredConfig = LlamaConfig(**fields)
+    else:
+        config = family.config(FamilyFile(text, family, generation, fields))
+    _check_layered(text.where, config)
+    return config
 
 
 def parse_assistant(raw: JsonObject) -> GemmaConfig:
@@ -139,23 +152,8 @@ def parse_assistant(raw: JsonObject) -> GemmaConfig:
     text, family = _text_model(outer)
     shared = {"num_kv_shared_layers": text.integer("num_hidden_layers", most=MAX_LAYERS)}
     text = JsonObject(text.where, {**text.values, **shared})
-    fields = _layered(outer, text, family, None) | gemma4_sizes(text, family, None)
-    return _checked(text.where, GemmaConfig(**fields))
-
-
-def _checked(where: str, config: GemmaConfig) -> GemmaConfig:
-    for index in range(config.num_layers):
-        layer = replace(config.at(index), rope=config.layer_kind(index).rope or Rope(), layers=())
-        _check_layered(where, layer)
-    return config
-
-
-def parse_hybrid(raw: JsonObject, generation: JsonObject | None = None) -> HybridConfig:
-    """Parse a config. Raises CheckpointError, naming file and key, for a bad or unknown value."""
-    text, family = _text_model(raw)
-    shared = _layered(raw, text, family, generation)
-    own = given(family.recurrences, "recurrences")(text, shared["num_layers"])
-    config = HybridConfig(**{**shared, **own})
+    fields = _layered(outer, text, family, None)
+    config = assistant_config(FamilyFile(text, family, None, fields))
     _check_layered(text.where, config)
     return config
 
@@ -219,6 +217,7 @@ def _layered(
         "stop_ids": stop_ids(vocab_size, outer, raw, generation),
         "dtype": stored_dtype(outer) or stored_dtype(raw),
         "notes": (*_seeing(outer), *notes),
+        "also_sees": outer.has("text_config"),
     }
 
 
@@ -232,16 +231,16 @@ def _layer_kinds(raw: JsonObject, family: Family, num_layers: int) -> tuple[Laye
 def _text_model(raw: JsonObject) -> tuple[JsonObject, Family]:
     """The settings of the text model, with defaults, and its family."""
     outer = name = raw.text("model_type")
-    if name in WRAPPERS:
+    if name in _WRAPPERS:
         raw = raw.child("text_config") or JsonObject(raw.where, {**raw.values, "model_type": None})
-        name = raw.text("model_type", WRAPPERS[name])
-        name = WRAPPERS.get(name, name)
-        if name not in FAMILY_TABLE or _PARSERS[name] is not _PARSERS[outer]:
+        name = raw.text("model_type", _WRAPPERS[name])
+        name = _WRAPPERS.get(name, name)
+        if name not in _ROWS or _ROWS[name].config is not row_of(outer).config:
             raise CheckpointError(
                 f"{raw.where}: a text model of model_type {name!r} is not supported.",
                 hint=OTHER_CHECKPOINT,
             )
-    family = FAMILY_TABLE[name]
+    family = _ROWS[name]
     values = {key: value for key, value in raw.values.items() if value is not None}
     # In other families null switches a feature off that is on by default.
     values = values if family.recurrences else raw.values
@@ -265,17 +264,17 @@ def _seeing(raw: JsonObject) -> tuple[str, ...]:
 
 
 def _check_layered(where: str, config: LayeredConfig) -> None:
-    if config.num_heads % config.num_kv_heads:
-        raise CheckpointError(
-            f"{where}: num_attention_heads {config.num_heads} is not a multiple of "
-            f"num_key_value_heads {config.num_kv_heads}.",
-            hint=CONTRADICTION,
-        )
     if config.experts is not None:
         check_experts(where, config.experts)
-    for rope in {config.rope, *(kind.rope for kind in config.layers)}:
-        if rope is not None:
-            check_rotary(where, rope, config.head_dim)
+    for index in range(config.num_layers):
+        layer, rope = config.at(index), config.layer_kind(index).rope or Rope()
+        if layer.num_heads % layer.num_kv_heads:
+            raise CheckpointError(
+                f"{where}: num_attention_heads {layer.num_heads} is not a multiple of "
+                f"num_key_value_heads {layer.num_kv_heads}.",
+                hint=CONTRADICTION,
+            )
+        check_rotary(where, rope, layer.head_dim)
 
 
 def _window(
@@ -293,15 +292,6 @@ def _window(
     return window, (f"{reason}: the window is {window} tokens, not {max_tokens}",)
 
 
-NativeConfig = LlamaConfig | GPT2Config | HybridConfig
-
-_PARSERS: Mapping[str, Callable[[JsonObject, JsonObject | None], NativeConfig]] = {
-    **dict.fromkeys(DECODER_FAMILIES, parse_llama),
-    "gpt2": parse_gpt2,
-    **dict.fromkeys(HYBRID_FAMILIES, parse_hybrid),
-    **dict.fromkeys(GEMMA4_FAMILIES, parse_gemma4),
-}
-FAMILIES = tuple(sorted(_PARSERS))
 _ENCODERS = frozenset((
     "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert",
     "mpnet", "roberta", "xlm-roberta",
@@ -330,12 +320,12 @@ def read_config(path: Path) -> DecoderConfig:
     return read_adapter_config(checkpoint)
 
 
-def read_native_config(path: Path) -> NativeConfig:
+def read_native_config(path: Path) -> LayeredConfig:
     """Read the config of a family that a decoder of ours runs, as `read_config` does."""
     return native_config_of(open_checkpoint(path))
 
 
-def native_config_of(checkpoint: Checkpoint) -> NativeConfig:
+def native_config_of(checkpoint: Checkpoint) -> LayeredConfig:
     """The config of a checkpoint that a decoder of ours runs. Raises CheckpointError."""
     config = parse_config(_config(checkpoint), _generation(checkpoint))
     return replace(config, notes=(*config.notes, *checkpoint.notes))
@@ -346,10 +336,10 @@ def model_type_of(checkpoint: Checkpoint) -> str:
     return _config(checkpoint).text("model_type")
 
 
-def parse_config(raw: JsonObject, generation: JsonObject | None = None) -> NativeConfig:
+def parse_config(raw: JsonObject, generation: JsonObject | None = None) -> LayeredConfig:
     """Parse a config. Raises CheckpointError, naming file and key, for a bad or unknown value."""
     family = raw.text("model_type")
-    if family not in _PARSERS:
+    if family not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise CheckpointError(
             f"{raw.where}: Outrider has no decoder for model_type {family!r}.",
@@ -359,7 +349,7 @@ def parse_config(raw: JsonObject, generation: JsonObject | None = None) -> Nativ
                 f"It has {known}; others run through transformers: {install_command('hf')}",
             ),
         )
-    return _PARSERS[family](raw, generation)
+    return (parse_gpt2 if family == "gpt2" else parse_layered)(raw, generation)
 
 
 def _config(checkpoint: Checkpoint) -> JsonObject:

@@ -1,4 +1,5 @@
-"""The families of our decoders, with a row for each: the meaning of its config.json.
+"""The families of our decoders, with a row for each: the meaning of its config.json. Modules
+`families` of plugins have further rows.
 
 A row has the defaults of absent keys, the keys that are never read, and how the layers differ
 (layer_kinds.py). Defaults are those of transformers. No tensors.
@@ -8,16 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from outrider.models import expert_kinds, gemma_kinds, latent_kinds
 from outrider.models import layer_kinds as kinds
 from outrider.models.centred_table import CENTRED_TABLE
-from outrider.models.recurrences import HYBRID_TABLE, Family
+from outrider.models.configs import Family
 from outrider.models.rope_config import (
     MROPE,
     PARTIAL_ROPE,
     PHI3_ROPE,
 )
+
+
+def _gemma_model() -> type[Any]:
+    from outrider.models.gemma4 import GemmaModel
+
+    return GemmaModel
+
 
 _NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 _NO_MLP_BIAS = {"mlp_bias": False}
@@ -127,6 +136,8 @@ _GEMMA4 = Family(
     activation_key="hidden_activation",
     activations=_GELU,
     qk_norm=True,
+    config=gemma_kinds.gemma4_config,
+    decoder=_gemma_model,
 )
 FAMILY_TABLE: Mapping[str, Family] = {
     "llama": Family(),
@@ -503,7 +514,6 @@ FAMILY_TABLE: Mapping[str, Family] = {
     "qwen3_vl_moe_text": replace(_QWEN3_MOE, rope=MROPE, windows=kinds.whole),
     **latent_kinds.LATENT_TABLE,
     **CENTRED_TABLE,
-    **HYBRID_TABLE,
 }
 # Models that also see, by the family of the text model within; their keys are in `text_config`.
 WRAPPERS: Mapping[str, str] = {
@@ -517,6 +527,4 @@ WRAPPERS: Mapping[str, str] = {
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
-    "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text",
 }

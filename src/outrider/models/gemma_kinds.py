@@ -15,9 +15,8 @@ from typing import Any, Self
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import LayerKeys, ModelSpec
 from outrider.models import layer_kinds as kinds
-from outrider.models.configs import LlamaConfig
+from outrider.models.configs import Family, FamilyFile, LlamaConfig
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
-from outrider.models.recurrences import Family
 from outrider.models.rope_config import COMMON_ROPE, PROPORTIONAL_ROPE, Rope, RopeRules, parse_rope
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -147,7 +146,19 @@ def gemma4_traits(raw: JsonObject) -> kinds.LayerTraits:
     )
 
 
-def gemma4_sizes(raw: JsonObject, family: Family, generation: JsonObject | None) -> dict[str, Any]:
+def gemma4_config(file: FamilyFile) -> GemmaConfig:
+    """The config of Gemma 4. Raises CheckpointError, naming the key, for a contradiction."""
+    config = assistant_config(file)
+    _check_sources(file.raw.where, config)
+    return config
+
+
+def assistant_config(file: FamilyFile) -> GemmaConfig:
+    """The config of a model whose layers may read keys and values of another one."""
+    return GemmaConfig(**{**file.fields, **_sizes(file.raw, file.family, file.generation)})
+
+
+def _sizes(raw: JsonObject, family: Family, generation: JsonObject | None) -> dict[str, Any]:
     """Fields of GemmaConfig. Raises CheckpointError, naming the key, for a contradiction."""
     num_layers = raw.integer("num_hidden_layers")
     slides = [window > 0 for window in family.windows(raw, num_layers)]
@@ -227,7 +238,7 @@ def _source(slides: Sequence[bool], first_shared: int, index: int) -> int:
     return before[-1] if before else _ELSEWHERE
 
 
-def check_sources(where: str, config: GemmaConfig) -> None:
+def _check_sources(where: str, config: GemmaConfig) -> None:
     """Raise CheckpointError for a layer whose keys and values no layer stores."""
     for index, one in enumerate(config.keys):
         if one.source == _ELSEWHERE:

@@ -28,7 +28,7 @@ from outrider.kernels.native.ranks import NativeRanks
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedTable
 from outrider.models.configs import LayeredConfig, LlamaConfig
 from outrider.models.expert_kinds import ExpertNames
-from outrider.models.family_table import FAMILY_TABLE, WRAPPERS
+from outrider.models.families import row_of
 from outrider.models.ffn import read_curve, read_mixture
 from outrider.models.latent import read_latent
 from outrider.models.layer_kinds import Gate, Norms
@@ -225,7 +225,7 @@ def _last_norm(reader: WeightReader, config: LayeredConfig) -> Tensor:
 
 def family_names(weights: Weights, family: str) -> TextNames:
     """The names of the tensors of a model of the family `family`."""
-    plain, row = TextNames.of(weights), FAMILY_TABLE[WRAPPERS.get(family, family)]
+    plain, row = TextNames.of(weights), row_of(family)
     return FamilyNames(plain.model, plain.head, row.names, weights) if row.names else plain
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from importlib.resources import files
@@ -38,17 +39,19 @@ from outrider.kernels.operators import (
 )
 from outrider.kernels.registry import AS_STORED, choose
 from outrider.models.checkpoint import open_checkpoint
-from outrider.models.configs import GPT2Config, HybridConfig, LlamaConfig
+from outrider.models.configs import GPT2Config, LayeredConfig, LlamaConfig
 from outrider.models.decoder import Decoder, LoadOptions
-from outrider.models.families import FAMILIES, LLAMA_FAMILIES, model_type_of, native_config_of
-from outrider.models.gemma4 import GemmaModel
-from outrider.models.gemma_kinds import GemmaConfig
+from outrider.models.families import (
+    FAMILIES,
+    LLAMA_FAMILIES,
+    model_type_of,
+    native_config_of,
+    row_of,
+)
 from outrider.models.gguf.reader import gguf_in, header_of, is_gguf, parts_of
-from outrider.models.hybrid import HybridModel
 from outrider.models.llama import ALONE, GPT2Model, LlamaModel
 from outrider.models.llama_weights import Comm, check_split
 from outrider.models.names import HUB_FILES, HUB_NOISE, HubName, cached_models
-from outrider.models.recurrences import Mechanism
 from outrider.models.weights import Placement, Weights
 from outrider.pairs.catalog import FIRST_MODEL, is_called, models_called
 
@@ -155,24 +158,21 @@ def load_model(
         if config.attends_otherwise:
             kernels = for_kinds(kernels)
         made: Any = {"kernels": kernels, "placement": placement, "capacity": options.capacity}
-        delta = None
-        match config:
-            case GPT2Config():
-                model = GPT2Model(config, weights, **made)
-            case HybridConfig():
-                model = HybridModel(config, weights, **made)
-                delta = config.delta if config.mechanism is Mechanism.DELTA else None
-            case _:
-                model = _llama_kind(config)(config, weights, comm=comm, **made)
+        if isinstance(config, LlamaConfig):
+            made["comm"] = comm
+        model: Decoder = _decoder_of(config)(config, weights, **made)
         if comm is ALONE:
             step = partial(model.step, needs=DraftNeeds())
             compile_ahead(kernels, config.vocab_size, model.state, lambda row: step([row]))
-        model.kernels = tried(model.kernels, config, delta)
+        model.kernels = tried(model.kernels, config, config.delta_rule)
         return model
 
 
-def _llama_kind(config: LlamaConfig) -> type[LlamaModel]:
-    return GemmaModel if isinstance(config, GemmaConfig) else LlamaModel
+def _decoder_of(config: LayeredConfig) -> Callable[..., Decoder]:
+    if isinstance(config, GPT2Config):
+        return GPT2Model
+    make = row_of(config.family).decoder
+    return LlamaModel if make is None else make()
 
 
 def refuse_split(folder: Path, options: LoadOptions, size: int) -> None:

@@ -1,6 +1,6 @@
 """Qwen3.5's dense family as torch.nn modules, and its MTP block, named as on the hub.
 
-A layer is the one of models/hybrid.py, whose decoder reads what is exported from here; whole
+A layer is that of plugins/hybrids/model.py, whose decoder reads what is exported from here; whole
 windows are read at once, the recurrence in chunks. The block is that of plugins/heads/mtp.py: it
 reads what the model's last norm gives, and goes on from what its own last norm gives, in turns
 (`attend`).
@@ -23,8 +23,8 @@ from torch.nn import functional
 from outrider.core.errors import CheckpointError
 from outrider.kernels.reference.delta import NORM_EPS
 from outrider.models.configs import HybridConfig
-from outrider.models.hybrid import UNREAD_PREFIXES
 from outrider.models.weights import Weights
+from outrider.plugins.hybrids.model import UNREAD_PREFIXES
 from outrider_lab.train.llama_module import (
     FFN,
     Heads,

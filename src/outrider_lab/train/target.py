@@ -21,9 +21,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.core.clock import host_ints
-from outrider.models.configs import HybridConfig, LlamaConfig
+from outrider.models.configs import HybridConfig, LlamaConfig, Mechanism
 from outrider.models.families import read_native_config
-from outrider.models.recurrences import Mechanism
 from outrider_lab.train.hybrid_module import HybridDecoder, check_dense, read_hybrid
 from outrider_lab.train.llama_module import Llama, read_llama, read_llama_config
 from outrider_lab.train.losses import TopProbs, top_distributions

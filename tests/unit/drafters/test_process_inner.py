@@ -7,7 +7,7 @@ from dataclasses import asdict
 from doubles.tiny_hybrids import stored_hybrid
 from outrider.core.spec import RecurrentCapacity
 from outrider.drafters.common.draft_model import ModelDrafter
-from outrider.models.hybrid import HybridModel
+from outrider.plugins.hybrids.model import HybridModel
 from outrider.plugins.lanes.process.child import build_inner
 from outrider.plugins.lanes.process.options import ChildOptions
 

@@ -15,9 +15,9 @@ from outrider.core.errors import CheckpointError, ConfigError, MachineError, ins
 from outrider.kernels.operators import pick_device
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.families import read_config
-from outrider.models.hybrid import HybridModel
 from outrider.models.llama import GPT2Model, LlamaModel
 from outrider.models.loading import ALIASES, load_model, resolve
+from outrider.plugins.hybrids.model import HybridModel
 
 CAPACITY = ModelCapacity(num_slots=64)
 

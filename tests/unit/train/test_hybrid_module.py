@@ -20,9 +20,9 @@ from outrider.models.configs import HybridConfig
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.families import read_native_config
 from outrider.models.heads import HeadsToLoad
-from outrider.models.hybrid import HybridModel
 from outrider.models.loading import load_model
 from outrider.plugins.heads.mtp import mtp_drafter
+from outrider.plugins.hybrids.model import HybridModel
 from outrider_lab.train.folder import fill
 from outrider_lab.train.hybrid import begin_as
 from outrider_lab.train.hybrid_module import Hybrid, fresh_hybrid

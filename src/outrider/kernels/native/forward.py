@@ -47,7 +47,7 @@ _MECHANISMS = ("delta", "mamba", "convolution")
 class Recurrence:
     """The recurrent part of a layer: its first product, the weights of the operator `delta`, the
     norm of that operator's output, if any, and the last product. Columns of the first product are
-    multiplied by `scale_P` after its bias is added (models/hybrid.py)."""
+    multiplied by `scale_P` after its bias is added (plugins/hybrids/model.py)."""
 
     first: PackedLinear
     delta: DeltaWeights
@@ -119,8 +119,8 @@ class LayerWeights:
 @dataclass(frozen=True, slots=True)
 class RuleBuffers:
     """Contiguous float32 buffers of layers with a recurrence, which is `mechanism` (a name of
-    models/recurrences.py): of their first products, their outputs, and these next to their gates.
-    `tiled` says in which order the last product reads value heads (models/hybrid.py)."""
+    models/configs.py): of their first products, their outputs, and these next to their gates.
+    `tiled` says in which order the last product reads value heads (plugins/hybrids/model.py)."""
 
     first_NP: Tensor
     out_NO: Tensor

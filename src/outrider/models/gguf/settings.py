@@ -104,12 +104,12 @@ def mixed_windows(usual: int | None) -> Part:
         key = "attention.sliding_window_pattern"
         if not found or not sizes.has(key):
             return {"sliding_window": found or None}
-        return {"sliding_window": found, "layer_types": _layer_types(sizes, key)}
+        return {"sliding_window": found, "layer_types": layer_types(sizes, key)}
 
     return Part(read, ("attention.sliding_window_pattern", "rope.freq_base_swa"))
 
 
-def _layer_types(sizes: Sizes, key: str) -> list[str]:
+def layer_types(sizes: Sizes, key: str) -> list[str]:
     num_layers = sizes.num_layers
     given = sizes.raw.values[f"{sizes.arch}.{key}"]
     if isinstance(given, np.ndarray):
@@ -143,7 +143,7 @@ def muse(sizes: Sizes) -> dict[str, Any]:
     """Norms, scale of logits and positions of Muse Glimmer: heads rotate in layers with a window,
     every fourth layer has none, unless the file says otherwise."""
     key = "attention.sliding_window_pattern"
-    kinds = _layer_types(sizes, key) if sizes.has(key) else []
+    kinds = layer_types(sizes, key) if sizes.has(key) else []
     slides = [kind == "sliding_attention" for kind in kinds]
     slides = slides or [index % 4 < 3 for index in range(sizes.num_layers)]
     theta = sizes.number("rope.freq_base", 10000.0)
@@ -252,7 +252,7 @@ def olmo3(sizes: Sizes) -> dict[str, Any]:
         return {}
     key = "attention.sliding_window_pattern"
     found = {"model_type": "olmo3", "sliding_window": sizes.integer("attention.sliding_window")}
-    return found | ({"layer_types": _layer_types(sizes, key)} if sizes.has(key) else {})
+    return found | ({"layer_types": layer_types(sizes, key)} if sizes.has(key) else {})
 
 
 def stablelm(sizes: Sizes) -> dict[str, Any]:
@@ -268,35 +268,6 @@ def activation(name: str) -> Part:
     return Part(lambda _: {"hidden_act": name})
 
 
-def recurrences(sizes: Sizes) -> dict[str, Any]:
-    """Gated delta rules of Qwen3-Next and Qwen3.5, and their MTP block."""
-    heads, key = sizes.integer("ssm.time_step_rank"), f"{sizes.arch}.attention.recurrent_layers"
-    found: dict[str, Any] = {
-        "linear_conv_kernel_dim": sizes.integer("ssm.conv_kernel"),
-        "linear_key_head_dim": sizes.integer("ssm.state_size"),
-        "linear_num_key_heads": sizes.integer("ssm.group_count"),
-        "linear_num_value_heads": heads,
-        "linear_value_head_dim": sizes.integer("ssm.inner_size") // heads,
-        "full_attention_interval": sizes.integer("full_attention_interval", 4),
-        "linear_tiled_values": sizes.row.tiled,
-    }
-    given = sizes.raw.values.get(key)
-    if isinstance(given, np.ndarray):
-        recurrent = [bool(one) for one in given.tolist()[: sizes.num_layers]]
-        found["layer_types"] = [
-            "linear_attention" if one else "full_attention" for one in recurrent
-        ]
-    if sizes.num_blocks > sizes.num_layers:
-        found["mtp_num_hidden_layers"] = sizes.num_blocks - sizes.num_layers
-    return found
-
-
-def shared_expert_of(sizes: Sizes) -> dict[str, Any]:
-    """The shared expert of a hybrid, which is as large as its tensor."""
-    entry = sizes.header.entries.get(f"blk.{sizes.num_blocks - 1}.ffn_gate_shexp.weight")
-    return {"shared_expert_intermediate_size": 0 if entry is None else entry.shape[0]}
-
-
 def seed_oss(sizes: Sizes) -> dict[str, Any]:
     """Outputs of attention have a bias, of zeros if the file has none, where queries have one."""
     return {"attention_out_bias": "blk.0.attn_q.bias" in sizes.header.entries}
@@ -307,7 +278,7 @@ def routed(*, has_sigmoids: bool, normalises: bool = False, has_dense: bool = Tr
     layers may be dense if the architecture `has_dense` ones."""
 
     def read(sizes: Sizes) -> dict[str, Any]:
-        ffn, shared = sizes.integer("expert_feed_forward_length"), _entry(sizes, "ffn_up_shexp")
+        ffn, shared = sizes.integer("expert_feed_forward_length"), entry_of(sizes, "ffn_up_shexp")
         scoring = sizes.integer("expert_gating_func", 2 if has_sigmoids else 1)
         return {
             "n_routed_experts": sizes.integer("expert_count"),
@@ -326,14 +297,14 @@ def routed(*, has_sigmoids: bool, normalises: bool = False, has_dense: bool = Tr
             ),
             "scoring_func": "sigmoid" if scoring == _SIGMOID else "softmax",
             "has_choice_bias": any(
-                _entry(sizes, "exp_probs_b", ending) is not None for ending in ("bias", "")
+                entry_of(sizes, "exp_probs_b", ending) is not None for ending in ("bias", "")
             ),
         }
 
     return Part(read, ROUTED_KEYS)
 
 
-def _entry(sizes: Sizes, part: str, ending: str = "weight") -> Entry | None:
+def entry_of(sizes: Sizes, part: str, ending: str = "weight") -> Entry | None:
     """The tensor `part` of the last layer that has it; None if none has."""
     whole = f"{part}.{ending}".rstrip(".")
     names = (f"blk.{index}.{whole}" for index in reversed(range(sizes.num_layers)))
@@ -415,145 +386,6 @@ def mtp_blocks(sizes: Sizes) -> dict[str, Any]:
     return {"num_nextn_predict_layers": end - first} if there else {}
 
 
-def _kinds(sizes: Sizes, other: str) -> list[str]:
-    """The kinds of layers: those without key and value heads are of the `other` kind."""
-    heads = sizes.by_layer("attention.head_count_kv")
-    return ["full_attention" if count else other for count in heads]
-
-
-def short_convolutions(sizes: Sizes) -> dict[str, Any]:
-    """LFM2's convolutions, in layers without key and value heads."""
-    return {
-        "conv_L_cache": sizes.integer("shortconv.l_cache"),
-        "layer_types": _kinds(sizes, "conv"),
-        "norm_eps": sizes.number("attention.layer_norm_rms_epsilon"),
-        "block_auto_adjust_ff_dim": False,
-    }
-
-
-def scans(sizes: Sizes) -> dict[str, Any]:
-    """Sizes of Mamba-2 layers."""
-    inner, heads = sizes.integer("ssm.inner_size"), sizes.integer("ssm.time_step_rank")
-    return {
-        "mamba_d_ssm": inner,
-        "mamba_n_heads": heads,
-        "mamba_d_head": inner // heads,
-        "mamba_n_groups": sizes.integer("ssm.group_count"),
-        "mamba_d_state": sizes.integer("ssm.state_size"),
-        "mamba_d_conv": sizes.integer("ssm.conv_kernel"),
-        "mamba_conv_bias": _entry(sizes, "ssm_conv1d", "bias") is not None,
-    }
-
-
-SCAN_KEYS = (
-    "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size",
-    "attention.recurrent_layers",
-)  # fmt: skip
-
-
-def granite_hybrid(sizes: Sizes) -> dict[str, Any]:
-    """Layers and FFN of Granite's hybrids. Heads rotate unless the file says that the positions of
-    the original model were not stretched, the key that stands for it."""
-    found = {"shared_intermediate_size": sizes.integer("feed_forward_length")}
-    found |= {"num_local_experts": 0} | granite_mixture(sizes)
-    turns = sizes.raw.flag(f"{sizes.arch}.rope.scaling.finetuned", default=True)
-    own = {"model_type": sizes.row.family, "layer_types": _kinds(sizes, "mamba")}
-    return found | own | {"position_embedding_type": "rope" if turns else "none"}
-
-
-def falcon_h1(sizes: Sizes) -> dict[str, Any]:
-    """Norms of Falcon H1, which come after the gate; its factors are part of the weights."""
-    has_norm = _entry(sizes, "ssm_norm") is not None
-    return {"mamba_rms_norm": has_norm, "mamba_norm_before_gate": False}
-
-
-def nemotron_h(sizes: Sizes) -> dict[str, Any]:
-    """Layers of Nemotron H, each of one kind, and their mixture, if there is one."""
-    is_sparse = sizes.is_set("expert_count")
-    fed, heads = sizes.by_layer("feed_forward_length"), sizes.by_layer("attention.head_count_kv")
-    kinds = [
-        ("E" if is_sparse else "-") if ffn else "*" if count else "M"
-        for ffn, count in zip(fed, heads, strict=True)
-    ]
-    own = scans(sizes)
-    return {
-        "hybrid_override_pattern": "".join(kinds),
-        "layer_norm_epsilon": sizes.number("attention.layer_norm_rms_epsilon", 1e-5),
-        "mamba_num_heads": own["mamba_n_heads"],
-        "mamba_head_dim": own["mamba_d_head"],
-        "moe_latent_size": sizes.integer("moe_latent_size", 0, least=0),
-        **own,
-        **(routed(has_sigmoids=True).read(sizes) if is_sparse else {}),
-    }
-
-
 def halved_ffn(sizes: Sizes) -> dict[str, Any]:
     """The FFN of Qwen's first models has half of the size that they state."""
     return {"intermediate_size": sizes.integer("feed_forward_length") // 2}
-
-
-def _drafter(sizes: Sizes, name: str) -> dict[str, Any]:
-    """Settings of every drafter, whose class is `name`: hidden layers by the number of layers
-    before them, and the size of its vocabulary."""
-    listed = sizes.raw.values.get(f"{sizes.arch}.target_layers")
-    layers = listed.tolist() if isinstance(listed, np.ndarray) else listed
-    table = sizes.header.entries.get("d2t")
-    return {
-        "architectures": [name],
-        "hidden_layers": layers,
-        "draft_vocab_size": sizes.vocab_size if table is None else table.shape[0],
-    }
-
-
-def _eagle3(sizes: Sizes) -> dict[str, Any]:
-    flags = {
-        key: sizes.raw.flag(f"{sizes.arch}.{key}", default=False)
-        for key in ("norm_before_residual", "norm_before_fc")
-    }
-    return {**_drafter(sizes, "LlamaForCausalLMEagle3"), **flags}
-
-
-def _dflash(sizes: Sizes) -> dict[str, Any]:
-    found, entries = _drafter(sizes, "DFlashDraftModel"), sizes.header.entries
-    found["mask_token_id"] = sizes.raw.values.get("tokenizer.ggml.mask_token_id")
-    found["dflash_config"] = {}
-    for key in _DFLASH_SIZES:
-        if sizes.is_set(key):
-            found[key] = sizes.integer(key)
-    if "markov_w1.weight" in entries:
-        found["markov_rank"] = entries["markov_w1.weight"].shape[1]
-    if sizes.has("sample_from_anchor"):
-        found["sample_from_anchor"] = sizes.raw.flag(
-            f"{sizes.arch}.sample_from_anchor", default=True
-        )
-    if sizes.has("attention.causal"):
-        found["is_causal"] = sizes.raw.flag(f"{sizes.arch}.attention.causal", default=False)
-    for key, name in _DFLASH_SCALES:
-        if sizes.is_set(key):
-            found[name] = sizes.number(key)
-    pattern = "attention.sliding_window_pattern"
-    if sizes.is_set("attention.sliding_window"):
-        found["sliding_window"] = sizes.integer("attention.sliding_window")
-        found["layer_types"] = _layer_types(sizes, pattern)
-    return found
-
-
-_DFLASH_SIZES = (
-    "block_size", "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k",
-)  # fmt: skip
-_DFLASH_SCALES = (
-    ("embedding_scale", "input_embedding_scale"),
-    ("logit_scale", "output_multiplier"),
-    ("final_logit_softcapping", "final_logit_softcapping"),
-)
-EAGLE3 = Part(
-    _eagle3, ("target_layers", "target_hidden_size", "norm_before_residual", "norm_before_fc")
-)
-DFLASH = Part(
-    _dflash,
-    (
-        "target_layers", *_DFLASH_SIZES, *(key for key, _ in _DFLASH_SCALES), "attention.causal",
-        "attention.sliding_window_pattern", "sample_from_anchor", "has_confidence_head",
-        "rope.dimension_sections",
-    ),
-)  # fmt: skip

@@ -66,29 +66,8 @@ AFTER = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 NO_NORMS_BEFORE = ("attn_norm", "ffn_norm")
-MTP = {
-    f"nextn.{part}": f"nextn.{part}" for part in ("eh_proj", "enorm", "hnorm", "shared_head_norm")
-}
 AROUND = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
-}
-DRAFTER_OUTER = {
-    "token_embd": "embed_tokens",
-    "output_norm": "norm",
-    "output": "lm_head",
-    "fc": "fc",
-    "d2t": "d2t",
-}
-# Tensors that not every layer of a hybrid has.
-ONCE = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", *FFN)
-SCANS = {
-    "ssm_in": "mamba.in_proj",
-    "ssm_conv1d": "mamba.conv1d",
-    "ssm_dt": "mamba.dt_bias",
-    "ssm_a": "mamba.A_log",
-    "ssm_d": "mamba.D",
-    "ssm_norm": "mamba.norm",
-    "ssm_out": "mamba.out_proj",
 }

@@ -47,7 +47,7 @@ from outrider.models.families import (
     DELTA_FAMILIES,
     LLAMA_FAMILIES,
     NUMBERED_MTP,
-    parse_hybrid,
+    parse_layered,
     parse_llama,
 )
 from outrider.models.heads import HeadsToLoad, layer_part
@@ -182,7 +182,7 @@ def _after_layers(raw: JsonObject) -> MtpConfig:
 def _next_to_hybrid(raw: JsonObject) -> MtpConfig:
     text = raw.child("text_config") or raw
     depth = text.integer(_HYBRID_DEPTH, text.integer(_DEPTH, 1))
-    block = replace(parse_hybrid(raw), num_layers=depth)
+    block = replace(parse_layered(raw), num_layers=depth)
     return MtpConfig(block=block, reads_normed=True, gives_normed=True)
 
 

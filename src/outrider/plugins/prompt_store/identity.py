@@ -22,8 +22,7 @@ from typing import Any, cast
 import torch
 
 from outrider.api.plan import LoadPlan
-from outrider.cache.hybrid import HybridState, paged_of
-from outrider.cache.paged_kv import PagedKV
+from outrider.cache.paged_kv import PagedKV, paged_of
 from outrider.cache.pages import PageStore
 from outrider.core.config import EngineConfig
 from outrider.core.env import cache_folder, compiler
@@ -39,7 +38,7 @@ from outrider.plugins.prompt_store.files import FORMAT, StoreFolder
 from outrider.plugins.prompt_store.store import PromptStore
 
 # Folders of our code that computes keys, values and states.
-_CODE = ("cache", "core", "kernels", "models", "plugins/transformers")
+_CODE = ("cache", "core", "kernels", "models", "plugins/hybrids", "plugins/transformers")
 _KNOWN = "weights.json"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _CHUNK = 1 << 22
@@ -108,7 +107,7 @@ def _attach(
 
 def identity(model: Decoder, config: EngineConfig, kv: PagedKV) -> Mapping[str, Any]:
     """Return what a model's keys and values depend on besides its weights, as a JSON object."""
-    state, kernels = model.state, model.kernels
+    kernels = model.kernels
     layout = [[*part.shape] for part in kv.parts(0)]
     return {
         "format": FORMAT,
@@ -119,7 +118,7 @@ def identity(model: Decoder, config: EngineConfig, kv: PagedKV) -> Mapping[str, 
         "kv_dtype": config.kv_dtype,
         "page_size": kv.page_size,
         "layout": layout,
-        "states": repr(state.capacity.rollback) if isinstance(state, HybridState) else "",
+        "states": repr(config.state_rollback) if model.spec.state_bytes else "",
         "kernels": [[one.op, one.name, one.kind] for one in kernels.choices],
         "library": _library(),
         "cpu": hashlib.sha256(cpu_identity().encode()).hexdigest(),

@@ -1,22 +1,22 @@
-"""The class of a family, and the rows of hybrid families, with readers of their recurrent layers.
+"""Rows of hybrid families, with readers of their recurrent layers.
 
-family_table.py has the rows of the others. A reader of recurrences returns fields of HybridConfig:
-the layers that attend, the shape of the recurrent states, and how layers are built.
-Defaults of absent keys of a `config.json` are those of transformers. No tensors.
+A reader of recurrences returns fields of HybridConfig (models/configs.py): the layers that attend,
+the shape of the recurrent states, and how layers are built. Defaults of absent keys of a
+`config.json` are those of transformers. No tensors.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 from typing import Any, cast
 
-from outrider.core.errors import CheckpointError
+from outrider.core.errors import CheckpointError, given
 from outrider.core.spec import StateShape
 from outrider.models import expert_kinds
 from outrider.models import layer_kinds as kinds
+from outrider.models.configs import Family, FamilyFile, HybridConfig, Mechanism, MixerTraits
 from outrider.models.expert_kinds import Experts, deepseek_experts, renamed
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
 from outrider.models.layer_kinds import (
@@ -26,100 +26,19 @@ from outrider.models.layer_kinds import (
     of_kinds,
     one_rope,
 )
-from outrider.models.rope_config import COMMON_ROPE, PARTIAL_ROPE, Rope, RopeRules
+from outrider.models.rope_config import PARTIAL_ROPE, Rope, RopeRules
 
 
-class Mechanism(Enum):
-    """The recurrence of a family: a gated delta rule, Mamba-2, or a convolution alone."""
-
-    DELTA = "delta"
-    MAMBA = "mamba"
-    CONVOLUTION = "convolution"
+def _config(file: FamilyFile) -> HybridConfig:
+    """The config of a hybrid. Raises CheckpointError, naming the key, for a bad value."""
+    read = given(file.family.recurrences, "recurrences")
+    return HybridConfig(**{**file.fields, **read(file.raw, file.fields["num_layers"])})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixerTraits:
-    """Traits of recurrent layers besides their sizes. The first product, the convolution and the
-    last product may have biases. Mamba-2's output is normed in groups if it `has_norm`, before it
-    is gated if `norm_first`. Its input is multiplied by `in_scale`, the parts of its first product
-    (z, x, B, C and the steps) by `part_scales`, its output by `out_scale`."""
+def _decoder() -> type[Any]:
+    from outrider.plugins.hybrids.model import HybridModel
 
-    in_bias: bool = False
-    conv_bias: bool = False
-    out_bias: bool = False
-    has_norm: bool = True
-    norm_first: bool = False
-    in_scale: float = 1.0
-    part_scales: tuple[float, ...] = ()
-    out_scale: float = 1.0
-
-
-PLAIN_MIXERS = MixerTraits()
-
-
-def value_size(delta: StateShape) -> int:
-    """Size of the output of a recurrence: all value heads together, or all channels."""
-    return delta.num_heads * delta.value_dim if delta.num_heads else delta.num_channels
-
-
-def first_size(mechanism: Mechanism, delta: StateShape) -> int:
-    """Number of outputs of a recurrent layer's first product."""
-    if mechanism is Mechanism.CONVOLUTION:
-        return 3 * delta.num_channels
-    gates = 2 if mechanism is Mechanism.DELTA else 1
-    return delta.num_channels + value_size(delta) + gates * delta.num_heads
-
-
-def layer_parameters(
-    mechanism: Mechanism, delta: StateShape, mixers: MixerTraits, hidden_size: int
-) -> int:
-    """Number of parameters of the recurrence of one layer."""
-    first, values = first_size(mechanism, delta), value_size(delta)
-    found = (first + values) * hidden_size + mixers.in_bias * first + mixers.out_bias * hidden_size
-    found += delta.num_channels * (delta.num_taps + mixers.conv_bias)
-    found += delta.num_heads * (2 if mechanism is Mechanism.DELTA else 3)
-    norms = {Mechanism.DELTA: delta.value_dim, Mechanism.MAMBA: values}
-    return found + mixers.has_norm * norms.get(mechanism, 0)
-
-
-# Fields of HybridConfig that are about its recurrent layers.
-Recurrences = Callable[[JsonObject, int], Mapping[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Properties of a family: `defaults` of absent keys, `fixed` values of keys that it never
-    reads, and its kinds of layers. `activations` are the names of its gate under `activation_key`;
-    the first is the default. `qk_norm_key` names the switch of norms of queries and keys,
-    `norm_key` the epsilon of its norms. Heads of `latent` families attend over latents. `reach`
-    returns the number of tokens up to which llama.py computes the family's own logits, and the
-    reason. Families with `recurrences` are hybrids, which hybrid.py computes; null counts as
-    absent in their files. `derived` returns settings under the usual keys that follow from the
-    family's own keys. In `names` are parts of names of tensors, and what folders of the family have
-    instead.
-    """
-
-    defaults: Mapping[str, object] = field(default_factory=dict[str, object])
-    fixed: Mapping[str, object] = field(default_factory=dict[str, object])
-    windows: kinds.Windows = kinds.whole
-    rope: RopeRules = COMMON_ROPE
-    ropes: kinds.Ropes = kinds.one_rope
-    traits: kinds.Traits = kinds.plain_traits
-    experts: expert_kinds.Mixture = kinds.nothing
-    recurrences: Recurrences | None = None
-    derived: Callable[[JsonObject], Mapping[str, object]] | None = None
-    names: Mapping[str, str] = field(default_factory=dict[str, str])
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    qk_norm_key: str = ""
-    bias_key: str = ""
-    qkv_bias_key: str = "attention_bias"
-    fused_tensors: bool = False
-    latent: bool = False
-    activation_key: str = "hidden_act"
-    activations: tuple[str, ...] = ("silu", "swish")
-    norm_key: str = "rms_norm_eps"
-    reach: Callable[[JsonObject], tuple[int, str] | None] = kinds.nothing
+    return HybridModel
 
 
 def delta_rules(raw: JsonObject, num_layers: int) -> Mapping[str, Any]:
@@ -462,7 +381,7 @@ def _hybrid(**defaults: object) -> Family:
     return replace(_QWEN_HYBRID, defaults={**_QWEN_HYBRID.defaults, **defaults})
 
 
-HYBRID_TABLE: Mapping[str, Family] = {
+_ROWS: Mapping[str, Family] = {
     "qwen3_next": _hybrid(
         intermediate_size=5632, num_experts=512, num_experts_per_tok=10, decoder_sparse_step=1
     ),
@@ -541,3 +460,9 @@ HYBRID_TABLE: Mapping[str, Family] = {
         },
     ),
 }
+FAMILIES = {
+    name: replace(row, config=_config, decoder=_decoder, has_mtp=row.recurrences is delta_rules)
+    for name, row in _ROWS.items()
+}
+# Models that also see, by the family of the text model within.
+WRAPPERS = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}

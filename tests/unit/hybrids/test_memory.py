@@ -10,17 +10,17 @@ import torch
 
 from doubles.tiny_attention import toy_spec
 from doubles.tiny_hybrids import tiny_hybrid
-from outrider.cache.hybrid import HybridState
 from outrider.cache.paged_kv import PagedKV
 from outrider.cache.pages import ARENA_SHARE, ArenaSize, arena_slots, total_bytes
-from outrider.cache.recurrent import CellPool, Checkpoints
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.spec import RecurrentCapacity, StateShape
 from outrider.core.tree import ROOT
 from outrider.kernels.reference.delta import StateCell
 from outrider.models.decoder import ModelCapacity
-from outrider.models.hybrid import HybridModel
+from outrider.plugins.hybrids.memory import HybridState
+from outrider.plugins.hybrids.model import HybridModel
+from outrider.plugins.hybrids.states import CellPool, Checkpoints
 
 NEEDS = DraftNeeds()
 HOST = torch.device("cpu")

@@ -29,7 +29,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.cache.hybrid import HybridPlan, HybridState
 from outrider.cache.paged_kv import PagedKV
 from outrider.cache.pages import ArenaSize
 from outrider.core.errors import ContractError, given
@@ -46,7 +45,7 @@ from outrider.kernels.native.forward import (
 from outrider.kernels.operators import Kernels, for_scans
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.reference.delta import DeltaWeights
-from outrider.models.configs import HybridConfig
+from outrider.models.configs import HybridConfig, Mechanism
 from outrider.models.decoder import ModelCapacity, Passes, Scratch, decoder_traits, residuals
 from outrider.models.llama import LayerOperators
 from outrider.models.llama_weights import (
@@ -57,7 +56,6 @@ from outrider.models.llama_weights import (
     read_layer,
     read_tables,
 )
-from outrider.models.recurrences import Mechanism
 from outrider.models.rope import still_turns, turns_of
 from outrider.models.weights import (
     VISION_PREFIXES,
@@ -65,6 +63,7 @@ from outrider.models.weights import (
     WeightReader,
     Weights,
 )
+from outrider.plugins.hybrids.memory import HybridPlan, HybridState
 
 # Prefixes of tensors for pictures or multi-token prediction, which are not read here.
 UNREAD_PREFIXES = ("mtp.", *VISION_PREFIXES)

@@ -24,7 +24,12 @@ from torch import Tensor
 
 from outrider.cache.paged_kv import PagedKV
 from outrider.cache.pages import SALT, Columns, Part, bytes_of, names_of, states_that_fit
-from outrider.cache.recurrent import (
+from outrider.core.errors import CapacityError, given
+from outrider.core.protocols import StepRow
+from outrider.core.spec import RecurrentCapacity, StateShape
+from outrider.kernels.plan import PackedPlan
+from outrider.kernels.reference.delta import Cells, InputCell, StateCell, TokenRun
+from outrider.plugins.hybrids.states import (
     Beginning,
     CellPool,
     Checkpoints,
@@ -32,11 +37,6 @@ from outrider.cache.recurrent import (
     RecurrentSequence,
     Wants,
 )
-from outrider.core.errors import CapacityError, given
-from outrider.core.protocols import StepRow
-from outrider.core.spec import RecurrentCapacity, StateShape
-from outrider.kernels.plan import PackedPlan
-from outrider.kernels.reference.delta import Cells, InputCell, StateCell, TokenRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,9 +393,3 @@ class HybridState:
         self._states.release([] if seq.base is None else [seq.base])
         self._inputs.release(seq.kept)
         seq.base, seq.base_length, seq.kept = cell, length, []
-
-
-def paged_of(state: object) -> PagedKV | None:
-    """The keys and values of a model's memory, if they lie in pages."""
-    kv = state.kv if isinstance(state, HybridState) else state
-    return kv if isinstance(kv, PagedKV) else None
