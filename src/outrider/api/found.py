@@ -36,7 +36,7 @@ from outrider.models.families import (
 )
 from outrider.models.heads import find_heads, has_own_mtp, kind_of, own_mtp_depth, worth_of
 from outrider.models.names import cached_models
-from outrider.models.published.scheme import Scheme, scheme_in
+from outrider.models.scheme import Scheme, scheme_in
 
 # A draft model that is not this much smaller costs more than it gains.
 MOST_OF_TARGET = 0.5

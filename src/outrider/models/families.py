@@ -39,8 +39,8 @@ from outrider.models.json_object import (
 )
 from outrider.models.latent_kinds import latent_shape
 from outrider.models.layer_kinds import LayerKind
-from outrider.models.published.scheme import scheme_of
 from outrider.models.rope_config import Rope, check_rotary
+from outrider.models.scheme import scheme_of
 
 _DEFAULTS: Mapping[str, object] = {"eos_token_id": 50256}
 # The only value of each switch that this decoder has, which is also the default.

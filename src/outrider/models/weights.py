@@ -16,7 +16,7 @@ import errno
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,9 +29,10 @@ from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import BlockRows, PackedLinear, PackedTable
 from outrider.models.checkpoint import Checkpoint, open_checkpoint
-from outrider.models.published.codes import Codes
-from outrider.models.published.scheme import scheme_in
-from outrider.models.published.tensors import Quantised
+from outrider.models.scheme import quantised_in
+
+if TYPE_CHECKING:
+    from outrider.plugins.published.codes import Codes
 
 HEAD = "lm_head.weight"
 # Old files store the rotary frequencies, and GPT-NeoX's the causal masks.
@@ -217,8 +218,9 @@ class Weights:
         self._stored_in = {
             name: path for path, file in self._readers.items() for name in list(file.keys())
         }
-        self._quantised = Quantised(scheme_in(checkpoint), self._stored_in, self._read)
-        self._file_of = self._quantised.files_of(self._stored_in)
+        self._quantised = quantised_in(checkpoint, self._stored_in, self._read)
+        quantised, stored = self._quantised, self._stored_in
+        self._file_of = dict(stored) if quantised is None else quantised.files_of(stored)
         self._untaken = set(self._file_of)
         self._last: Path | None = None
         self._num_read = 0
@@ -241,11 +243,13 @@ class Weights:
     def stored(self) -> StoredWeights:
         sizes = [path.stat().st_size for path in self._readers]
         readers = self._readers.values()
-        most = sum(file.num_values for file in readers) * self._quantised.values_a_byte
+        most = sum(file.num_values for file in readers)
         held = sum(file.held_bytes for file in readers)
-        if self._quantised.has_blocks:
-            width = self.stored_dtype(self.embedding).itemsize
-            held = self._quantised.held_bytes(self._look, width)
+        if self._quantised is not None:
+            most *= self._quantised.values_a_byte
+            if self._quantised.has_blocks:
+                width = self.stored_dtype(self.embedding).itemsize
+                held = self._quantised.held_bytes(self._look, width)
         return StoredWeights(self.checkpoint, sum(sizes), most, max(sizes), HEAD in self, held)
 
     def take(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -276,12 +280,13 @@ class Weights:
         return found
 
     def _coded_blocks(self, name: str) -> Sequence[BlockRows]:
-        codes = self.codes(name) if self._quantised.has_blocks else None
+        quantised = self._quantised
+        codes = quantised.codes(name) if quantised is not None and quantised.has_blocks else None
         return codes.blocks() if codes else ()
 
     def codes(self, name: str) -> Codes | None:
         """Codes and scales of a matrix that is quantised; None for any other tensor."""
-        return self._quantised.codes(name)
+        return None if self._quantised is None else self._quantised.codes(name)
 
     def take_integers(self, name: str, *shape: int) -> Tensor:
         """The tensor `name` of whole numbers, a table of ids. Raises CheckpointError otherwise."""
@@ -308,7 +313,7 @@ class Weights:
                 hint="config.json and the weights belong to different models",
             )
         self._untaken.discard(name)
-        return found.numbers(dtype) if isinstance(found, Codes) else found
+        return found if isinstance(found, Tensor) else found.numbers(dtype)
 
     @property
     def embedding(self) -> str:
@@ -328,7 +333,7 @@ class Weights:
 
     def stored_dtype(self, name: str) -> torch.dtype:
         path = self._file_of.get(name)
-        if path is None or name in self._quantised:
+        if path is None or (self._quantised is not None and name in self._quantised):
             return torch.float32
         return self._readers[path].dtype_of(name)
 
@@ -342,7 +347,7 @@ class Weights:
             for name in self._untaken
             if not name.endswith(ignored)
             and not name.startswith(unread)
-            and not self._quantised.is_no_bias(name)
+            and not (self._quantised is not None and self._quantised.is_no_bias(name))
         )
         if left:
             raise CheckpointError(

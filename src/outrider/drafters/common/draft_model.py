@@ -39,7 +39,7 @@ from outrider.models.checkpoint import open_checkpoint
 from outrider.models.configs import LlamaConfig
 from outrider.models.families import LLAMA_FAMILIES
 from outrider.models.llama import CheaperParts, LlamaModel
-from outrider.models.published.scheme import scheme_in
+from outrider.models.scheme import scheme_in
 from outrider.models.weights import Placement, TextNames, WeightReader, Weights
 
 # The pending token, and the last token of a draft that was accepted whole: it was never fed.

@@ -38,7 +38,7 @@ from outrider.plugins.prompt_store.files import FORMAT, StoreFolder
 from outrider.plugins.prompt_store.store import PromptStore
 
 # Folders of our code that computes keys, values and states.
-_CODE = ("cache", "core", "kernels", "models", "plugins/hybrids", "plugins/transformers")
+_CODE = ("cache", "core", "kernels", "models", "plugins")
 _KNOWN = "weights.json"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _CHUNK = 1 << 22

@@ -65,7 +65,7 @@ struct Entrance {
 // In the order of forward.py.
 enum Mechanism { DELTA, MAMBA, CONVOLUTION };
 
-// The recurrence of a hybrid's layer (plugins/hybrids/model.py), the `index`-th such layer. Mirrored by `_Rule`
+// The recurrence of a hybrid's layer (models/hybrid.py), the `index`-th such layer. Mirrored by `_Rule`
 // in forward.py. Buffers have a row for every token: a first product, of `row_size` numbers, what the
 // recurrence gives, and that behind its gate. The last product of a delta rule reads value heads of a
 // key head together, or `tiled`: the first of each key head, then the second.

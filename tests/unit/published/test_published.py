@@ -40,8 +40,8 @@ from outrider.kernels.plan import BlockRows
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model
-from outrider.models.published.codes import Codes
 from outrider.models.weights import Weights, stored_in
+from outrider.plugins.published.codes import Codes
 from unit.kernels.implementations import kernels_named
 from unit.models.configs import parse
 
@@ -89,7 +89,7 @@ def test_pieces_of_a_matrix_are_made_alike(tmp_path: Path, monkeypatch: pytest.M
     form = BY_NAME["fp8-block"]
     wanted = form.pack(matrix()).numbers
     folder = folder_of(tmp_path, dict(form.config), stored(form))
-    monkeypatch.setattr("outrider.models.published.codes._AT_ONCE", 7 * SHAPE[1])
+    monkeypatch.setattr("outrider.plugins.published.codes._AT_ONCE", 7 * SHAPE[1])
     with Weights.at(folder) as weights:
         assert np.array_equal(weights.take(f"{MATRIX}.weight", *SHAPE).numpy(), wanted)
 

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from outrider.models.json_object import JsonObject
-from outrider.models.published.codes import (
+from outrider.models.scheme import Scheme
+from outrider.plugins.published.codes import (
     BLOCK,
     E2M1,
     E2M1_GROUP,
@@ -35,7 +36,6 @@ from outrider.models.published.codes import (
     Stored,
     scales_in,
 )
-from outrider.models.published.scheme import Scheme
 
 # AWQ's order of eight neighbours in a word.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -407,33 +407,33 @@ class Matrix:
 
 
 class Quantised:
-    """The quantised matrices of a folder; none if `scheme` is None. `stored` are the names of the
-    folder's tensors, and `read` returns a tensor by its name."""
+    """The quantised matrices of a folder. `stored` are the names of the folder's tensors, and
+    `read` returns a tensor by its name."""
 
     def __init__(
-        self, scheme: Scheme | None, stored: Collection[str], read: Callable[[str], Tensor]
+        self, scheme: Scheme, stored: Collection[str], read: Callable[[str], Tensor]
     ) -> None:
         self._scheme, self._stored, self._read = scheme, stored, read
-        self._matrices = {} if scheme is None else _matrices(scheme, frozenset(stored))
+        self._matrices = _matrices(scheme, frozenset(stored))
 
     def __contains__(self, name: str) -> bool:
         return name in self._matrices
 
     @property
     def has_blocks(self) -> bool:
-        return self._scheme is not None and self._scheme.has_blocks
+        return self._scheme.has_blocks
 
     @property
     def values_a_byte(self) -> int:
         """The largest number of values that a byte of the folder's files may hold."""
-        return 1 if self._scheme is None else -(-8 // min(self._scheme.bits))
+        return -(-8 // min(self._scheme.bits))
 
     def held_bytes(self, look: Callable[[str], Tensor], width: int) -> int:
         """Bytes of all tensors in memory if kernels run on codes; 0 if they cannot. Codes then have
         a scale and a zero for every 32 (`Codes.blocks`) instead of a matrix's other parts. Matrices
         that no blocks can hold become numbers of `width` bytes. `look` maps a stored tensor."""
         scheme = self._scheme
-        if scheme is None or not scheme.has_blocks:
+        if not scheme.has_blocks:
             return 0
         matrices = self._matrices.values()
         parts = {name for matrix in matrices for name in matrix.names}
@@ -443,18 +443,17 @@ class Quantised:
     def files_of(self, stored: Mapping[str, Path]) -> dict[str, Path]:
         """The file of each tensor of a plain checkpoint; a matrix is in that of its codes."""
         parts = {part for matrix in self._matrices.values() for part in matrix.names}
-        skipped = () if self._scheme is None else _RUNTIME_SCALES
         found = {
             name: path
             for name, path in stored.items()
-            if name not in parts and not name.endswith(skipped)
+            if name not in parts and not name.endswith(_RUNTIME_SCALES)
         }
         return found | {name: stored[m.names[0]] for name, m in self._matrices.items()}
 
     def codes(self, name: str) -> Codes | None:
         """The codes of a matrix, None if it has none. Raises CheckpointError for bad parts."""
         matrix = self._matrices.get(name)
-        if matrix is None or self._scheme is None:
+        if matrix is None:
             return None
         return matrix.layout(Stored(self._scheme, matrix.stem, matrix.parts, self._read))
 

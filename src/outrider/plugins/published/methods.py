@@ -18,82 +18,16 @@ the model before quantisation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 from outrider.core.errors import CheckpointError, given
-from outrider.models.checkpoint import CONFIG, Checkpoint
 from outrider.models.json_object import JsonObject
+from outrider.models.scheme import Grouping, Scheme
 
-KEY = "quantization_config"
-# MLX has a key of its own.
-_MLX_KEY = "quantization"
-# Old folders of GPTQ have a file of its own for the config.
-_GPTQ_FILE = "quantize_config.json"
-# ModelOpt's file, which newer versions repeat in config.json.
-_MODELOPT_FILE = "hf_quant_config.json"
 _FLOATS_OF_4_BITS = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
+
+
 # Inputs of a block that kernels run on.
 _UNIT = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheme:
-    """The quantisation of a folder. Codes have one of the numbers of `bits`. `group_size` inputs
-    share a scale (0: all of them), if the shapes of a layout do not show it. `zero_offset` is added
-    to stored zeros (GPTQ's first version). `block` has the numbers of outputs and inputs that share
-    a scale; None for other methods. With `has_blocks`, kernels may run on the codes
-    (`Codes.blocks`): integers or floats, with inputs in order. `modules` are the modes and
-    groups of MLX by module; "" is any other. `has_4_bit_floats`: some packed codes are floats."""
-
-    where: str
-    method: str
-    bits: tuple[int, ...]
-    group_size: int = 0
-    zero_offset: int = 0
-    block: tuple[int, int] | None = None
-    has_blocks: bool = False
-    has_4_bit_floats: bool = False
-    modules: Mapping[str, Grouping] = field(default_factory=dict[str, "Grouping"])
-
-
-@dataclass(frozen=True, slots=True)
-class Grouping:
-    """A module's quantisation in MLX: `mode` is affine, mxfp4, mxfp8 or nvfp4."""
-
-    mode: str
-    group_size: int
-
-
-def scheme_of(raw: JsonObject) -> Scheme | None:
-    """The scheme of a config.json's weights; None if they are not quantised.
-
-    Raises CheckpointError for an unsupported method or setting.
-    """
-    text = raw.child("text_config")
-    mlx = raw.values.get(_MLX_KEY)
-    if isinstance(mlx, dict) and "bits" in mlx:
-        return _mlx(given(raw.child(_MLX_KEY), "settings of MLX"))
-    found = raw.child(KEY) or (text.child(KEY) if text else None)
-    if found is None:
-        return None
-    method = found.text("quant_method", _unnamed(found)).lower()
-    reader = _READERS.get(method)
-    if reader is None:
-        raise _unread(found, f"by {method!r}" if method else "and does not say how (quant_method)")
-    return reader(found)
-
-
-def scheme_in(checkpoint: Checkpoint) -> Scheme | None:
-    """The scheme of a model or of heads; None for a GGUF file, whose blocks are no such method."""
-    if checkpoint.is_gguf or not checkpoint.has(CONFIG):
-        return None
-    config = checkpoint.document(CONFIG)
-    if not config.has(KEY) and checkpoint.has(_GPTQ_FILE):
-        return _gptq(checkpoint.document(_GPTQ_FILE))
-    if not config.has(KEY) and checkpoint.has(_MODELOPT_FILE):
-        own = checkpoint.document(_MODELOPT_FILE).child("quantization")
-        return None if own is None else _modelopt(own)
-    return scheme_of(config)
 
 
 def _unnamed(raw: JsonObject) -> str:
@@ -205,6 +139,8 @@ def _modelopt(raw: JsonObject) -> Scheme:
 
 
 _MODELOPT_8_BITS = ("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8")
+
+
 _MODELOPT = (*_MODELOPT_8_BITS, "NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "MIXED_PRECISION")
 
 
@@ -300,3 +236,17 @@ _READERS: Mapping[str, Callable[[JsonObject], Scheme]] = {
     "mxfp4": _mxfp4,
     "bitsandbytes": _bitsandbytes,
 }
+
+
+def read_method(raw: JsonObject, method: str = "") -> Scheme:
+    """The scheme of settings, which name their method unless it is given.
+
+    Raises CheckpointError for an unsupported method or setting.
+    """
+    if method == "mlx":
+        return _mlx(raw)
+    method = method or raw.text("quant_method", _unnamed(raw)).lower()
+    reader = _READERS.get(method)
+    if reader is None:
+        raise _unread(raw, f"by {method!r}" if method else "and does not say how (quant_method)")
+    return reader(raw)
