@@ -386,13 +386,14 @@ class Family:
     """Properties of a family: `defaults` of absent keys, `fixed` values of keys that it never
     reads, and its kinds of layers. `activations` are the names of its gate under `activation_key`;
     the first is the default. `qk_norm_key` names the switch of norms of queries and keys,
-    `norm_key` the epsilon of its norms. Heads of `latent` families attend over latents. `reach`
-    returns the number of tokens up to which llama.py computes the family's own logits, and the
-    reason. Families with `recurrences` are hybrids; null counts as absent in their files, which
-    `has_mtp` if they may have MTP blocks next to their layers. `derived` returns settings under the
-    usual keys that follow from the family's own keys. In `names` are parts of names of tensors, and
-    what folders of the family have instead. `config` makes a config that is no LlamaConfig, from
-    the fields of LayeredConfig, and `decoder` returns a decoder that is no LlamaModel.
+    `norm_key` the epsilon of its norms. Heads attend over latents if there is `latent`, which
+    returns their sizes. `reach` returns the number of tokens up to which llama.py computes the
+    family's own logits, and the reason. Families with `recurrences` are hybrids; null counts as
+    absent in their files, which `has_mtp` if they may have MTP blocks next to their layers.
+    `derived` returns settings under the usual keys that follow from the family's own keys. In
+    `names` are parts of names of tensors, and what folders of the family have instead. `config`
+    makes a config that is no LlamaConfig, from the fields of LayeredConfig, and `decoder` returns a
+    decoder that is no LlamaModel.
     """
 
     defaults: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -414,7 +415,7 @@ class Family:
     bias_key: str = ""
     qkv_bias_key: str = "attention_bias"
     fused_tensors: bool = False
-    latent: bool = False
+    latent: Callable[[JsonObject], LatentShape] | None = None
     activation_key: str = "hidden_act"
     activations: tuple[str, ...] = ("silu", "swish")
     norm_key: str = "rms_norm_eps"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from outrider.core.errors import CheckpointError
-from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
+from outrider.models.json_object import CONTRADICTION, JsonObject
 from outrider.models.layer_kinds import Gate
 
 
@@ -135,15 +135,6 @@ def mixtral_experts(raw: JsonObject) -> Experts:
     )
 
 
-def olmoe_experts(raw: JsonObject) -> Experts:
-    return Experts(
-        num_experts=_count(raw),
-        num_chosen=raw.integer("num_experts_per_tok"),
-        ffn_size=raw.integer("intermediate_size"),
-        normalise=raw.flag("norm_topk_prob", default=False),
-    )
-
-
 def granite_experts(raw: JsonObject) -> Experts | None:
     if not _count(raw, least=0):
         return None
@@ -154,12 +145,6 @@ def granite_experts(raw: JsonObject) -> Experts | None:
         gates_shared=False,
         names=ExpertNames.GRANITE,
     )
-
-
-def granite_swa_experts(raw: JsonObject) -> Experts | None:
-    """Granite's mixture, in the layout of Qwen's."""
-    found = granite_experts(raw)
-    return None if found is None else replace(found, names=ExpertNames.QWEN)
 
 
 def deepseek_experts(raw: JsonObject) -> Experts:
@@ -184,68 +169,6 @@ def deepseek_experts(raw: JsonObject) -> Experts:
         top_groups=raw.integer("topk_group", num_groups),
         names=ExpertNames.DEEPSEEK,
     )
-
-
-def ernie_experts(raw: JsonObject) -> Experts:
-    """Ernie's mixture: its own keys, or those of GGUF files, which are DeepSeek's."""
-    if raw.has("n_routed_experts"):
-        return deepseek_experts(raw)
-    own = {
-        "n_routed_experts": raw.integer("moe_num_experts"),
-        "num_experts_per_tok": raw.integer("moe_k"),
-        "n_shared_experts": raw.integer("moe_num_shared_experts", 0, least=0),
-        "scoring_func": "softmax",
-    }
-    return deepseek_experts(JsonObject(raw.where, {**raw.values, **own}))
-
-
-def minimax_experts(raw: JsonObject) -> Experts:
-    """MiniMax's mixture: its own keys, or those of GGUF files, which are DeepSeek's."""
-    if raw.has("n_routed_experts"):
-        return deepseek_experts(raw)
-    return replace(
-        mixtral_experts(raw), has_sigmoids=True, has_choice_bias=True, names=ExpertNames.MIXTRAL
-    )
-
-
-def hunyuan_experts(raw: JsonObject) -> Experts:
-    """Hunyuan's mixture. Lists with a number for each layer must have one number only."""
-    size = raw.integer("intermediate_size")
-    return Experts(
-        num_experts=_of_all_layers(raw, "num_local_experts", "num_experts"),
-        num_chosen=_of_all_layers(raw, "num_experts_per_tok", "moe_topk"),
-        ffn_size=size,
-        shared_ffn_size=raw.integer("shared_expert_intermediate_size", size),
-        gates_shared=False,
-        names=ExpertNames.DEEPSEEK,
-    )
-
-
-def _of_all_layers(raw: JsonObject, usual: str, own: str) -> int:
-    """The number under its usual key or the family's own."""
-    key = usual if raw.has(usual) else own
-    if not isinstance(raw.values.get(key), list):
-        return raw.integer(key, 1)
-    listed = raw.integers(key)
-    if len(set(listed)) != 1:
-        raise CheckpointError(
-            f"{raw.where}: {key} has no one number for all layers, which is not supported.",
-            hint=OTHER_CHECKPOINT,
-        )
-    return listed[0]
-
-
-def routed_settings(raw: JsonObject) -> Mapping[str, object]:
-    """DeepSeek's keys of a mixture from those of EXAONE, Hy3 and AFMoE, and AFMoE's of windows."""
-    own = {
-        "num_dense_layers": "first_k_dense_replace",
-        "route_scale": "routed_scaling_factor",
-        "global_attn_every_n_layers": "sliding_window_pattern",
-        "num_experts": "n_routed_experts",
-        "num_shared_experts": "n_shared_experts",
-        "router_scaling_factor": "routed_scaling_factor",
-    }
-    return renamed(raw, own)
 
 
 def renamed(raw: JsonObject, keys: Mapping[str, str]) -> dict[str, object]:
@@ -276,4 +199,13 @@ def gemma4_experts(raw: JsonObject) -> Experts | None:
         gates_shared=False,
         gate=Gate.GELU,
         names=ExpertNames.GEMMA,
+    )
+
+
+def olmoe_experts(raw: JsonObject) -> Experts:
+    return Experts(
+        num_experts=_count(raw),
+        num_chosen=raw.integer("num_experts_per_tok"),
+        ffn_size=raw.integer("intermediate_size"),
+        normalise=raw.flag("norm_topk_prob", default=False),
     )

@@ -37,7 +37,6 @@ from outrider.models.json_object import (
     stop_ids,
     stored_dtype,
 )
-from outrider.models.latent_kinds import latent_shape
 from outrider.models.layer_kinds import LayerKind
 from outrider.models.rope_config import Rope, check_rotary
 from outrider.models.scheme import scheme_of
@@ -181,7 +180,7 @@ def _layered(
     )
     all_biased = bool(family.bias_key) and raw.flag(family.bias_key, default=False)
     attention_bias = raw.flag(family.qkv_bias_key, default=all_biased)
-    experts, latent = family.experts(raw), latent_shape(raw) if family.latent else None
+    experts, latent = family.experts(raw), family.latent and family.latent(raw)
     # Files of a hybrid mixture have no other FFN than the experts.
     usual_ffn = experts.shared_ffn_size if family.recurrences and experts else None
     return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 
 from outrider.core.errors import CheckpointError
@@ -203,12 +203,6 @@ def qwen2_moe_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
     return by_kinds(raw, num_layers, lambda index: switched and index < end and index % 2 == 0)
 
 
-def dots_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
-    """Windows of dots.llm1: without `layer_types`, layers from `max_window_layers` on slide."""
-    first = raw.integer("max_window_layers", least=0)
-    return by_kinds(raw, num_layers, lambda index: raw.has("sliding_window") and index >= first)
-
-
 def all_but_every(default: int) -> Windows:
     """A reader of windows: every `default`-th layer sees the whole text, the others slide.
     `sliding_window_pattern` may have another number, or a letter for each layer: L slides."""
@@ -264,13 +258,6 @@ def where_sliding(
     return [rope if window else None for window in windows]
 
 
-def exaone_ropes(
-    raw: JsonObject, rules: RopeRules, windows: Sequence[int]
-) -> Sequence[Rope | None]:
-    """Rotary positions as in `where_sliding` if the model has a window, else for all layers."""
-    return (where_sliding if raw.has("sliding_window") else one_rope)(raw, rules, windows)
-
-
 def by_kind(local_key: str, local_theta: float) -> Ropes:
     """A reader of rotary positions: sliding layers have their own, either those under their name or
     plain ones with the base `local_key`. A scaling stretches only the layers that see the whole
@@ -293,23 +280,11 @@ def named_or_one(
     return _named_by_kind(raw, rules, windows) or one_rope(raw, rules, windows)
 
 
-def minimax_rope(
-    raw: JsonObject, rules: RopeRules, windows: Sequence[int]
-) -> Sequence[Rope | None]:
-    """One rope; `rotary_dim` dimensions of a head turn where no part of it is named."""
-    part = raw.child("rope_parameters")
-    named = raw.has("partial_rotary_factor") or (part and part.has("partial_rotary_factor"))
-    if raw.has("rotary_dim") and not named:
-        share = raw.integer("rotary_dim") / raw.integer("head_dim")
-        raw = JsonObject(raw.where, {**raw.values, "partial_rotary_factor": share})
-    return one_rope(raw, rules, windows)
-
-
 def stretched_by(scaling: Mapping[str, object]) -> Ropes:
     """A reader of rotary positions that have this `scaling` if the file has none."""
 
     def ropes(raw: JsonObject, rules: RopeRules, windows: Sequence[int]) -> Sequence[Rope | None]:
-        if not any(raw.has(key) for key in _ROPE_KEYS):
+        if not any(raw.has(key) for key in ROPE_KEYS):
             raw = JsonObject(raw.where, {**raw.values, "rope_parameters": dict(scaling)})
         return named_or_one(raw, rules, windows)
 
@@ -324,44 +299,6 @@ gpt_oss_rope = stretched_by(
         "original_max_position_embeddings": 4096,
     }
 )
-apertus_rope = stretched_by(
-    {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-)
-
-
-def hunyuan_rope(
-    raw: JsonObject, rules: RopeRules, windows: Sequence[int]
-) -> Sequence[Rope | None]:
-    """One rope; an `alpha` makes its base larger, which files call dynamic scaling."""
-    key = next((key for key in _ROPE_KEYS if raw.has(key)), _ROPE_KEYS[0])
-    part = raw.child(key)
-    if part is None or not part.has("alpha"):
-        return one_rope(raw, rules, windows)
-    dim = raw.integer("head_dim", raw.integer("hidden_size") // raw.integer("num_attention_heads"))
-    theta = part.number("rope_theta", raw.number("rope_theta", 10000.0))
-    theta *= part.number("alpha") ** (dim / max(1, dim - 2))
-    return [Rope(theta=theta)] * len(windows)
-
-
-def by_theta(raw: JsonObject, rules: RopeRules, windows: Sequence[int]) -> Sequence[Rope | None]:
-    """Rotary positions with a base for each layer; a base of 0 means none."""
-    rope = parse_rope(raw, rules)
-    if not raw.has("layer_rope_theta"):
-        return [rope] * len(windows)
-    bases = raw.numbers("layer_rope_theta", signed=True)
-    if len(bases) != len(windows) or not all(base == 0 or base > 1 for base in bases):
-        raise CheckpointError(
-            f"{raw.where}: layer_rope_theta must have a base above 1, or 0, for each of "
-            f"{len(windows)} layers.",
-            hint=CONTRADICTION,
-        )
-    return [replace(rope, theta=base) if base else None for base in bases]
 
 
 def _named_by_kind(
@@ -374,11 +311,11 @@ def _named_by_kind(
     return [local if window else whole for window in windows]
 
 
-_ROPE_KEYS = ("rope_parameters", "rope_scaling")
+ROPE_KEYS = ("rope_parameters", "rope_scaling")
 
 
 def _of_kind(raw: JsonObject, parts: JsonObject, kind: str, rules: RopeRules) -> Rope:
-    plain = {key: value for key, value in raw.values.items() if key not in _ROPE_KEYS}
+    plain = {key: value for key, value in raw.values.items() if key not in ROPE_KEYS}
     if kind == _SLIDING and "rope_local_base_freq" in plain:
         plain["rope_theta"] = plain["rope_local_base_freq"]
     child = parts.child(kind)
@@ -414,9 +351,9 @@ def gemma_traits(raw: JsonObject) -> LayerTraits:
         from_one=True,
         gate=Gate.GELU,
         attention_scale=raw.number("query_pre_attn_scalar", 256) ** -0.5,
-        attention_cap=_cap(raw, "attn_logit_softcapping"),
+        attention_cap=capped(raw, "attn_logit_softcapping"),
         embedding_scale=math.sqrt(raw.integer("hidden_size")),
-        logit_cap=_cap(raw, "final_logit_softcapping"),
+        logit_cap=capped(raw, "final_logit_softcapping"),
     )
 
 
@@ -426,19 +363,8 @@ def gemma1_traits(raw: JsonObject) -> LayerTraits:
     )
 
 
-def _cap(raw: JsonObject, key: str) -> float:
+def capped(raw: JsonObject, key: str) -> float:
     return raw.number(key) if raw.has(key) else 0.0
-
-
-def cohere_traits(raw: JsonObject) -> LayerTraits:
-    if raw.flag("use_qk_norm", default=False):
-        raise CheckpointError(f"{raw.where}: use_qk_norm is not supported.", hint=OTHER_CHECKPOINT)
-    return LayerTraits(
-        norms=Norms.PARALLEL,
-        centred=True,
-        interleaved=True,
-        logit_scale=raw.number("logit_scale", 0.0625),
-    )
 
 
 def granite_traits(raw: JsonObject) -> LayerTraits:
@@ -448,74 +374,6 @@ def granite_traits(raw: JsonObject) -> LayerTraits:
         residual_scale=raw.number("residual_multiplier", 1.0),
         logit_scale=1.0 / raw.number("logits_scaling", 1.0),
     )
-
-
-def _from_last(index: int, num_layers: int) -> bool:
-    """True for every fourth layer, counted from the last one back."""
-    return (num_layers - 1 - index) % 4 == 0
-
-
-def muse_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
-    return by_kinds(raw, num_layers, lambda index: not _from_last(index, num_layers))
-
-
-def muse_rope(raw: JsonObject, rules: RopeRules, windows: Sequence[int]) -> Sequence[Rope | None]:
-    """One rope for the layers whose base is not 0."""
-    rope, num = parse_rope(raw, rules), len(windows)
-    key = "layer_rope_theta"
-    bases = raw.numbers(key, signed=True) if raw.has(key) else ()
-    turns = [base != 0 for base in bases] or [not _from_last(index, num) for index in range(num)]
-    if len(turns) != num:
-        raise CheckpointError(
-            f"{raw.where}: {key} has {len(turns)} entries for {num} layers.", hint=CONTRADICTION
-        )
-    return [rope if turn else None for turn in turns]
-
-
-def muse_traits(raw: JsonObject) -> LayerTraits:
-    """Traits of Muse Glimmer; GGUF files have the weights of all norms as they are."""
-    return LayerTraits(
-        norms=Norms.AROUND,
-        from_one=raw.flag("norms_from_one", default=True),
-        from_zero_last=True,
-        bare_heads=raw.number("qk_scale_factor", 3.87),
-        gate_apart=True,
-        interleaved=raw.flag("interleaved", default=False),
-        after_eps=raw.number("post_norm_eps", 1e-8),
-        normed_embedding=True,
-        logit_scale=raw.number("output_multiplier", 0.19611613513818404),
-        logit_cap=_cap(raw, "final_logit_softcapping"),
-    )
-
-
-def afmoe_traits(raw: JsonObject) -> LayerTraits:
-    is_scaled = raw.flag("mup_enabled", default=False)
-    scale = math.sqrt(raw.integer("hidden_size")) if is_scaled else 1.0
-    return LayerTraits(norms=Norms.AROUND, gate_apart=True, embedding_scale=scale)
-
-
-def granite_swa_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
-    """Windows of Granite's sliding models: without `layer_types`, every fourth layer from the first
-    on sees the whole text."""
-    return by_kinds(raw, num_layers, lambda index: index % 4 > 0)
-
-
-def granite_swa_traits(raw: JsonObject) -> LayerTraits:
-    return replace(granite_traits(raw), sinks=True)
-
-
-def apertus_traits(raw: JsonObject) -> LayerTraits:
-    """Traits of Apertus; GGUF files have the numbers of xIELU as settings."""
-    keys = [f"xielu_{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")]
-    if not raw.has(keys[0]):
-        return LayerTraits(gate=Gate.XIELU)
-    listed = [raw.numbers(key, signed=True) for key in keys]
-    if {len(one) for one in listed} != {raw.integer("num_hidden_layers")}:
-        raise CheckpointError(
-            f"{raw.where}: {keys[0]} and others do not have one number for each layer.",
-            hint=CONTRADICTION,
-        )
-    return LayerTraits(gate=Gate.XIELU, curves=tuple(zip(*listed, strict=True)))
 
 
 def gated_traits(raw: JsonObject) -> LayerTraits:

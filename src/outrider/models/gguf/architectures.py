@@ -8,7 +8,6 @@ Modules `architectures` of plugins have further rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,31 +17,24 @@ from outrider.models.gguf import gemma4, settings
 from outrider.models.gguf.config import Architecture, Part, Positions, Sizes, layered
 from outrider.models.gguf.reader import Header
 from outrider.models.gguf.tensor_names import (
-    AFTER,
     AROUND,
-    DEEPSEEK,
     EXPERT_NAMES,
     FFN,
-    LATENT,
     LLAMA_LAYER,
     LLAMA_OUTER,
-    NO_NORMS_BEFORE,
-    NUMBERED_MTP,
     ROUTED,
     SHARED,
-    SOME_LATENT,
 )
 from outrider.models.json_object import JsonObject
 
 EXPERT_KEYS = ("expert_count", "expert_used_count", "expert_feed_forward_length")
-LAYERED, WINDOW, _SWITCHED_WINDOW = (
+LAYERED, WINDOW, SWITCHED_WINDOW = (
     Part(layered),
     Part(settings.window),
     Part(settings.switched_window),
 )
-_EXPERTS = Part(settings.experts, EXPERT_KEYS)
-_GROUPS = Part(settings.groups, ("expert_group_count", "expert_group_used_count"))
-_TEMPERATURE = Part(settings.temperature, ("attention.temperature_scale",))
+EXPERTS = Part(settings.experts, EXPERT_KEYS)
+TEMPERATURE = Part(settings.temperature, ("attention.temperature_scale",))
 SCALES = Part(settings.scales, tuple(key for key, _ in settings.SCALES))
 # Parts of a head that turn with time, height and width: all the same for text.
 SECTIONS = Part(lambda _: {}, ("rope.dimension_sections", "n_deepstack_layers"))
@@ -67,16 +59,6 @@ GRANITE = row(
     },
     paired=True,
 )
-_DEEPSEEK2 = row(
-    "deepseek_v3",
-    Part(settings.latent_mixture, settings.ROUTED_KEYS),
-    Part(settings.latent, settings.LATENT_KEYS),
-    names={**LATENT, **NUMBERED_MTP},
-    positions=Positions(log_factor="rope.scaling.yarn_log_multiplier"),
-    absent=SOME_LATENT,
-    numbered_mtp=True,
-    latent=True,
-)
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": row(
         "llama",
@@ -85,8 +67,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         names=ROUTED,
         paired=True,
     ),
-    "qwen2": row("qwen2", _SWITCHED_WINDOW, qkv_bias=True),
-    "qwen3": row("qwen3", _SWITCHED_WINDOW),
+    "qwen2": row("qwen2", SWITCHED_WINDOW, qkv_bias=True),
+    "qwen3": row("qwen3", SWITCHED_WINDOW),
     "phi3": row("phi3", WINDOW, absent=("ffn_gate",), positions=Positions(has_factors=True)),
     "gpt2": Architecture(
         family="gpt2",
@@ -111,16 +93,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "qwen2moe": row(
         "qwen2_moe",
-        _SWITCHED_WINDOW,
-        _EXPERTS,
+        SWITCHED_WINDOW,
+        EXPERTS,
         Part(settings.shared_expert, ("expert_shared_feed_forward_length",)),
         names=SHARED,
         qkv_bias=True,
     ),
     "qwen3moe": row(
         "qwen3_moe",
-        _SWITCHED_WINDOW,
-        _EXPERTS,
+        SWITCHED_WINDOW,
+        EXPERTS,
         names=ROUTED,
         settings={"norm_topk_prob": True},
     ),
@@ -150,237 +132,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma": row("gemma", settings.activation("gelu_pytorch_tanh"), above_one=True),
     "granite": GRANITE,
     "granitemoe": GRANITE,
-    "muse-glimmer": row(
-        "muse_glimmer_text",
-        settings.mixed_windows(None),
-        settings.soft_cap("final"),
-        Part(settings.muse, ("logit_scale",)),
-        names={**AROUND, "attn_gate": "self_attn.gate_proj"},
-    ),
-    "granite_swa": row(
-        "granite_swa",
-        SCALES,
-        settings.mixed_windows(None),
-        Part(
-            settings.granite_swa,
-            (*EXPERT_KEYS, "expert_shared_feed_forward_length", "attention.rope_pattern"),
-        ),
-        names={
-            **ROUTED,
-            "ffn_up_shexp": "shared_mlp.input_linear",
-            "ffn_down_shexp": "shared_mlp.output_linear",
-            "attn_sinks": "self_attn.sinks",
-        },
-        paired=True,
-    ),
-    "minicpm": row("granite", SCALES, paired=True),
-    "internlm2": row("llama", paired=True),
-    "xverse": row("llama", paired=True),
-    "exaone": row("llama"),
-    "pangu-embedded": row("llama"),
-    "orion": row("orion", settings.centred("layer_norm_eps")),
-    "stablelm": row(
-        "stablelm",
-        settings.centred("layer_norm_eps"),
-        Part(settings.stablelm),
-        turns_in_part=True,
-        out_bias=False,
-    ),
-    "apertus": row(
-        "apertus",
-        Part(settings.xielu),
-        settings.activation("xielu"),
-        absent=("ffn_gate",),
-        positions=Positions(is_silent=True),
-    ),
-    "hunyuan-dense": row("hunyuan_v1_dense"),
-    "hunyuan_vl": row("hunyuan_v1_dense", SECTIONS),
-    "hunyuan-moe": row(
-        "hunyuan_v1_moe",
-        Part(settings.hunyuan, (*EXPERT_KEYS, "expert_shared_feed_forward_length")),
-        names=DEEPSEEK,
-        absent=("exp_probs_b",),
-    ),
-    "maincoder": row("maincoder"),
-    "exaone-moe": row(
-        "exaone_moe",
-        settings.mixed_windows(128),
-        settings.routed(has_sigmoids=True),
-        _GROUPS,
-        Part(settings.mtp_blocks, ("nextn_predict_layers",)),
-        names={**DEEPSEEK, **NUMBERED_MTP},
-        absent=(*FFN, *DEEPSEEK, *NUMBERED_MTP),
-        numbered_mtp=True,
-    ),
-    "afmoe": row(
-        "afmoe",
-        settings.mixed_windows(0),
-        settings.routed(has_sigmoids=True),
-        names={**DEEPSEEK, **AROUND, "attn_gate": "self_attn.gate_proj"},
-        settings={"mup_enabled": True},
-    ),
-    "bailingmoe2": row(
-        "bailing_moe_v2",
-        settings.routed(has_sigmoids=True),
-        _GROUPS,
-        Part(settings.mtp_blocks, ("nextn_predict_layers",)),
-        names={**DEEPSEEK, **NUMBERED_MTP, "layer_output_norm": "final_layernorm"},
-        turns_in_part=True,
-        numbered_mtp=True,
-    ),
-    "hy_v3": row(
-        "hy_v3",
-        settings.routed(has_sigmoids=True),
-        Part(settings.mtp_blocks, ("nextn_predict_layers",)),
-        names={**DEEPSEEK, **NUMBERED_MTP},
-        absent=(*FFN, *DEEPSEEK, *NUMBERED_MTP),
-        numbered_mtp=True,
-    ),
-    "chatglm": row("glm", absent=("ffn_gate",), turns_in_part=True, out_bias=False),
-    "paddleocr": row("paddleocr_vl_text", SECTIONS),
-    "qwen": row("qwen", Part(settings.halved_ffn), qkv_bias=True),
-    "olmo2": row(
-        "olmo2",
-        Part(settings.olmo3, ("attention.sliding_window_pattern", "rope.freq_base_swa")),
-        names=AFTER,
-        absent=NO_NORMS_BEFORE,
-        positions=Positions(by_kind=True, stretches_local=False, in_windows=True),
-    ),
-    "olmoe": row("olmoe", _EXPERTS, names=ROUTED),
-    "exaone4": row("exaone4", settings.mixed_windows(0), names=AFTER, absent=NO_NORMS_BEFORE),
-    "cohere2": row(
-        "cohere2",
-        settings.mixed_windows(4096),
-        Part(settings.cohere, ("logit_scale",)),
-        settings.centred("layer_norm_eps"),
-        absent=("ffn_norm",),
-    ),
-    "command-r": row(
-        "cohere",
-        Part(settings.cohere, ("logit_scale",)),
-        settings.centred("layer_norm_eps"),
-        absent=("ffn_norm",),
-    ),
-    "seed_oss": row(
-        "seed_oss",
-        Part(settings.seed_oss),
-        names={"post_attention_norm": "post_attention_layernorm"},
-        absent=("ffn_norm",),
-    ),
-    "mistral3": row("ministral3", _TEMPERATURE, paired=True),
-    "qwen2vl": row("qwen2", _SWITCHED_WINDOW, SECTIONS, qkv_bias=True),
-    "qwen3vl": row("qwen3", SECTIONS),
-    "qwen3vlmoe": row(
-        "qwen3_moe", _EXPERTS, SECTIONS, names=ROUTED, settings={"norm_topk_prob": True}
-    ),
-    "mellum": row(
-        "mellum",
-        settings.mixed_windows(0),
-        _EXPERTS,
-        names=ROUTED,
-        positions=Positions(by_kind=True),
-    ),
-    "deepseek": row("deepseek", settings.routed(has_sigmoids=False), names=DEEPSEEK, paired=True),
-    "deepseek2": _DEEPSEEK2,
-    "mistral4": replace(_DEEPSEEK2, parts=(*_DEEPSEEK2.parts, _TEMPERATURE)),
-    "dots1": row("dots1", settings.routed(has_sigmoids=True), names=DEEPSEEK),
-    "bailingmoe": row(
-        "deepseek",
-        settings.routed(has_sigmoids=False, has_dense=False),
-        names=DEEPSEEK,
-        paired=True,
-    ),
-    "glm4moe": row(
-        "glm4_moe",
-        settings.routed(has_sigmoids=True),
-        Part(settings.glm4_moe, ("rope.dimension_sections", "nextn_predict_layers")),
-        turns_in_part=True,
-        out_bias=False,
-        names={
-            **DEEPSEEK,
-            **NUMBERED_MTP,
-            "post_attention_norm": "post_attention_layernorm",
-        },
-        absent=("ffn_norm", *NUMBERED_MTP),
-        numbered_mtp=True,
-    ),
-    "minimax-m2": row(
-        "minimax_m2",
-        settings.routed(has_sigmoids=True, normalises=True),
-        names=DEEPSEEK,
-        turns_in_part=True,
-    ),
-    "phi2": row(
-        "phi",
-        settings.activation("gelu_new"),
-        settings.centred("layer_norm_eps"),
-        absent=("ffn_gate", "ffn_norm"),
-        turns_in_part=True,
-    ),
-    "gptneox": row(
-        "gpt_neox",
-        Part(settings.neox, ("use_parallel_residual",)),
-        settings.centred("layer_norm_eps"),
-        absent=("ffn_gate",),
-        turns_in_part=True,
-    ),
-    "falcon": row(
-        "falcon",
-        Part(settings.falcon),
-        settings.centred("layer_norm_epsilon"),
-        names={"attn_norm_2": "ln_attn"},
-        absent=("ffn_gate", "ffn_norm", "attn_norm_2"),
-    ),
-    "olmo": row(
-        "olmo",
-        Part(settings.clip, ("attention.clamp_kqv",)),
-        absent=("attn_norm", "ffn_norm"),
-        paired=True,
-    ),
-    "jais2": row(
-        "jais2",
-        settings.activation("relu2"),
-        settings.centred("layer_norm_eps"),
-        absent=("ffn_gate",),
-    ),
-    "codeshell": row(
-        "codeshell",
-        settings.activation("gelu_new"),
-        settings.centred("layer_norm_epsilon"),
-        absent=("ffn_gate",),
-    ),
-    "arcee": row("arcee", settings.activation("relu2"), paired=True, absent=("ffn_gate",)),
-    "nemotron": row(
-        "nemotron",
-        settings.activation("relu2"),
-        settings.centred("norm_eps"),
-        absent=("ffn_gate",),
-        above_one=True,
-        turns_in_part=True,
-    ),
-    "starcoder2": row(
-        "starcoder2",
-        WINDOW,
-        settings.activation("gelu_pytorch_tanh"),
-        settings.centred("norm_epsilon"),
-        absent=("ffn_gate",),
-        names={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
-    ),
-    "plamo": row("plamo", absent=("ffn_norm",)),
-    "glm4": row(
-        "glm4",
-        SECTIONS,
-        names=AROUND,
-        absent=("ffn_gate",),
-        turns_in_part=True,
-        out_bias=False,
-    ),
-    "ernie4_5": row("ernie4_5", SECTIONS),
-    "ernie4_5-moe": row(
-        "ernie4_5_moe",
-        settings.routed(has_sigmoids=False, normalises=True),
-        names=DEEPSEEK,
-    ),
+    "mistral3": row("ministral3", TEMPERATURE, paired=True),
     "smollm3": row("smollm3", WINDOW, paired=True),
     "gpt-oss": row(
         "gpt_oss",

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from outrider.core.errors import CheckpointError
-from outrider.models.gguf.config import Part, Sizes, shortest
+from outrider.models.gguf.config import Part, Sizes
 from outrider.models.gguf.reader import Entry
-from outrider.models.json_object import CONTRADICTION, JsonObject
+from outrider.models.json_object import CONTRADICTION
 
 
 def gpt2(sizes: Sizes) -> dict[str, Any]:
@@ -126,55 +126,6 @@ def layer_types(sizes: Sizes, key: str) -> list[str]:
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
 
 
-def granite_swa(sizes: Sizes) -> dict[str, Any]:
-    """Layers of Granite's sliding models: windows, and whether heads rotate."""
-    key = f"{sizes.arch}.attention.rope_pattern"
-    found = granite_mixture(sizes)
-    if found:
-        found["model_type"] = "granitemoe_swa"
-    listed = sizes.raw.values.get(key)
-    if isinstance(listed, np.ndarray):
-        theta = sizes.number("rope.freq_base", 10000.0)
-        found["layer_rope_theta"] = [theta if one else 0.0 for one in listed.tolist()]
-    return found
-
-
-def muse(sizes: Sizes) -> dict[str, Any]:
-    """Norms, scale of logits and positions of Muse Glimmer: heads rotate in layers with a window,
-    every fourth layer has none, unless the file says otherwise."""
-    key = "attention.sliding_window_pattern"
-    kinds = layer_types(sizes, key) if sizes.has(key) else []
-    slides = [kind == "sliding_attention" for kind in kinds]
-    slides = slides or [index % 4 < 3 for index in range(sizes.num_layers)]
-    theta = sizes.number("rope.freq_base", 10000.0)
-    return {
-        "layer_types": ["sliding_attention" if one else "full_attention" for one in slides],
-        "layer_rope_theta": [theta if one else 0.0 for one in slides],
-        "output_multiplier": sizes.number("logit_scale"),
-        "norms_from_one": False,
-        "interleaved": True,
-    }
-
-
-def hunyuan(sizes: Sizes) -> dict[str, Any]:
-    """The mixture of Hunyuan, whose shared net has a size of its own."""
-    found = experts_alone(sizes)
-    shared = sizes.integer("expert_shared_feed_forward_length", found["intermediate_size"])
-    return found | {"shared_expert_intermediate_size": shared}
-
-
-def xielu(sizes: Sizes) -> dict[str, Any]:
-    """Numbers of xIELU, one for each layer or one for all."""
-    found: dict[str, Any] = {}
-    for name in ("alpha_p", "alpha_n", "beta", "eps"):
-        given = sizes.raw.values.get(f"xielu.{name}")
-        listed = given.tolist() if isinstance(given, np.ndarray) else [given]
-        raw = JsonObject(sizes.raw.where, {f"xielu.{name}": listed})
-        numbers = [shortest(one) for one in raw.numbers(f"xielu.{name}", signed=True)]
-        found[f"xielu_{name}"] = numbers * (sizes.num_layers if len(numbers) == 1 else 1)
-    return found
-
-
 def mixtral(sizes: Sizes) -> dict[str, Any]:
     """The mixture of a `llama`, which is then a Mixtral."""
     if not sizes.is_set("expert_count"):
@@ -219,58 +170,8 @@ def _usual_scales(sizes: Sizes) -> dict[str, float]:
     }
 
 
-def centred(name: str) -> Part:
-    """The epsilon of layer norms, `name` in config.json."""
-    return Part(lambda sizes: {name: sizes.number("attention.layer_norm_epsilon")})
-
-
-def neox(sizes: Sizes) -> dict[str, Any]:
-    """Traits of a GPT-NeoX; queries, keys and values lie apart in its fused matrix."""
-    parallel = sizes.raw.flag(f"{sizes.arch}.use_parallel_residual", default=True)
-    own = {"use_parallel_residual": parallel, "hidden_act": "gelu"}
-    return {**own, "qkv_by_group": False}
-
-
-def falcon(sizes: Sizes) -> dict[str, Any]:
-    """Traits of a Falcon; files of its second generation have two norms of one residual."""
-    is_new = "blk.0.attn_norm_2.weight" in sizes.header.entries
-    return {"new_decoder_architecture": is_new, "qkv_by_group": False}
-
-
-def clip(sizes: Sizes) -> dict[str, Any]:
-    key = "attention.clamp_kqv"
-    return {"clip_qkv": sizes.number(key)} if sizes.is_set(key) else {}
-
-
-def cohere(sizes: Sizes) -> dict[str, Any]:
-    return {"logit_scale": sizes.number("logit_scale") if sizes.is_set("logit_scale") else 1.0}
-
-
-def olmo3(sizes: Sizes) -> dict[str, Any]:
-    """The windows of an `olmo2`, which is then an OLMo 3."""
-    if not sizes.is_set("attention.sliding_window"):
-        return {}
-    key = "attention.sliding_window_pattern"
-    found = {"model_type": "olmo3", "sliding_window": sizes.integer("attention.sliding_window")}
-    return found | ({"layer_types": layer_types(sizes, key)} if sizes.has(key) else {})
-
-
-def stablelm(sizes: Sizes) -> dict[str, Any]:
-    return {"use_qkv_bias": "blk.0.attn_q.bias" in sizes.header.entries}
-
-
-def glm4_moe(sizes: Sizes) -> dict[str, Any]:
-    has_norms = "blk.0.attn_q_norm.weight" in sizes.header.entries
-    return {"use_qk_norm": has_norms, **mtp_blocks(sizes)}
-
-
 def activation(name: str) -> Part:
     return Part(lambda _: {"hidden_act": name})
-
-
-def seed_oss(sizes: Sizes) -> dict[str, Any]:
-    """Outputs of attention have a bias, of zeros if the file has none, where queries have one."""
-    return {"attention_out_bias": "blk.0.attn_q.bias" in sizes.header.entries}
 
 
 def routed(*, has_sigmoids: bool, normalises: bool = False, has_dense: bool = True) -> Part:
@@ -320,72 +221,9 @@ ROUTED_KEYS = (
 )  # fmt: skip
 
 
-LATENT_KEYS = (
-    "attention.kv_lora_rank", "attention.q_lora_rank", "attention.key_length_mla",
-    "attention.value_length_mla", "expert_group_count", "expert_group_used_count",
-    "nextn_predict_layers", "rope.scaling.yarn_log_multiplier",
-)  # fmt: skip
-# Layers and vocabulary of a GLM whose first files do not say how experts are scored.
-_GLM_LAYERS, _GLM_VOCABULARY = (47, 48), 154880
-
-
-def groups(sizes: Sizes) -> dict[str, Any]:
-    """Groups of experts, of which a token chooses some."""
-    count = sizes.integer("expert_group_count", 1)
-    return {"n_group": count, "topk_group": sizes.integer("expert_group_used_count", count)}
-
-
-def latent(sizes: Sizes) -> dict[str, Any]:
-    """Attention over latents, and the groups of experts. Older files have the sizes of keys and
-    values of a head where newer ones have those of a row of the cache."""
-    key, value = (
-        sizes.integer(f"attention.{kind}_length_mla", sizes.integer(f"attention.{kind}_length"))
-        for kind in ("key", "value")
-    )
-    has_vectors = "blk.0.attn_q_a.weight" in sizes.header.entries
-    found: dict[str, Any] = {
-        "kv_lora_rank": sizes.integer("attention.kv_lora_rank"),
-        "q_lora_rank": sizes.integer("attention.q_lora_rank") if has_vectors else None,
-        "qk_rope_head_dim": sizes.turning,
-        "qk_nope_head_dim": key - sizes.turning,
-        "v_head_dim": value,
-        "latent_norm_eps": sizes.number("attention.layer_norm_rms_epsilon"),
-        **groups(sizes),
-    }
-    return found | mtp_blocks(sizes)
-
-
-def _first_glm(sizes: Sizes) -> dict[str, Any]:
-    is_glm = sizes.num_layers in _GLM_LAYERS and sizes.vocab_size == _GLM_VOCABULARY
-    silent = is_glm and not sizes.is_set("expert_gating_func")
-    return {"scoring_func": "sigmoid"} if silent else {}
-
-
 def temperature(sizes: Sizes) -> dict[str, Any]:
     """The scaling of queries by their positions."""
     if not sizes.is_set("attention.temperature_scale"):
         return {}
     step = sizes.integer("rope.scaling.original_context_length")
     return {"query_growth": sizes.number("attention.temperature_scale"), "query_reach": step}
-
-
-def latent_mixture(sizes: Sizes) -> dict[str, Any]:
-    """A mixture with the keys of DeepSeek's, or none; with a softmax it is DeepSeek-V2's."""
-    if not sizes.is_set("expert_count"):
-        return {"model_type": "youtu"}
-    found = dict(routed(has_sigmoids=False).read(sizes)) | _first_glm(sizes)
-    if found["scoring_func"] == "softmax" and not found["has_choice_bias"]:
-        found |= {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"}
-    return found
-
-
-def mtp_blocks(sizes: Sizes) -> dict[str, Any]:
-    """Number of MTP blocks, if the file has their tensors."""
-    first, end = sizes.num_layers, sizes.integer("block_count")
-    there = f"blk.{first}.nextn.eh_proj.weight" in sizes.header.entries
-    return {"num_nextn_predict_layers": end - first} if there else {}
-
-
-def halved_ffn(sizes: Sizes) -> dict[str, Any]:
-    """The FFN of Qwen's first models has half of the size that they state."""
-    return {"intermediate_size": sizes.integer("feed_forward_length") // 2}

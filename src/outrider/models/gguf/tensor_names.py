@@ -36,36 +36,6 @@ DEEPSEEK = {
     **{f"{part}_shexp": f"mlp.shared_experts.{part[4:]}_proj" for part in FFN},
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
 }
-LATENT = {
-    **DEEPSEEK,
-    "attn_q_a": "self_attn.q_a_proj",
-    "attn_q_a_norm": "self_attn.q_a_layernorm",
-    "attn_q_b": "self_attn.q_b_proj",
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_kv_b": "self_attn.kv_b_proj",
-    "attn_k_b": "self_attn.k_b_proj",
-    "attn_v_b": "self_attn.v_b_proj",
-}
-# Tensors of an MTP block that is numbered as a layer.
-NUMBERED_MTP = {
-    "nextn.eh_proj": "eh_proj",
-    "nextn.enorm": "enorm",
-    "nextn.hnorm": "hnorm",
-    "nextn.embed_tokens": "embed_tokens",
-    "nextn.shared_head_head": "shared_head.head",
-    "nextn.shared_head_norm": "shared_head.norm",
-}
-# Tensors that files with latents lack, or have in some files or layers only.
-SOME_LATENT = (
-    "attn_q", "attn_k", "attn_v", "attn_q_a", "attn_q_a_norm", "attn_q_b", "attn_kv_b", "attn_k_b",
-    "attn_v_b", *FFN, *DEEPSEEK, *NUMBERED_MTP,
-)  # fmt: skip
-AFTER = {
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-NO_NORMS_BEFORE = ("attn_norm", "ffn_norm")
 AROUND = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",

@@ -114,7 +114,7 @@ _DEEPSEEK_V3 = Family(
     ropes=latent_rope,
     traits=latent_traits,
     experts=deepseek_experts,
-    latent=True,
+    latent=latent_shape,
     reach=query_reach,
 )
 LATENT_TABLE: Mapping[str, Family] = {

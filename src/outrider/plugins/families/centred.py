@@ -11,6 +11,7 @@ from outrider.models.configs import Family
 from outrider.models.expert_kinds import renamed
 from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject
 from outrider.models.rope_config import PARTIAL_ROPE
+from outrider.plugins.families import kinds as own
 
 _NO_MLP_BIAS = {"mlp_bias": False}
 _BIASES = {"attention_bias": True, "mlp_bias": True}
@@ -100,13 +101,13 @@ CENTRED_TABLE: Mapping[str, Family] = {
         _NO_MLP_BIAS,
         kinds.all_but_every(4),
         ropes=kinds.where_sliding,
-        traits=kinds.cohere_traits,
+        traits=own.cohere_traits,
         norm_key="layer_norm_eps",
     ),
     "cohere": Family(
         {**_TIED, "layer_norm_eps": 1e-5, "eos_token_id": 255001, "rope_theta": 500000.0},
         _NO_MLP_BIAS,
-        traits=kinds.cohere_traits,
+        traits=own.cohere_traits,
         norm_key="layer_norm_eps",
     ),
     "stablelm": Family(
