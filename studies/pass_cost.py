@@ -44,10 +44,10 @@ from outrider.kernels.native.tuning import BandwidthReader, arithmetic_ceilings
 from outrider.kernels.registry import choose
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.families import read_config
-from outrider.plugins.hybrids.model import HybridModel
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model, resolve
 from outrider.models.weights import Placement
+from outrider.plugins.hybrids.model import HybridModel
 
 ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 32)
 CONTEXTS, QUICK_CONTEXTS = (256, 1000, 8000), (32,)

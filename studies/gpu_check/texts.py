@@ -45,10 +45,10 @@ from outrider.kernels.reference.delta import (
     torch_delta,
 )
 from outrider.models.decoder import ModelCapacity
-from outrider.plugins.hybrids.model import HybridModel
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
 from outrider.models.weights import Placement
+from outrider.plugins.hybrids.model import HybridModel
 
 PROMPTS = (
     "def quicksort(items):",

@@ -144,7 +144,8 @@ def test_a_name_of_the_package_leaves_the_collector_as_it_was(
 IDLE = {
     *("engine.cuda_graph.build", "plugins.lanes.process.client", "plugins.lanes.ahead.drafter"),
     *("drafters.suffix", "drafters.ngram", "drafters.bridge"),
-    *("drafters.nets.hidden", "drafters.nets.eagle", "drafters.nets.medusa", "server.app"),
+    *("plugins.heads.hidden", "plugins.heads.eagle", "plugins.heads.medusa", "server.app"),
+    *("plugins.hybrids.model", "plugins.published.tensors"),
     "cli.main",
 }
 

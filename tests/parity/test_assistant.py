@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.drafters.nets import assistant as nets
 from torch import Tensor
 
 from doubles.gguf_families import write_gguf
@@ -19,6 +18,7 @@ from doubles.hf_checkpoints import hushed, randomise
 from doubles.tiny_families import add_words, write_family
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, ConfigError
+from outrider.plugins.heads import assistant as nets
 
 pytest.importorskip("transformers")
 pytestmark = [pytest.mark.wide, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

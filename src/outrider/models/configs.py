@@ -392,8 +392,8 @@ class Family:
     absent in their files, which `has_mtp` if they may have MTP blocks next to their layers.
     `derived` returns settings under the usual keys that follow from the family's own keys. In
     `names` are parts of names of tensors, and what folders of the family have instead. `config`
-    makes a config that is no LlamaConfig, from the fields of LayeredConfig, and `decoder` returns a
-    decoder that is no LlamaModel.
+    makes a config that is no LlamaConfig from the fields of LayeredConfig; `decoder` returns a
+    decoder of a plugin.
     """
 
     defaults: Mapping[str, object] = field(default_factory=dict[str, object])

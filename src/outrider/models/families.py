@@ -15,7 +15,12 @@ from typing import Any
 from outrider.core.errors import CheckpointError, ContractError, install_command, nearest
 from outrider.core.plugins import plugin_modules
 from outrider.core.spec import DecoderConfig
-from outrider.models.checkpoint import GENERATION, Checkpoint, config_document, open_checkpoint
+from outrider.models.checkpoint import (
+    GENERATION,
+    Checkpoint,
+    config_document,
+    open_checkpoint,
+)
 from outrider.models.configs import (
     LONG_FACTORS,
     Family,

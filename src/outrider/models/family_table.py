@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from outrider.models import expert_kinds, gemma_kinds
 from outrider.models import layer_kinds as kinds
@@ -17,13 +16,6 @@ from outrider.models.configs import Family
 from outrider.models.rope_config import (
     PHI3_ROPE,
 )
-
-
-def _gemma_model() -> type[Any]:
-    from outrider.models.gemma4 import GemmaModel
-
-    return GemmaModel
-
 
 NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 NO_MLP_BIAS = {"mlp_bias": False}
@@ -91,7 +83,6 @@ _GEMMA4 = Family(
     activations=_GELU,
     qk_norm=True,
     config=gemma_kinds.gemma4_config,
-    decoder=_gemma_model,
 )
 FAMILY_TABLE: Mapping[str, Family] = {
     "llama": Family(),

@@ -5,12 +5,11 @@ plugins/published reads the methods and their tensors; plain checkpoints need no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import given
-from outrider.models.checkpoint import CONFIG, Checkpoint
+from outrider.models.checkpoint import CONFIG, Checkpoint, Scheme
 from outrider.models.json_object import JsonObject
 
 if TYPE_CHECKING:
@@ -18,41 +17,13 @@ if TYPE_CHECKING:
 
     from outrider.plugins.published.tensors import Quantised
 
-KEY = "quantization_config"
+_KEY = "quantization_config"
 # MLX has a key of its own.
 _MLX_KEY = "quantization"
 # Old folders of GPTQ have a file of its own for the config.
 _GPTQ_FILE = "quantize_config.json"
 # ModelOpt's file, which newer versions repeat in config.json.
 _MODELOPT_FILE = "hf_quant_config.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheme:
-    """The quantisation of a folder. Codes have one of the numbers of `bits`. `group_size` inputs
-    share a scale (0: all of them), if the shapes of a layout do not show it. `zero_offset` is added
-    to stored zeros (GPTQ's first version). `block` has the numbers of outputs and inputs that share
-    a scale; None for other methods. With `has_blocks`, kernels may run on the codes
-    (`Codes.blocks`): integers or floats, with inputs in order. `modules` are the modes and
-    groups of MLX by module; "" is any other. `has_4_bit_floats`: some packed codes are floats."""
-
-    where: str
-    method: str
-    bits: tuple[int, ...]
-    group_size: int = 0
-    zero_offset: int = 0
-    block: tuple[int, int] | None = None
-    has_blocks: bool = False
-    has_4_bit_floats: bool = False
-    modules: Mapping[str, Grouping] = field(default_factory=dict[str, "Grouping"])
-
-
-@dataclass(frozen=True, slots=True)
-class Grouping:
-    """A module's quantisation in MLX: `mode` is affine, mxfp4, mxfp8 or nvfp4."""
-
-    mode: str
-    group_size: int
 
 
 def scheme_of(raw: JsonObject) -> Scheme | None:
@@ -63,9 +34,9 @@ def scheme_of(raw: JsonObject) -> Scheme | None:
     text = raw.child("text_config")
     mlx = raw.values.get(_MLX_KEY)
     if isinstance(mlx, dict) and "bits" in mlx:
-        return _read(given(raw.child(_MLX_KEY), "settings of MLX"), "mlx")
-    found = raw.child(KEY) or (text.child(KEY) if text else None)
-    return None if found is None else _read(found)
+        return _read_method(given(raw.child(_MLX_KEY), "settings of MLX"), "mlx")
+    found = raw.child(_KEY) or (text.child(_KEY) if text else None)
+    return None if found is None else _read_method(found)
 
 
 def scheme_in(checkpoint: Checkpoint) -> Scheme | None:
@@ -73,15 +44,15 @@ def scheme_in(checkpoint: Checkpoint) -> Scheme | None:
     if checkpoint.is_gguf or not checkpoint.has(CONFIG):
         return None
     config = checkpoint.document(CONFIG)
-    if not config.has(KEY) and checkpoint.has(_GPTQ_FILE):
-        return _read(checkpoint.document(_GPTQ_FILE), "gptq")
-    if not config.has(KEY) and checkpoint.has(_MODELOPT_FILE):
+    if not config.has(_KEY) and checkpoint.has(_GPTQ_FILE):
+        return _read_method(checkpoint.document(_GPTQ_FILE), "gptq")
+    if not config.has(_KEY) and checkpoint.has(_MODELOPT_FILE):
         own = checkpoint.document(_MODELOPT_FILE).child("quantization")
-        return None if own is None else _read(own, "modelopt")
+        return None if own is None else _read_method(own, "modelopt")
     return scheme_of(config)
 
 
-def _read(raw: JsonObject, method: str = "") -> Scheme:
+def _read_method(raw: JsonObject, method: str = "") -> Scheme:
     from outrider.plugins.published.methods import read_method
 
     return read_method(raw, method)

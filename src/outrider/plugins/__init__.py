@@ -1,20 +1,23 @@
-"""Plugins: mechanisms that a program without them runs as well, each known by a line of the core.
+"""Plugins: mechanisms that a program without them runs as well (docs/adr/0021-what-the-core-is.md).
 
 apis          Responses of OpenAI and Messages of Anthropic
 batches       files of requests: `outrider batch`, and OpenAI's files and batches
 cluster       a server on Ray
 compat        classes under the names of other programs
+families      rows of families beyond Llama's and Gemma's kind
 gpu           kernels in Triton, and captured rounds for CUDA
 heads         EAGLE, MTP, Medusa and the drafters after them
+hybrids       models with recurrent states
 lanes         schedules of several lanes, drafting ahead of verdicts, drafters in another process
 parallel      a model that ranks share
 proof         contracts of drafters and rules
 prompt_store  pages of prompts on disk
+published     quantised folders of Hugging Face
 transformers  decoders of that library over the paged KV cache
 replicas.py   several engines of one model in child processes
 profile.py    times of kernels
 spans.py      traces of requests, sent to OpenTelemetry
 
-A drafter is found in a folder `drafters`; pyproject.toml lists the imports by which the core
-reaches the others.
+A drafter is found in a folder `drafters`, a family in a module `families`, its GGUF files in a
+module `architectures`; pyproject.toml lists the imports by which the core reaches the others.
 """

@@ -10,18 +10,12 @@ from doubles.gguf_writer import small_llama
 from doubles.tiny_checkpoints import COMMON, VARIANTS, Variant, random_tensors
 from outrider.core.errors import CheckpointError
 from outrider.models.checkpoint import open_checkpoint, read_sampling
-from outrider.models.configs import GPT2Config, LlamaConfig
-from outrider.models.families import (
-    FAMILIES,
-    NativeConfig,
-    model_type_of,
-    parse_config,
-    read_config,
-)
+from outrider.models.configs import GPT2Config, LayeredConfig, LlamaConfig
+from outrider.models.families import FAMILIES, model_type_of, parse_config, read_config
 from outrider.models.json_object import JsonObject
 
 
-def parse(**values: Any) -> NativeConfig:
+def parse(**values: Any) -> LayeredConfig:
     return parse_config(JsonObject("config.json", values))
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outrider.core.errors import CheckpointError
 from outrider.kernels.plan import BlockRows
-from outrider.models.scheme import Scheme
+from outrider.models.checkpoint import Scheme
 
 BLOCK = 32
 # Numbers of the types of blocks, by the dtype of their scales.

@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from outrider.core.errors import CheckpointError, given
+from outrider.models.checkpoint import Grouping, Scheme
 from outrider.models.json_object import JsonObject
-from outrider.models.scheme import Grouping, Scheme
 
 _FLOATS_OF_4_BITS = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
 

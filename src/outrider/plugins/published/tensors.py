@@ -21,8 +21,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from outrider.models.checkpoint import Scheme
 from outrider.models.json_object import JsonObject
-from outrider.models.scheme import Scheme
 from outrider.plugins.published.codes import (
     BLOCK,
     E2M1,
