@@ -15,7 +15,7 @@ from options import Options
 from torch import Tensor
 
 from outrider.core.errors import given
-from outrider.kernels.native.mixture import DenseWeights, MixtureWeights
+from outrider.kernels.native.layers import DenseWeights, MixtureWeights
 from outrider.kernels.operators import Kernels
 from outrider.kernels.registry import choose
 from outrider.measure import rotated

@@ -22,7 +22,7 @@ from outrider.drafters.portfolio import PortfolioDrafter, lookup_members
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.kernels.native.build import built_kernels
-from outrider.kernels.native.lookups import NativeLookups
+from outrider.kernels.native.rounds import NativeLookups
 from outrider.models.loading import resolve
 from outrider_lab.drafters.recycling import WIDTH, RecyclingDrafter
 

@@ -21,7 +21,7 @@ from outrider.estimate.acceptance import RequestRates
 from outrider.estimate.cost import LEAST_BEGUN, LEAST_GONE_ON
 
 if TYPE_CHECKING:
-    from outrider.kernels.native.lookups import NativeLookups, NgramSettings
+    from outrider.kernels.native.rounds import NativeLookups, NgramSettings
 
 # Prior rates of a look-up that agrees in 1, 2, 3, 4 to 7, 8 to 15, more tokens.
 _FIRST = (0.3, 0.4, 0.5, 0.75, 0.9, 0.97)
@@ -107,7 +107,7 @@ class NgramDrafter(TextDrafter):
 
 def _settings(sizes: range) -> NgramSettings:
     """Return the settings of the native code."""
-    from outrider.kernels.native.lookups import NgramSettings
+    from outrider.kernels.native.rounds import NgramSettings
 
     return NgramSettings(
         _FIRST,

@@ -32,7 +32,7 @@ from outrider.estimate.acceptance import FadingRate, RequestRates
 from outrider.estimate.cost import LEAST_IN_TREE, LEAST_KEPT
 
 if TYPE_CHECKING:
-    from outrider.kernels.native.lookups import NativeLookups, SuffixSettings
+    from outrider.kernels.native.rounds import NativeLookups, SuffixSettings
 
 _NUM_LENGTHS = 5
 _NUM_SHARES = 4
@@ -254,7 +254,7 @@ _MOST_CHILDREN = 32
 
 def _settings(num_tokens: int) -> SuffixSettings:
     """Return the settings of the native code."""
-    from outrider.kernels.native.lookups import SuffixSettings
+    from outrider.kernels.native.rounds import SuffixSettings
 
     return SuffixSettings(
         tuple(rate.hits for rate in _first_trials()),

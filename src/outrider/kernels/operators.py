@@ -26,9 +26,14 @@ from outrider.core.sampling import Sampling
 from outrider.core.spec import DecoderConfig, StateShape
 from outrider.core.tree import ROOT
 from outrider.kernels.native.forward import Forward, ForwardParts
-from outrider.kernels.native.latent import LatentWeights, NativeLatent
-from outrider.kernels.native.lookups import NativeLookups
-from outrider.kernels.native.mixture import MixtureSizes, MixtureWeights, NativeMixture
+from outrider.kernels.native.layers import (
+    LatentWeights,
+    MixtureSizes,
+    MixtureWeights,
+    NativeLatent,
+    NativeMixture,
+)
+from outrider.kernels.native.rounds import NativeLookups
 from outrider.kernels.native.tuning import KernelTiming
 from outrider.kernels.plan import (
     AttentionKind,

@@ -21,11 +21,8 @@ from outrider.core.errors import given
 from outrider.core.sampling import PLAIN
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import RULE, TILES, VECTORS, refused_kinds
-from outrider.kernels.native.delta import NativeDelta
 from outrider.kernels.native.forward import NativeForward
-from outrider.kernels.native.latent import NativeLatent
-from outrider.kernels.native.lookups import NativeLookups
-from outrider.kernels.native.mixture import NativeMixture
+from outrider.kernels.native.layers import NativeDelta, NativeLatent, NativeMixture
 from outrider.kernels.native.ops import (
     SUFFIXES,
     NativeGrouped,
@@ -34,6 +31,7 @@ from outrider.kernels.native.ops import (
     NativeOps,
     join_lane,
 )
+from outrider.kernels.native.rounds import NativeLookups
 from outrider.kernels.native.sampling import native_sampling
 from outrider.kernels.native.tuning import kind_answer, thread_answer
 from outrider.kernels.operators import OPS, Choice, Kernels, changed, decoder_ops

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.core.clock import host_rows
-from outrider.kernels.native.mixture import DenseWeights, MixtureWeights
+from outrider.kernels.native.layers import DenseWeights, MixtureWeights
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.delta import by_row

@@ -23,7 +23,7 @@ from torch import Tensor
 from outrider.core.errors import given
 from outrider.core.spec import LatentShape
 from outrider.kernels.native.forward import LayerWeights
-from outrider.kernels.native.latent import LatentWeights
+from outrider.kernels.native.layers import LatentWeights
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.models.configs import LayeredConfig

@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider.core.errors import given
 from outrider.core.spec import LatentShape
 from outrider.kernels.native.forward import LayerWeights
-from outrider.kernels.native.latent import LatentWeights
+from outrider.kernels.native.layers import LatentWeights
 from outrider.kernels.operators import Kernels
 from outrider.models.latent import fill_heads, values_of_heads
 from outrider.plugins.profile import DeviceTimers, timed

@@ -19,7 +19,7 @@ from outrider.drafters.common.context import TextDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.kernels.native.build import built_kernels
-from outrider.kernels.native.lookups import NativeLookups
+from outrider.kernels.native.rounds import NativeLookups
 from outrider.testing import row
 from unit.kernels.implementations import library_of
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import given
-from outrider.kernels.native.mixture import DenseWeights, MixtureWeights
+from outrider.kernels.native.layers import DenseWeights, MixtureWeights
 from outrider.kernels.operators import Kernels
 from outrider.models.expert_kinds import Experts
 from outrider.models.ffn import mix

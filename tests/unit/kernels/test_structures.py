@@ -13,9 +13,15 @@ import pytest
 from outrider.core.env import cache_folder, compiler
 from outrider.kernels.native import build, delta, forward, latent, mixture
 from outrider.kernels.native import build as levels
-from outrider.kernels.native.lookups import LookupRoom, NgramSettings, SuffixSettings
 from outrider.kernels.native.ops import LinearStruct, PassStruct
-from outrider.kernels.native.rounds import MemoryStruct, RoundStruct, Row
+from outrider.kernels.native.rounds import (
+    LookupRoom,
+    MemoryStruct,
+    NgramSettings,
+    RoundStruct,
+    Row,
+    SuffixSettings,
+)
 from outrider.kernels.native.sampling import Drawing, TreeDrafts, TreeRow, TreeStruct
 
 _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] = {

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from outrider.core.sampling import Sampling
     from outrider.drafters.common.draft_model import SelfDraftSpec
     from outrider.drafters.common.growth import DraftSampler
-    from outrider.kernels.native.lookups import NativeLookups
+    from outrider.kernels.native.rounds import NativeLookups
     from outrider.models.heads import HeadsToLoad
     from outrider.plugins.lanes.process.options import ChildOptions
 
@@ -284,7 +284,7 @@ Found: TypeAlias = tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...] | N
 
 class Texts(Protocol):
     """Texts of requests and their continuations from what each contains: the definition in Python,
-    or native code (kernels/native/lookups.py) with the same results."""
+    or native code (kernels/native/rounds.py) with the same results."""
 
     def open(self, seq_id: int, prompt_length: int) -> None: ...
     def offer(self, seq_id: int, tokens: Sequence[int], budget: Budget) -> Found | None:

@@ -21,9 +21,12 @@ from typing import Protocol
 from torch import Tensor
 
 from outrider.core.errors import ContractError, MachineError, given
-from outrider.kernels.native.delta import NativeDelta, described_layer
-from outrider.kernels.native.latent import LatentWeights
-from outrider.kernels.native.mixture import MixtureWeights
+from outrider.kernels.native.layers import (
+    LatentWeights,
+    MixtureWeights,
+    NativeDelta,
+    described_layer,
+)
 from outrider.kernels.native.ops import (
     SUFFIXES,
     LinearStruct,

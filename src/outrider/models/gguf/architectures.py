@@ -16,7 +16,7 @@ from outrider.core.plugins import plugin_modules
 from outrider.models.gguf import gemma4, settings
 from outrider.models.gguf.config import Architecture, Part, Positions, Sizes, layered
 from outrider.models.gguf.reader import Header
-from outrider.models.gguf.tensor_names import (
+from outrider.models.gguf.settings import (
     AROUND,
     EXPERT_NAMES,
     FFN,

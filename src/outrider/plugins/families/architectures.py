@@ -21,12 +21,15 @@ from outrider.models.gguf.architectures import (
 )
 from outrider.models.gguf.config import Architecture, Part, Positions, Sizes, shortest
 from outrider.models.gguf.settings import (
+    AROUND,
+    DEEPSEEK,
+    FFN,
+    ROUTED,
     experts_alone,
     granite_mixture,
     layer_types,
     routed,
 )
-from outrider.models.gguf.tensor_names import AROUND, DEEPSEEK, FFN, ROUTED
 from outrider.models.json_object import JsonObject
 
 LATENT = {

@@ -9,8 +9,7 @@ import numpy as np
 
 from outrider.models.gguf.architectures import LAYERED
 from outrider.models.gguf.config import Architecture, Part, Sizes
-from outrider.models.gguf.settings import layer_types
-from outrider.models.gguf.tensor_names import LLAMA_LAYER
+from outrider.models.gguf.settings import LLAMA_LAYER, layer_types
 
 DRAFTER_OUTER = {
     "token_embd": "embed_tokens",

@@ -17,8 +17,15 @@ from outrider.models.gguf.architectures import (
     row,
 )
 from outrider.models.gguf.config import Architecture, Part, Positions, Sizes
-from outrider.models.gguf.settings import entry_of, granite_mixture, routed
-from outrider.models.gguf.tensor_names import DEEPSEEK, FFN, LLAMA_OUTER, SHARED
+from outrider.models.gguf.settings import (
+    DEEPSEEK,
+    FFN,
+    LLAMA_OUTER,
+    SHARED,
+    entry_of,
+    granite_mixture,
+    routed,
+)
 
 MTP = {
     f"nextn.{part}": f"nextn.{part}" for part in ("eh_proj", "enorm", "hnorm", "shared_head_norm")

@@ -34,7 +34,6 @@ from outrider.cache.pages import ArenaSize
 from outrider.core.errors import ContractError, given
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
-from outrider.kernels.native.delta import NativeDelta
 from outrider.kernels.native.forward import (
     ForwardParts,
     LayerWeights,
@@ -42,6 +41,7 @@ from outrider.kernels.native.forward import (
     Recurrence,
     RuleBuffers,
 )
+from outrider.kernels.native.layers import NativeDelta
 from outrider.kernels.operators import Kernels, for_scans
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.reference.delta import DeltaWeights

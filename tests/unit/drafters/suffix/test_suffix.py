@@ -15,7 +15,7 @@ from outrider.core.protocols import DraftRow
 from outrider.core.tree import ROOT
 from outrider.drafters.common.context import ScoredDraft, least_kept
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.kernels.native.lookups import NativeLookups
+from outrider.kernels.native.rounds import NativeLookups
 from outrider.testing import row
 
 LINE = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14)
