@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.core.env import cache_folder, compiler
-from outrider.kernels.native import build, delta, forward, latent, mixture
+from outrider.kernels.native import build, forward, layers
 from outrider.kernels.native import build as levels
 from outrider.kernels.native.ops import LinearStruct, PassStruct
 from outrider.kernels.native.rounds import (
@@ -41,11 +41,11 @@ _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] 
     "ngram.cpp": (("NgramSettings", NgramSettings, {}),),
     "forward.cpp": (
         ("Linear", LinearStruct, {}),
-        ("Net", mixture._Net, {}),  # pyright: ignore[reportPrivateUsage]
-        ("Mixture", mixture._Mixture, {}),  # pyright: ignore[reportPrivateUsage]
-        ("Latent", latent._Latent, {}),  # pyright: ignore[reportPrivateUsage]
-        ("DeltaLayer", delta.DeltaStruct, {}),
-        ("DeltaPass", delta._Pass, {}),  # pyright: ignore[reportPrivateUsage]
+        ("Net", layers._Net, {}),  # pyright: ignore[reportPrivateUsage]
+        ("Mixture", layers._Mixture, {}),  # pyright: ignore[reportPrivateUsage]
+        ("Latent", layers._Latent, {}),  # pyright: ignore[reportPrivateUsage]
+        ("DeltaLayer", layers.DeltaStruct, {}),
+        ("DeltaPass", layers._Pass, {}),  # pyright: ignore[reportPrivateUsage]
         ("Rule", forward._Rule, {}),  # pyright: ignore[reportPrivateUsage]
         ("Entrance", forward._Entrance, {}),  # pyright: ignore[reportPrivateUsage]
         ("Layer", forward._Layer, {}),  # pyright: ignore[reportPrivateUsage]
