@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from math import comb
 from pathlib import Path
 from shutil import rmtree
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, cast
 
 from common import DRAFT, TARGET, Report, note, real_folder, study
 from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.tokenizer import Tokenizer
+from outrider.cache.hybrid import paged_of
+from outrider.cache.paged_kv import PagedKV
 from outrider.cache.pages import PageStore
 from outrider.models.loading import resolve
-from outrider.plugins.prompt_store.store import REST, PromptStore
 from outrider_lab.bench.workload import load_prompts
 
 FIRST = SamplingParams(max_tokens=1, ignore_eos=True)
@@ -139,7 +141,7 @@ def _first_token(model: str, length: int, repeats: int) -> dict[str, Any]:
 class Timed:
     """A store whose calls are timed, in the thread that computes."""
 
-    def __init__(self, store: PageStore) -> None:
+    def __init__(self, store: Any) -> None:
         self.store = store
         self.seconds = 0.0
 
@@ -156,71 +158,60 @@ class Timed:
         return timed
 
 
-def _timed(llm: LLM) -> Timed:
-    """The store of an LLM, in whose memory it is timed from now on."""
-    state: Any = llm._pair.target.state  # pyright: ignore[reportPrivateUsage]
-    kv = getattr(state, "kv", state)
-    kv.store = Timed(kv.store)
-    return kv.store
-
-
-@contextmanager
-def _writing() -> Generator[list[float]]:
-    """A list, to which the seconds of each file are added that is written while requests run."""
-    rest, found = PromptStore._rest, list[float]()  # pyright: ignore[reportPrivateUsage]
-
-    def noted(self: PromptStore, seconds: float) -> None:
-        if not self.is_idle():
-            found.append(seconds / REST / self.num_writers)
-        rest(self, seconds)
-
-    PromptStore._rest = noted  # pyright: ignore[reportPrivateUsage]
-    try:
-        yield found
-    finally:
-        PromptStore._rest = rest  # pyright: ignore[reportPrivateUsage]
+def _pages(llm: LLM) -> PagedKV:
+    """The keys and values of the target of an LLM."""
+    found = paged_of(llm._pair.target.state)  # pyright: ignore[reportPrivateUsage]
+    assert found is not None
+    return found
 
 
 def _unknown(model: str, requests: int, rounds: int) -> dict[str, Any]:
     """Return how much longer requests take that find nothing, with a store than without; and the
-    share of their time that the store's calls and the writing of files take."""
+    share of their time that the store's calls and the writing of files take. One engine serves
+    both, since two have other addresses, and so other times."""
     ratios: list[float] = []
     cpu_ratios: list[float] = []
     prompts = iter(_prompts(model, 400, 2 * requests * (rounds + 1)))
-    with (
-        TemporaryDirectory() as folder,
-        _writing() as writing,
-        closing(_opened(model, folder)) as stored,
-        closing(_opened(model)) as plain,
-    ):
-        calls, whole = _timed(stored), 0.0
+    with TemporaryDirectory() as folder, closing(_opened(model, folder)) as llm:
+        kv = _pages(llm)
+        calls, whole = Timed(kv.store), 0.0
+        pace = calls.store.pace
         for number in range(rounds + 1):
             spent: dict[bool, float] = {}
             cpu: dict[bool, float] = {}
             for with_store in (number % 2 == 0, number % 2 == 1):
-                llm = stored if with_store else plain
+                kv.store = cast("PageStore", calls) if with_store else None
                 batch = [next(prompts) for _ in range(requests)]
                 began, cpu_began = perf_counter(), process_time()
                 for prompt in batch:
                     llm.generate([prompt], WRITE)
                 spent[with_store] = perf_counter() - began
                 cpu[with_store] = process_time() - cpu_began
-                stored.close()  # waits for what is left to write, and opens again
+                llm.close()  # waits for what is left to write, and opens again
             if not number:  # the first round warms up
-                calls.seconds = 0.0
-                writing.clear()
+                calls.seconds = pace.busy_seconds = 0.0
                 continue
             whole += spent[True]
             ratios.append(spent[True] / spent[False])
             cpu_ratios.append(cpu[True] / cpu[False])
     return {
         "cost_of_unknown_prompts": median(ratios) - 1,
+        "interval_of_cost": [ratio - 1 for ratio in _interval(ratios)],
         "cpu_cost_of_unknown_prompts": median(cpu_ratios) - 1,
         "share_of_calls": calls.seconds / whole,
-        "share_of_writing": sum(writing) / whole,
+        "share_of_writing": pace.busy_seconds / whole,
         "ratios": ratios,
         "cpu_ratios": cpu_ratios,
     }
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """The ends of an interval that has the median with a probability of 95 %, from their order."""
+    ordered, num_out, tail = sorted(values), 0, 0.0
+    while (tail := tail + comb(len(values), num_out) / 2 ** len(values)) <= 0.025:
+        num_out += 1
+    first = max(num_out - 1, 0)
+    return ordered[first], ordered[-1 - first]
 
 
 def _prompts(model: str, length: int, number: int) -> Iterator[list[int]]:

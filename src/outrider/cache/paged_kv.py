@@ -34,7 +34,6 @@ from outrider.cache.pages import (
     Part,
     SequencePages,
     bytes_of,
-    names_of,
 )
 from outrider.cache.pool import Frames
 from outrider.core.errors import CapacityError, ContractError, given
@@ -130,8 +129,12 @@ class PagedKV:
             seq.num_freed = self._num_unseen(reused)
             self._share(seq)
             self._sequences[seq_id] = seq
+            if self.store is not None:
+                # Now: some pages may be taken for other texts once no token sees them.
+                seq.names = self._names_in_memory(self.store, pages, tokens, salt)
         if self.store is not None:
             self._restore(seq_id, tokens)
+            seq.num_known = len(seq.names)
         return len(seq.tokens)
 
     def fork(self, source: int, new: int, length: int | None = None) -> None:
@@ -148,9 +151,8 @@ class PagedKV:
         with self._lock:
             self._require(int(rest > 0))
             pages = old.pages[:whole]
-            seq = SequencePages(
-                pages, tokens, num_dropped=num_dropped, num_freed=old.num_freed, salt=old.salt
-            )
+            seq = SequencePages(pages, tokens, salt=old.salt, names=old.names[:whole])
+            seq.num_dropped, seq.num_freed = num_dropped, old.num_freed
             self._share(seq)
             self._sequences[new] = seq
             if rest:
@@ -190,7 +192,7 @@ class PagedKV:
                 self.frames.let_go(seq.in_window)
             self._pool.release(self._held(seq))
         if self.store is not None:
-            self.store.used(seq.names)
+            self.store.used(seq.names[: seq.num_known])
 
     def read(self, seq_id: int) -> Tensor:
         """A copy of the committed keys and values, of shape [L, 2, G, rows, R]."""
@@ -400,12 +402,11 @@ class PagedKV:
         key, store = self._pool.key_of(page), self.store
         if store is None or key is None:
             return
-        copied = partial(self._copied, page, key)
-        if self.frames is not None:
-            # Its frame may be taken long before the page is.
-            copied = partial(list[Part], given(copied(), "page that was just filled"))
         name = self._named(store, seq, index + 1)[index]
-        store.offer("page", name, copied, is_copied=self.frames is not None)
+        self._pool.stored_names[page] = name
+        # A frame may be taken long before its page is.
+        at_once = self.frames is not None
+        store.offer("page", name, partial(self._copied, page, key), at_once=at_once)
 
     def _copied(self, page: int, key: object) -> list[Part] | None:
         """A copy of the parts of a page; None if its content is not that of `key` any more."""
@@ -429,30 +430,61 @@ class PagedKV:
 
     def _named(self, store: PageStore, seq: SequencePages, count: int) -> list[PageName]:
         """The names of the first pages of a sequence, at least `count` of them."""
-        more = names_of(
-            store, seq.tokens[: count * self._page_size], seq.salt, self._page_size, seq.names
-        )
-        seq.names += more
+        while len(seq.names) < count:
+            seq.names.append(self._next_name(store, seq.names, seq.tokens, seq.salt))
         return seq.names
+
+    def _next_name(
+        self, store: PageStore, names: Sequence[PageName], tokens: Sequence[int], salt: str
+    ) -> PageName:
+        """The name of the page of `tokens` that follows those with `names`."""
+        start = len(names) * self._page_size
+        own = tokens[start : start + self._page_size]
+        return store.name(names[-1] if names else None, own, salt)
+
+    def _names_in_memory(
+        self, store: PageStore, pages: Sequence[int], tokens: Sequence[int], salt: str
+    ) -> list[PageName]:
+        """The names of `pages`, which are findable and have the beginning of `tokens`."""
+        names: list[PageName] = []
+        for page in pages:
+            known = self._pool.stored_names[page]
+            names.append(known or self._next_name(store, names, tokens, salt))
+        return names
+
+    def findable(self, tokens: Sequence[int], salt: str) -> list[PageName]:
+        """The names of the first pages of `tokens`: those in memory, and if the store has the next
+        one, all others too."""
+        store, count = given(self.store, "store of pages"), len(tokens) // self._page_size
+        with self._lock:
+            pages = self._pool.find_prefix(tokens, salt)
+            names = self._names_in_memory(store, pages, tokens, salt)
+        while len(names) < count:
+            name = self._next_name(store, names, tokens, salt)
+            if len(names) == len(pages) and not store.has("page", name):
+                break
+            names.append(name)
+        return names
 
     def _restore(self, seq_id: int, tokens: Sequence[int]) -> None:
         """Continue a new sequence with the pages of the store, as a pass would fill them."""
         seq, store = self._sequences[seq_id], given(self.store, "store of pages")
-        names = names_of(store, tokens, seq.salt, self._page_size)
-        seq.names = names[: len(seq.pages)]
-        for name in names[len(seq.pages) :]:
+        while len(seq.tokens) + self._page_size <= len(tokens):
+            name = self._next_name(store, seq.names, tokens, seq.salt)
             if not store.has("page", name):
                 return
             try:
                 self.reserve({seq_id: self._page_size})
             except CapacityError:
                 return
-            if not store.read("page", name, self.parts(seq.pages[name.index])):
+            page = seq.pages[name.index]
+            if not store.read("page", name, self.parts(page)):
                 return  # the page stays reserved for what will be read
             with self._lock:
                 seq.tokens += name.tokens
                 seq.names.append(name)
                 self._pool.remember(seq.pages, seq.tokens, name.index, seq.salt, self._is_whole)
+                self._pool.stored_names[page] = name
                 self._free_unseen(seq)
 
     def _is_whole(self, page: int) -> bool:

@@ -5,8 +5,10 @@ Shapes:  N = packed tokens, B = sequences, P = page-table columns, E = extra key
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -132,6 +134,8 @@ class PagePool(Pool[_Key]):
         super().__init__(num_pages, page_size)
         self._fillings = count()
         self._name_of = [0] * num_pages
+        # In a store, of pages whose content is findable.
+        self.stored_names: list[PageName | None] = [None] * num_pages
 
     def exchange(self, pages: Sequence[int], num_pages: int) -> list[int]:
         """Exchange `pages` of one sequence for `num_pages` that it holds alone. Raises
@@ -188,17 +192,44 @@ class PagePool(Pool[_Key]):
     def _forget(self, page: int) -> None:
         super()._forget(page)
         self._name_of[page] = next(self._fillings)
+        self.stored_names[page] = None
 
 
-@dataclass(frozen=True, slots=True)
+def digest_after(before: str, tokens: Sequence[int]) -> str:
+    """The digest of a page with these tokens after the digest of what comes before."""
+    own = struct.pack(f"{len(tokens)}q", *tokens)
+    return hashlib.sha256(bytes.fromhex(before) + own).hexdigest()
+
+
+@dataclass(slots=True, eq=False)
 class PageName:
-    """Name of a page of a text: `digest` stands for all tokens of the text up to the page's end,
-    `before` for those up to its beginning, and `tokens` are its own. It has the number `index`."""
+    """Name of a page of a text, with the number `index` and these `tokens`: `digest` stands for all
+    tokens of the text up to the page's end. It follows `previous`, a name or, at the beginning, a
+    digest. Its own is computed when it is first needed, by any thread."""
 
-    digest: str
-    before: str
+    previous: PageName | str
     index: int
     tokens: tuple[int, ...]
+    known: str = ""
+
+    @property
+    def before(self) -> str:
+        """The digest that stands for all tokens up to the page's beginning."""
+        previous = self.previous
+        return previous if isinstance(previous, str) else previous.digest
+
+    @property
+    def digest(self) -> str:
+        unknown, name = list[PageName](), self
+        while not name.known:
+            unknown.append(name)
+            if isinstance(previous := name.previous, str):
+                break
+            name = previous
+        for one in reversed(unknown):
+            before = one.before
+            one.known, one.previous = digest_after(before, one.tokens), before
+        return self.known
 
 
 # The bytes of a part of a page, or of a recurrent state.
@@ -230,31 +261,15 @@ class PageStore(Protocol):
         name: PageName,
         copied: Callable[[], Sequence[Part] | None],
         *,
-        is_copied: bool = False,
+        at_once: bool = False,
     ) -> None:
         """Store later what `copied` returns then, in another thread; None if its memory was used
-        again meanwhile. With `is_copied` it holds a copy already."""
+        again meanwhile. With `at_once` it is called now, if at all."""
         ...
 
     def used(self, names: Sequence[PageName]) -> None:
-        """Take note that a text with these pages has ended."""
+        """Take note that a text has ended which began with these pages when it was opened."""
         ...
-
-
-def names_of(
-    store: PageStore,
-    tokens: Sequence[int],
-    salt: str,
-    page_size: int,
-    known: Sequence[PageName] = (),
-) -> list[PageName]:
-    """The names of the whole pages of `tokens` after those that are `known`."""
-    found: list[PageName] = []
-    before = known[-1] if known else None
-    for start in range(len(known) * page_size, len(tokens) - page_size + 1, page_size):
-        before = store.name(before, tokens[start : start + page_size], salt)
-        found.append(before)
-    return found
 
 
 # Consecutive pages that a sequence takes beyond its prompt: 512 tokens.
@@ -288,7 +303,8 @@ class SequencePages:
 
     The first `num_dropped` committed tokens have no rows any more. No window reaches the first
     `num_freed` of `pages`: tables name them, but they are not read. `num_expected` pages hold the
-    prompt and the beginning of an answer."""
+    prompt and the beginning of an answer. The first `num_known` were filled when it was opened, and
+    `names` are those of its first pages in a store."""
 
     pages: list[int] = field(default_factory=list[int])
     tokens: list[int] = field(default_factory=list[int])
@@ -301,6 +317,7 @@ class SequencePages:
     num_freed: int = 0
     salt: str = ""
     names: list[PageName] = field(default_factory=list[PageName])
+    num_known: int = 0
     listed: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     num_listed: int = 0
 

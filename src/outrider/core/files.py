@@ -226,20 +226,24 @@ def read_private(path: Path, max_bytes: int) -> bytes:
         return file.read(found.st_size)
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Replace `path` by a file for this user only, in one step that survives a power cut."""
+def write_private(path: Path, *pieces: bytes | memoryview, flush: bool = True) -> None:
+    """Replace `path` by a file for this user only, in one step that survives a power cut, except
+    without `flush`: then a part of it may be left."""
     number, draft = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     try:
         with os.fdopen(number, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(number)
+            for piece in pieces:
+                file.write(piece)
+            if flush:
+                file.flush()
+                os.fsync(number)
         Path(draft).replace(path)
     except BaseException:
         with suppress(OSError):
             Path(draft).unlink()
         raise
-    _sync_folder(path.parent)
+    if flush:
+        _sync_folder(path.parent)
 
 
 def draft_of(path: Path) -> Path:

@@ -11,7 +11,7 @@ import pytest
 
 from doubles.command_line import Command
 from outrider.cache.pages import PageName
-from outrider.plugins.prompt_store.files import StoreFolder, digest_after
+from outrider.plugins.prompt_store.files import StoreFolder
 
 MODEL = hashlib.sha256(b"model").hexdigest()[:32]
 ORIGIN = hashlib.sha256(b"origin").hexdigest()
@@ -21,7 +21,7 @@ def written(folder: Path) -> list[Path]:
     """A store with a page and a state of one model; return their files."""
     store = StoreFolder.opened(str(folder))
     store.describe(MODEL, {"name": "tiny"})
-    name = PageName(digest_after(ORIGIN, (1, 2)), ORIGIN, 0, (1, 2))
+    name = PageName(ORIGIN, 0, (1, 2))
     for kind in ("page", "state"):
         store.write(kind, MODEL, name, [np.arange(4, dtype=np.uint8)], used=10**18)
     return [store.path(kind, MODEL, name) for kind in ("page", "state")]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import math
 import os
 import shutil
+import struct
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,10 +25,9 @@ from outrider.plugins.prompt_store.files import (
     DamagedError,
     StoreFolder,
     check_file,
-    digest_after,
     parsed,
 )
-from outrider.plugins.prompt_store.store import PromptStore
+from outrider.plugins.prompt_store.store import PAUSE_SECONDS, SHARE, Pace, PromptStore
 
 MODEL = hashlib.sha256(b"model").hexdigest()[:32]
 ORIGIN = hashlib.sha256(b"origin").hexdigest()
@@ -35,11 +36,8 @@ ORIGIN = hashlib.sha256(b"origin").hexdigest()
 def chain(num_pages: int, first: int = 0) -> list[PageName]:
     """The names of the pages of one text, of two tokens each."""
     names: list[PageName] = []
-    before = ORIGIN
     for index in range(num_pages):
-        tokens = (first, index)
-        before = digest_after(before, tokens)
-        names.append(PageName(before, names[-1].digest if names else ORIGIN, index, tokens))
+        names.append(PageName(names[-1] if names else ORIGIN, index, (first, index)))
     return names
 
 
@@ -102,7 +100,7 @@ def test_a_file_is_used_for_its_own_page_alone(store: StoreFolder) -> None:
         ("page", MODEL, second),
         ("page", other_model, first),
         ("state", MODEL, first),
-        ("page", MODEL, PageName(first.digest, ORIGIN, 0, (9, 9))),
+        ("page", MODEL, PageName(ORIGIN, 0, (9, 9), first.digest)),
     ):
         path = store.path(kind, model, name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +113,7 @@ def test_a_file_is_used_for_its_own_page_alone(store: StoreFolder) -> None:
 
 def test_names_stand_for_model_salt_and_all_tokens(store: StoreFolder) -> None:
     def name(model: str, salt: str, *pages: tuple[int, ...]) -> PageName:
-        keeper, found = PromptStore(store, model, lambda: True), None
+        keeper, found = PromptStore(store, model, Pace(lambda: True)), None
         for tokens in pages:
             found = keeper.name(found, tokens, salt)
         assert found is not None
@@ -130,9 +128,22 @@ def test_names_stand_for_model_salt_and_all_tokens(store: StoreFolder) -> None:
         name("a", "", (3, 4)),
     ]
     assert len({one.digest for one in found}) == len(found)
-    assert name("a", "", (1, 2), (3, 4)) == found[0]
+    # These are the names of files that exist: they must not change.
+    origin = hashlib.sha256(b"a\n").digest()
+    first = hashlib.sha256(origin + struct.pack("<2q", 1, 2)).digest()
+    assert found[0].digest == hashlib.sha256(first + struct.pack("<2q", 3, 4)).hexdigest()
+    assert name("a", "", (1, 2), (3, 4)).digest == found[0].digest
     assert (found[0].index, found[0].tokens) == (1, (3, 4))
     assert found[0].before == name("a", "", (1, 2)).digest
+
+
+def test_names_of_long_texts_are_computed_when_they_are_needed() -> None:
+    names = chain(5_000)
+    last = PageName(names[-1], 5_000, (1,))
+    assert not any(name.known for name in names)
+    assert last.before == names[-1].digest == chain(5_000)[-1].digest
+    assert all(name.known for name in names)
+    assert names[-1].previous == names[-2].digest  # no name holds all those before it
 
 
 def test_the_longest_unused_ends_of_texts_go_first(store: StoreFolder) -> None:
@@ -229,7 +240,7 @@ def test_two_processes_may_make_the_same_store(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_emptied_meanwhile_is_written_again(store: StoreFolder) -> None:
-    keeper = PromptStore(store, MODEL, lambda: True, {"name": "tiny"})
+    keeper = PromptStore(store, MODEL, Pace(lambda: True), {"name": "tiny"})
     copied: Callable[[], list[Part]] = partial(parts_of, 1)
 
     def emptied() -> list[Part]:
@@ -247,7 +258,7 @@ def test_a_store_that_is_emptied_meanwhile_is_written_again(store: StoreFolder) 
 
 def test_a_store_that_is_deleted_is_not_made_again(store: StoreFolder) -> None:
     """It would be open to others, and no store."""
-    keeper = PromptStore(store, MODEL, lambda: True)
+    keeper = PromptStore(store, MODEL, Pace(lambda: True))
     shutil.rmtree(store.folder)
     keeper.offer("page", chain(1)[0], partial(parts_of, 1))
     assert keeper.flush()
@@ -275,7 +286,7 @@ def test_a_clock_that_was_set_back_keeps_nothing_for_ever(store: StoreFolder) ->
 def test_a_file_that_cannot_be_read_is_not_deleted(
     store: StoreFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper, name = PromptStore(store, MODEL, lambda: True), chain(1)[0]
+    keeper, name = PromptStore(store, MODEL, Pace(lambda: True)), chain(1)[0]
     store.write("page", MODEL, name, parts_of(1), used=0)
     parts = [np.zeros_like(part) for part in parts_of(0)]
     with monkeypatch.context() as patched:
@@ -285,7 +296,7 @@ def test_a_file_that_cannot_be_read_is_not_deleted(
     assert keeper.read("page", name, parts)
 
 
-def fail(error: OSError, *_: object) -> None:
+def fail(error: OSError, *_: object, **__: object) -> None:
     raise error
 
 
@@ -297,7 +308,7 @@ def test_an_error_of_the_disk_ends_writing_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     kept, lost, later = chain(3)
-    keeper = PromptStore(store, MODEL, lambda: True)
+    keeper = PromptStore(store, MODEL, Pace(lambda: True))
     copied: Callable[[], list[Part]] = partial(parts_of, 1)
     keeper.offer("page", kept, copied)
     assert keeper.flush()
@@ -316,7 +327,7 @@ def test_an_error_of_the_disk_ends_writing_with_one_warning(
 
 
 def test_damaged_files_are_deleted_when_they_are_met(store: StoreFolder) -> None:
-    keeper, name = PromptStore(store, MODEL, lambda: True), chain(1)[0]
+    keeper, name = PromptStore(store, MODEL, Pace(lambda: True)), chain(1)[0]
     keeper.offer("page", name, partial(parts_of, 1))
     assert keeper.flush()
     path = store.path("page", MODEL, name)
@@ -334,19 +345,65 @@ def test_damaged_files_are_deleted_when_they_are_met(store: StoreFolder) -> None
 
 
 def test_pages_whose_memory_was_used_again_are_not_written(store: StoreFolder) -> None:
-    keeper, (name, other) = PromptStore(store, MODEL, lambda: True), chain(2)
+    keeper, (first, name, after) = PromptStore(store, MODEL, Pace(lambda: True)), chain(3)
+    keeper.offer("page", first, partial(parts_of, 1))
     keeper.offer("page", name, lambda: None)
-    keeper.offer("page", other, partial(parts_of, 1))
+    # Nothing behind a page that is missing could be found.
+    keeper.offer("page", after, partial(parts_of, 1))
+    keeper.offer("state", name, partial(parts_of, 1))
+    keeper.offer("state", first, partial(parts_of, 1))
     assert keeper.flush()
-    assert [keeper.has("page", one) for one in (name, other)] == [False, True]
-    assert (keeper.counts.missed, keeper.counts.written) == (1, 1)
+    assert [keeper.has("page", one) for one in (first, name, after)] == [True, False, False]
+    assert [keeper.has("state", one) for one in (first, name)] == [True, False]
+    assert (keeper.counts.missed, keeper.counts.written) == (3, 2)
 
 
-def test_writing_rests_while_requests_run(store: StoreFolder) -> None:
-    keeper = PromptStore(store, MODEL, lambda: False)
+def test_copies_that_wait_are_bounded(store: StoreFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.plugins.prompt_store.store._MOST_COPIED", 500)
+    keeper = PromptStore(store, MODEL, Pace(lambda: False, due=math.inf))
+    names, num_copied = chain(20), 0
+
+    def copied() -> list[Part]:
+        nonlocal num_copied
+        num_copied += 1
+        return parts_of(1)
+
+    for name in names:
+        keeper.offer("page", name, copied, at_once=True)
+    each = sum(part.nbytes for part in parts_of(1))
+    assert num_copied == math.ceil(500 / each) == 20 - keeper.counts.missed
+    assert keeper.flush()
+    keeper.offer("page", names[num_copied], copied, at_once=True)
+    assert keeper.flush()
+    assert keeper.counts.written == num_copied
+
+
+def test_requests_leave_a_share_of_the_time_to_writing(store: StoreFolder) -> None:
+    pace = Pace(lambda: False)
+    keeper = PromptStore(store, MODEL, pace)
+    began = time.monotonic()
     for name in chain(200):
         keeper.offer("page", name, partial(parts_of, 1))
-    assert not keeper.flush(0)
+    while not keeper.counts.written:
+        time.sleep(0.01)
+    time.sleep(0.3)
     assert keeper.counts.written < 200
+    assert pace.due - began >= pace.busy_seconds / SHARE > 0
     assert keeper.flush(60)
     assert keeper.counts.written == 200
+
+
+def test_a_pause_of_requests_is_used(store: StoreFolder) -> None:
+    running = [True]
+    pace = Pace(lambda: not running, due=math.inf)
+    keeper = PromptStore(store, MODEL, pace)
+    for name in chain(50):
+        keeper.offer("page", name, partial(parts_of, 1))
+    time.sleep(2 * PAUSE_SECONDS)
+    running.clear()
+    keeper.used(())
+    assert not pace.is_pause()
+    assert keeper.counts.written == 0
+    while keeper.counts.written < 50:
+        time.sleep(0.01)
+    assert pace.busy_seconds == 0

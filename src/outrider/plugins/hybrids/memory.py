@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache.paged_kv import PagedKV
-from outrider.cache.pages import SALT, Columns, Part, bytes_of, names_of, states_that_fit
+from outrider.cache.pages import SALT, Columns, Part, bytes_of, states_that_fit
 from outrider.core.errors import CapacityError, given
 from outrider.core.protocols import StepRow
 from outrider.core.spec import RecurrentCapacity, StateShape
@@ -159,7 +159,9 @@ class HybridState:
             return
         known, cell = self._checkpoints.longest(tokens, len(tokens))
         self._states.release([] if cell is None else [cell])
-        names = names_of(store, tokens, salt, size)[known // size :]
+        if len(tokens) < known + size:
+            return
+        names = self.kv.findable(tokens, salt)[known // size :]
         found = next((name for name in reversed(names) if store.has("state", name)), None)
         if found is None:
             return

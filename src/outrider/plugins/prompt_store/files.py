@@ -6,10 +6,11 @@
 
 A file of pages or states has, in this order: 8 bytes `OUTRPAGE`, the length of the header (4 bytes,
 little-endian), the header (JSON in ASCII, with blanks up to a multiple of 64), the parts that it
-lists, and the SHA-256 of all bytes before. A file is written under another name, flushed and then
-renamed, and never changes after that; so a reader sees all of it or nothing, however a
-writer ends. It is read into memory of the reader's own, since a mapped file that another
-program cuts short would end the process. Only bytes that were checked are used.
+lists, and the SHA-256 of all bytes before. A file is written under another name and then renamed,
+and never changes after that; so a reader sees all of it or nothing, however a writer ends. It is
+not flushed to the disk: what a power cut leaves of it has a wrong checksum, and is not used. It is
+read into memory of the reader's own, since a mapped file that another program cuts short would end
+the process. Only bytes that were checked are used.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ import hashlib
 import json
 import os
 import re
+import struct
 import time
-from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from outrider.cache.pages import PageName, Part
+from outrider.cache.pages import PageName, Part, digest_after
 from outrider.core.errors import ConfigError
 from outrider.core.fields import size
 from outrider.core.files import (
@@ -90,16 +91,19 @@ def _expanded(folder: str) -> Path:
 
 def header_of(kind: str, model: str, name: PageName, parts: Sequence[Part]) -> bytes:
     """The beginning of a file, up to its parts."""
-    fields = {"format": FORMAT, "kind": kind, "model": model, **asdict(name)}
-    fields["parts"] = [list(part.shape) for part in parts]
+    fields = {
+        "format": FORMAT,
+        "kind": kind,
+        "model": model,
+        "digest": name.digest,
+        "before": name.before,
+        "index": name.index,
+        "tokens": name.tokens,
+        "parts": [list(part.shape) for part in parts],
+    }
     text = json.dumps(fields, separators=(",", ":")).encode("ascii")
     length = -(-(len(_MAGIC) + 4 + len(text)) // _ALIGNED) * _ALIGNED - len(_MAGIC) - 4
     return _MAGIC + length.to_bytes(4, "little") + text.ljust(length)
-
-
-def digest_after(before: str, tokens: Sequence[int]) -> str:
-    """The digest of a page with these tokens after the digest of what comes before."""
-    return hashlib.sha256(bytes.fromhex(before) + array("q", tokens).tobytes()).hexdigest()
 
 
 def check_file(path: Path) -> None:
@@ -115,7 +119,7 @@ def check_file(path: Path) -> None:
         header = json.loads(data[start:end])
         digest = digest_after(header["before"], header["tokens"])
         named_in = (header["digest"], str(header["index"]), header["kind"], header["model"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error):
         raise DamagedError("its header is not that of a page") from None
     if named is None or named_in != (*named.groups(), path.parent.parent.name):
         raise DamagedError("it has the name of another page")
@@ -140,6 +144,7 @@ class StoreFolder:
 
     def __init__(self, folder: Path, most_bytes: int = DEFAULT_BYTES) -> None:
         self.folder = folder
+        self._root = str(folder)
         self.most_bytes = most_bytes
         self._unseen = most_bytes
 
@@ -172,8 +177,13 @@ class StoreFolder:
         return cls(folder, most_bytes)
 
     def path(self, kind: str, model: str, name: PageName) -> Path:
-        file = f"{name.digest}-{name.index}.{kind}"
-        return self.folder / model / name.digest[:2] / file
+        return Path(self._path(kind, model, name.digest, name.index))
+
+    def has(self, kind: str, model: str, digest: str, index: int) -> bool:
+        return os.path.exists(self._path(kind, model, digest, index))  # noqa: PTH110 - faster
+
+    def _path(self, kind: str, model: str, digest: str, index: int) -> str:
+        return f"{self._root}/{model}/{digest[:2]}/{digest}-{index}.{kind}"
 
     def describe(self, model: str, about: object) -> None:
         """Say in the folder of a model what it is."""
@@ -201,18 +211,31 @@ class StoreFolder:
             start += part.size
 
     def write(
-        self, kind: str, model: str, name: PageName, parts: Sequence[Part], used: int
+        self,
+        kind: str,
+        model: str,
+        name: PageName,
+        parts: Sequence[Part],
+        used: int,
+        about: object = None,
     ) -> None:
-        """Write a file, and delete the longest unused ones if the store is full."""
-        header = header_of(kind, model, name, parts)
-        pieces = [header, *(part.tobytes() for part in parts)]
+        """Write a file, and delete the longest unused ones if the store is full. The folder of the
+        model says what it is `about`."""
+        path = self.path(kind, model, name)
+        pieces: list[bytes | memoryview] = [header_of(kind, model, name, parts)]
+        pieces += (np.ascontiguousarray(part).reshape(-1).data for part in parts)
         digest = hashlib.sha256()
         for piece in pieces:
             digest.update(piece)
-        path = self.path(kind, model, name)
-        for folder in (path.parent.parent, path.parent):  # the store's own must be there
-            folder.mkdir(mode=0o700, exist_ok=True)
-        write_private(path, b"".join([*pieces, digest.digest()]))
+        pieces.append(digest.digest())
+        try:
+            write_private(path, *pieces, flush=False)
+        except FileNotFoundError:
+            # The first file, or another process has emptied the store meanwhile. Its own folder
+            # must be there.
+            self.describe(model, about)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            write_private(path, *pieces, flush=False)
         self.touch(path, used)
         self._unseen += sum(map(len, pieces))
         if self._unseen > self.most_bytes * _LOOK:

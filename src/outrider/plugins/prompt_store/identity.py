@@ -35,7 +35,7 @@ from outrider.models.checkpoint import open_checkpoint
 from outrider.models.decoder import Decoder
 from outrider.models.heads import HeadsToLoad
 from outrider.plugins.prompt_store.files import FORMAT, StoreFolder
-from outrider.plugins.prompt_store.store import PromptStore
+from outrider.plugins.prompt_store.store import Pace, PromptStore
 
 # Folders of our code that computes keys, values and states.
 _CODE = ("cache", "core", "kernels", "models", "plugins")
@@ -58,16 +58,17 @@ def attach(
     """Give the memories of both models stores, which are returned; or the reason why the target
     gets none. Raises ConfigError if the folder holds too few pages."""
     hidden = plan.hidden_layers(heads)
-    found = _attach(target, plan.folder, plan.settings, folder, hidden)
+    kv = paged_of(target.state)
+    # A draft model may be idle while the target runs.
+    pace = Pace(lambda: kv is None or kv.is_idle)
+    found = _attach(target, plan.folder, plan.settings, folder, hidden, pace)
     if isinstance(found, str):
         return found
     stores = [found]
     if draft is not None and plan.model_folder is not None:
         config = replace(plan.settings, **_OF_TARGETS)
-        found = _attach(draft, plan.model_folder, config, folder, ())
+        found = _attach(draft, plan.model_folder, config, folder, (), pace)
         stores += [] if isinstance(found, str) else [found]
-    for store in stores:
-        store.num_writers = len(stores)
     return stores
 
 
@@ -77,6 +78,7 @@ def _attach(
     config: EngineConfig,
     folder: StoreFolder,
     hidden_layers: Sequence[int],
+    pace: Pace,
 ) -> PromptStore | str:
     kv = paged_of(model.state)
     if kv is None or kv.arena.device.type != "cpu":
@@ -100,7 +102,7 @@ def _attach(
     }
     text = json.dumps(about, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-    store = PromptStore(folder, digest, lambda: kv.is_idle, about)
+    store = PromptStore(folder, digest, pace, about)
     kv.store = cast("PageStore", store)
     return store
 
