@@ -19,8 +19,7 @@ from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.tokenizer import Tokenizer
-from outrider.cache.hybrid import paged_of
-from outrider.cache.paged_kv import PagedKV
+from outrider.cache.paged_kv import PagedKV, paged_of
 from outrider.cache.pages import PageStore
 from outrider.models.loading import resolve
 from outrider_lab.bench.workload import load_prompts
