@@ -18,14 +18,8 @@ from conformance.cpp import Call, Reader, UnreadableError, tokens
 
 from outrider.api.chat_template import ChatTemplate
 from outrider.core.errors import CheckpointError
-from outrider.server.parsing import format_of, parser_for
-from outrider.server.parsing.parser import (
-    OutputParser,
-    ReasoningDelta,
-    TextDelta,
-    ToolDelta,
-    ToolOpen,
-)
+from outrider.plugins.tools.families import format_of, parser_for
+from outrider.server.parts import OutputParser, ReasoningDelta, TextDelta, ToolDelta, ToolOpen
 from outrider.server.port import EngineCard
 
 _NAMES = {"bos_token": "<s>", "eos_token": "</s>"}

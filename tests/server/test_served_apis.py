@@ -12,8 +12,9 @@ import pytest
 from doubles.scripted_port import CARD
 from doubles.served import Served, served
 from outrider import LLM, SamplingParams
-from outrider.server.parsing import answer_grammar, format_of, offered_tool, parser_for
-from outrider.server.parsing.parser import ToolDelta, ToolOpen
+from outrider.plugins.tools.families import format_of, parser_for
+from outrider.plugins.tools.grammar import answer_grammar, offered_tool
+from outrider.server.parts import ToolDelta, ToolOpen
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 

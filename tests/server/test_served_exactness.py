@@ -25,9 +25,10 @@ from checks.effort import covering
 from doubles.served import SECONDS, Served, events, served
 from outrider import LLM, SamplingParams
 from outrider.api.result import GenerationResult
+from outrider.plugins.tools.families import format_of, parser_for
+from outrider.plugins.tools.grammar import answer_grammar, offered_tool
 from outrider.server.chat import FINISH
-from outrider.server.parsing import answer_grammar, format_of, offered_tool, parser_for
-from outrider.server.parsing.parser import Part, TextDelta, ToolDelta, ToolOpen
+from outrider.server.parts import Part, TextDelta, ToolDelta, ToolOpen
 from outrider.server.thread_port import card_of
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]

@@ -222,7 +222,7 @@ def _object(value: object, where: str) -> dict[str, Any]:
 #
 # Instructions list the tools as JSON and request calls as JSON; earlier calls and their results are
 # in the conversation in the same form. They use roles that every template has, in alternating
-# turns. server/parsing reads the answers as its format `generic`.
+# turns. plugins/tools reads the answers as its format `generic`.
 _INSTRUCTIONS = """\
 You can call these tools:
 

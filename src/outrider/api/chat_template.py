@@ -279,7 +279,7 @@ class ChatTemplate:
 @dataclass(frozen=True, slots=True)
 class ChatTemplates:
     """Templates of a checkpoint, by name; a single one is the default. `response` describes how the
-    model's output is parsed (server/parsing), if the checkpoint does."""
+    model's output is parsed (plugins/tools), if the checkpoint does."""
 
     by_name: Mapping[str, ChatTemplate]
     response: Mapping[str, Any] | None = None

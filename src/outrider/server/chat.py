@@ -22,7 +22,7 @@ from outrider.core.params import SamplingParams
 from outrider.server.errors import ApiError, error_body, invalid, refused
 from outrider.server.exchange import Answer, B, Event, Exchange, cancel, thought_details, usage_of
 from outrider.server.params import Asked, Tooling, params_of, structure_asked, tooling_of
-from outrider.server.parsing.parser import Part, ReasoningDelta, TextDelta, ToolDelta, ToolOpen
+from outrider.server.parts import Part, ReasoningDelta, TextDelta, ToolDelta, ToolOpen
 from outrider.server.port import ChatPrompt, EngineCard, decoded
 from outrider.server.reply import encode
 from outrider.server.site import MOST_PROMPTS, End, Site, Step, Usage

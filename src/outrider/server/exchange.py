@@ -34,17 +34,11 @@ from outrider.server.params import (
     Tooling,
     ignored_fields,
     kept,
-    read_with,
     schema_paths,
     structure_asked,
     traced,
 )
-from outrider.server.parsing.parser import (
-    OutputParser,
-    Part,
-    PlainParser,
-    ToolClose,
-)
+from outrider.server.parts import OutputParser, Part, PlainParser, ToolClose
 from outrider.server.port import ChatPrompt, EngineRequest, EngineStream
 from outrider.server.reply import MOST_WARNINGS, EventReply, Reply, json_response, read
 from outrider.server.site import (
@@ -162,6 +156,8 @@ class Exchange(Generic[B]):
 
     async def open(self) -> list[Answer]:
         """Start the completions of a conversation. Raises ApiError and the errors of the port."""
+        from outrider.plugins.tools.reading import read_with
+
         params, tooling, (form, name) = self.params(), self.tooling(), self.form()
         chat = self.chat(tooling)
         ids, notes = await self.site.port.encode_chat(chat)

@@ -1,15 +1,12 @@
 """Parameters of a request: its sampling, its structure, and its tools.
 
-A parameter that this server cannot honour is refused by name. The three APIs have three formats of
-tools. Each is parsed into a `Tooling`; `read_with` chooses the parser of the model's text, and the
-grammar that the text must follow.
+A parameter that this server cannot honour is refused by name. APIs have formats of tools of
+their own, each of which is parsed into a `Tooling`.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,16 +15,11 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from outrider.api.chat_template import PromptEnd
-from outrider.api.structure import KEYS, StructureOptions, chosen, structure_of
+from outrider.api.structure import KEYS, StructureOptions, structure_of
 from outrider.core.fields import WHOLE, shown
 from outrider.core.params import SamplingParams
 from outrider.server.errors import invalid, refused
 from outrider.server.models import keep_alive_of
-from outrider.server.parsing import answer_grammar, form_of, format_of, offered_tool, parser_for
-from outrider.server.parsing.fields import OutputFormat
-from outrider.server.parsing.grammar import AnswerGrammar
-from outrider.server.parsing.parser import OutputParser, PlainParser
 from outrider.server.port import EngineCard
 from outrider.server.site import Site, learns_of_all
 
@@ -277,9 +269,6 @@ def _speculation(
 
 Tool: TypeAlias = Mapping[str, Any]
 Choice: TypeAlias = Literal["none", "auto", "required"]
-# Schemas are processed in this thread, one at a time: 10,000 nodes take 0.2 s, which must not block
-# streams.
-_SCHEMAS = ThreadPoolExecutor(1, "outrider-schemas")
 
 
 class Tooling(Struct, frozen=True, kw_only=True):
@@ -370,72 +359,6 @@ def schema_paths(given: Sequence[Tool] | None) -> dict[str, str]:
         inner = "function." if "function" in tool else ""
         found[name_of(tool)] = f"tools[{i}].{inner}{key}"
     return found
-
-
-async def read_with(
-    site: Site,
-    prompt_ids: Sequence[int],
-    tooling: Tooling,
-    params: SamplingParams,
-    structure: StructureOptions,
-    paths: Mapping[str, str],
-) -> tuple[SamplingParams, StructureOptions, Callable[[], OutputParser], list[str]]:
-    """Return the parameters with which an answer is generated, the structure that it must have, a
-    function that makes its parser, and warnings. Raises ApiError for requirements that this model
-    cannot satisfy, ConfigError for schemas that cannot be enforced."""
-    tools, warnings = tooling.offered, list[str]()
-    end = PromptEnd.of(site.port.decoder, prompt_ids)
-    given = format_of(site.port.card)
-    if tools and (given is None or not given.has_calls):
-        warnings.append("calls of tools cannot be distinguished from text in this model's output")
-    required = tooling.choice == "required"
-    has_form = chosen(structure) is not None and not required
-    if has_form or tooling.is_bound:
-        form = structure if has_form else None
-        begun = given is not None and given.begun(end) is not None
-        grammar = await asyncio.get_running_loop().run_in_executor(
-            _SCHEMAS, lambda: _grammar(given, tooling, form, paths, begun=begun)
-        )
-        if grammar is not None:
-            structure = grammar.structure
-            warnings += grammar.notes
-        elif required:
-            raise refused("tool_choice", "this model's calls cannot be enforced. Send auto.")
-        elif has_form:
-            if tools:
-                warnings.append("tools: none is called, as this form of the text excludes calls")
-            return params, structure, PlainParser, warnings
-        elif tools:
-            warnings.append(
-                "strict, parallel_tool_calls, allowed_tools: this model's calls have no grammar"
-            )
-    if given is not None and given.needs_special(tools):
-        params = replace(params, skip_special_tokens=False)
-    make_parser = partial(parser_for, given, tools, prompt=end, has_form=has_form)
-    return params, structure, make_parser, warnings
-
-
-def _grammar(
-    given: OutputFormat | None,
-    tooling: Tooling,
-    structure: StructureOptions | None,
-    paths: Mapping[str, str],
-    *,
-    begun: bool,
-) -> AnswerGrammar | None:
-    """Return the grammar of calls, and of the form of a `structure`; None if none applies."""
-    form = None if structure is None else form_of(structure)
-    # A grammar of the client's own cannot be embedded in another grammar.
-    if structure is not None and form is None:
-        return None
-    return answer_grammar(
-        given,
-        [offered_tool(tool, paths.get(name_of(tool), "tools")) for tool in tooling.callable],
-        choice="required" if tooling.choice == "required" else "auto",
-        parallel=tooling.parallel,
-        begun=begun,
-        form=form,
-    )
 
 
 def name_of(tool: Tool) -> str:

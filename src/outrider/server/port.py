@@ -117,7 +117,7 @@ class EngineCard(Struct, frozen=True, kw_only=True):
     bos: str = ""
     eos: str = ""
     response_template: Mapping[str, Any] | None = None
-    """The tokenizer's description of the model's output format, if it has one (server/parsing)."""
+    """The tokenizer's description of the model's output format, if it has one (plugins/tools)."""
     numerics: str = ""
     """Identity of the engine's arithmetic: engines with equal ones write the same texts."""
     tokenizer: str = ""

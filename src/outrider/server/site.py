@@ -26,7 +26,7 @@ from outrider.core.fields import default_of
 from outrider.core.params import ADVISED, SamplingParams
 from outrider.core.plugins import KINDS
 from outrider.server.errors import ASK_AGAIN, ApiError, overloaded
-from outrider.server.parsing.parser import Part
+from outrider.server.parts import Part
 from outrider.server.port import EnginePort, EngineRequest
 
 # Completions that one request may ask for.

@@ -13,11 +13,10 @@ import pytest
 from doubles.asgi_client import Client
 from doubles.scripted_port import CARD, ScriptedPort
 from doubles.scripted_site import app_of, ask, run, site_with
+from outrider.plugins.tools.grammar import OfferedTool, offered_tool
 from outrider.server import params
 from outrider.server.errors import ApiError
 from outrider.server.params import tooling_of
-from outrider.server.parsing import offered_tool
-from outrider.server.parsing.grammar import OfferedTool
 from outrider.server.port import EngineCard
 
 PATH = "/v1/chat/completions"

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from outrider.server.exchange import B, Event, Exchange, received
-from outrider.server.parsing.parser import Part, ToolClose, ToolDelta, ToolOpen
+from outrider.server.parts import Part, ToolClose, ToolDelta, ToolOpen
 from outrider.server.reply import Reply, encode, json_response
 from outrider.server.site import Site, Step
 

@@ -17,7 +17,7 @@ from outrider.plugins.apis.events import Evented
 from outrider.server.errors import ANTHROPIC_PATHS, ApiError, error_body, invalid, refused
 from outrider.server.exchange import Event, thought_details
 from outrider.server.params import Asked, Tooling, params_of
-from outrider.server.parsing.parser import Part, ReasoningDelta, ToolOpen
+from outrider.server.parts import Part, ReasoningDelta, ToolOpen
 from outrider.server.port import ChatPrompt
 from outrider.server.reply import encode
 from outrider.server.site import End, Site, Step, Usage

@@ -29,7 +29,7 @@ from outrider.plugins.apis.messages import (
 from outrider.server.errors import ApiError, invalid, refused
 from outrider.server.exchange import Event, thought_details
 from outrider.server.params import Asked, Tooling, params_of, tooling_of
-from outrider.server.parsing.parser import Part, ReasoningDelta, TextDelta, ToolDelta, ToolOpen
+from outrider.server.parts import Part, ReasoningDelta, TextDelta, ToolDelta, ToolOpen
 from outrider.server.port import ChatPrompt
 from outrider.server.site import End, Site, Step, Usage
 

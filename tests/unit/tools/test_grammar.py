@@ -11,9 +11,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from outrider.api.structure import StructureOptions
 from outrider.core.errors import ConfigError
-from outrider.server.parsing.families import GENERIC, GLM, HERMES, LLAMA, MISTRAL, QWEN_XML, THINK
-from outrider.server.parsing.fields import OutputFormat
-from outrider.server.parsing.grammar import (
+from outrider.plugins.tools.families import GENERIC, GLM, HERMES, LLAMA, MISTRAL, QWEN_XML, THINK
+from outrider.plugins.tools.fields import OutputFormat
+from outrider.plugins.tools.grammar import (
     Choice,
     Form,
     answer_grammar,

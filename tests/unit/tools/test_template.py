@@ -12,18 +12,10 @@ import pytest
 
 from doubles.scripted_port import CARD
 from outrider.api.chat_template import PromptEnd
-from outrider.server.parsing import format_of, parser_for
-from outrider.server.parsing.families import format_of_template
-from outrider.server.parsing.fields import PENDING, Match, literal, pattern
-from outrider.server.parsing.parser import (
-    FormatParser,
-    Part,
-    PlainParser,
-    ReasoningDelta,
-    TextDelta,
-    ToolDelta,
-    ToolOpen,
-)
+from outrider.plugins.tools.families import format_of, format_of_template, parser_for
+from outrider.plugins.tools.fields import PENDING, Match, literal, pattern
+from outrider.plugins.tools.parser import FormatParser
+from outrider.server.parts import Part, PlainParser, ReasoningDelta, TextDelta, ToolDelta, ToolOpen
 
 SCHEMAS: Mapping[str, Any] = {
     "add": {"a": {"type": "integer"}, "word": {"type": "string"}},

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
-from outrider.server.parsing.json_text import (
+from outrider.plugins.tools.json_text import (
     is_object,
     json_values,
     lax_json,

@@ -23,9 +23,9 @@ from outrider.api.structure import (
     resolved,
 )
 from outrider.core.errors import ConfigError
-from outrider.server.parsing.families import GENERIC, GLM, HERMES, LLAMA, QWEN_XML, THINK
-from outrider.server.parsing.fields import OutputFormat
-from outrider.server.parsing.json_text import listed, mapping
+from outrider.plugins.tools.families import GENERIC, GLM, HERMES, LLAMA, QWEN_XML, THINK
+from outrider.plugins.tools.fields import OutputFormat
+from outrider.plugins.tools.json_text import listed, mapping
 
 Choice: TypeAlias = Literal["auto", "required"]
 Tool: TypeAlias = Mapping[str, Any]

@@ -15,9 +15,9 @@ from typing import Any, cast
 from outrider.api import chat_template as known
 from outrider.api.chat_messages import has_place_for_tools
 from outrider.api.structure import resolved
-from outrider.server.parsing import calls
-from outrider.server.parsing.calls import DEEPSEEK_TOKEN, Call, ReadCalls, Schemas, call_of
-from outrider.server.parsing.fields import (
+from outrider.plugins.tools import calls
+from outrider.plugins.tools.calls import DEEPSEEK_TOKEN, Call, ReadCalls, Schemas, call_of
+from outrider.plugins.tools.fields import (
     Delimiter,
     Field,
     Kind,
@@ -26,7 +26,7 @@ from outrider.server.parsing.fields import (
     literal,
     pattern,
 )
-from outrider.server.parsing.json_text import (
+from outrider.plugins.tools.json_text import (
     in_string,
     lax_json,
     listed,
@@ -35,7 +35,8 @@ from outrider.server.parsing.json_text import (
     parse_json,
     typed,
 )
-from outrider.server.parsing.parser import FormatParser, OutputParser, PlainParser, new_call_id
+from outrider.plugins.tools.parser import FormatParser, new_call_id
+from outrider.server.parts import OutputParser, PlainParser
 from outrider.server.port import EngineCard
 
 _log = logging.getLogger(__name__)

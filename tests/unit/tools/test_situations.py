@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from outrider.server.parsing.calls import DEEPSEEK_TOKEN
-from outrider.server.parsing.families import FAMILIES
-from outrider.server.parsing.fields import OutputFormat
-from outrider.server.parsing.parser import FormatParser, TextDelta, ToolDelta, ToolOpen
+from outrider.plugins.tools.calls import DEEPSEEK_TOKEN
+from outrider.plugins.tools.families import FAMILIES
+from outrider.plugins.tools.fields import OutputFormat
+from outrider.plugins.tools.parser import FormatParser
+from outrider.server.parts import TextDelta, ToolDelta, ToolOpen
 
 FORMATS: Mapping[str, OutputFormat] = {one.given.name: one.given for one in FAMILIES}
 SEP, BEGIN, END, ALL, DONE = (

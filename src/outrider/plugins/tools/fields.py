@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, TypeGuard
 
 from outrider.api.chat_template import PromptEnd
-from outrider.server.parsing.calls import ReadCalls, ReadHead
+from outrider.plugins.tools.calls import ReadCalls, ReadHead
 
 # A longer text is not a delimiter, so the parser never holds back more than this.
 MAX_CHARS = 256

@@ -12,12 +12,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from outrider.server.parsing import format_of, parser_for
-from outrider.server.parsing.calls import DEEPSEEK_TOKEN
-from outrider.server.parsing.families import FAMILIES, GENERIC, THINK, format_of_family
-from outrider.server.parsing.fields import OutputFormat
-from outrider.server.parsing.parser import (
-    FormatParser,
+from outrider.plugins.tools.calls import DEEPSEEK_TOKEN
+from outrider.plugins.tools.families import (
+    FAMILIES,
+    GENERIC,
+    THINK,
+    format_of,
+    format_of_family,
+    parser_for,
+)
+from outrider.plugins.tools.fields import OutputFormat
+from outrider.plugins.tools.parser import FormatParser
+from outrider.server.parts import (
     Part,
     PlainParser,
     ReasoningDelta,
