@@ -73,7 +73,7 @@ def made() -> dict[Path, str]:
 def record() -> None:
     """Makes the run, and keeps what it gave. Raises SystemExit without the real model."""
     from outrider.core.env import cache_folder
-    from outrider.measure import Neighbours
+    from outrider.plugins.measure.turns import Neighbours
 
     folder = (cache_folder() or Path()) / "real" / readme_stream.MODEL
     if not folder.is_dir():

@@ -39,7 +39,7 @@ LANE, CELL = 92, 7
 def record(folder: Path) -> dict[str, Any]:
     """Runs the model of `folder`. Raises RuntimeError if speculation changed the text."""
     from outrider import LLM, SamplingParams
-    from outrider.measure import provenance
+    from outrider.plugins.measure.turns import provenance
 
     llm = LLM(str(folder), drafter=DRAFTER)
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)

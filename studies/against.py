@@ -36,7 +36,13 @@ from common import DRAFT, TARGET, real_folder
 from options import Flag, read
 
 from outrider.core.env import cache_folder
-from outrider.measure import MIN_PAIRS, Neighbours, Ratio, provenance, ratio_of_medians
+from outrider.plugins.measure.turns import (
+    MIN_PAIRS,
+    Neighbours,
+    Ratio,
+    provenance,
+    ratio_of_medians,
+)
 from outrider_lab.bench.peers.compare import WeightsFolder, tier_folders
 from outrider_lab.bench.peers.process import Peer, PeerError
 from outrider_lab.bench.workload import load_prompts

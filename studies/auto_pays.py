@@ -14,7 +14,7 @@ from common import Report, note, real_folder, study
 from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.measure import rotated
+from outrider.plugins.measure.turns import rotated
 from outrider_lab.bench.workload import ADVERSARIAL, builtin_texts
 
 # What a server is asked in each cell, and the shipped texts that it is made of.

@@ -30,10 +30,10 @@ from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
 from outrider.kernels.native.cpu import hardware_threads, num_physical_cores
 from outrider.kernels.operators import pick_device
-from outrider.measure import Neighbours
 from outrider.models.families import read_config
 from outrider.models.llama_weights import Comm
 from outrider.models.loading import resolve
+from outrider.plugins.measure.turns import Neighbours
 from outrider.plugins.parallel.meeting import Meeting
 from outrider.plugins.parallel.ranks import Link, RankGroup
 

@@ -32,9 +32,9 @@ from outrider import LLM
 from outrider.core.env import cache_folder
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.kernels.operators import Choice, Kernels
-from outrider.measure import Neighbours, provenance, rotated
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
+from outrider.plugins.measure.turns import Neighbours, provenance, rotated
 from outrider_lab.bench.workload import WORKLOADS, load_prompts
 from outrider_lab.measure.store import write_json
 from outrider_lab.models.inflate import ModelShape, shape_called

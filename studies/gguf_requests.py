@@ -14,7 +14,7 @@ from options import Options
 
 from outrider import LLM
 from outrider.core.errors import ConfigError, OutriderError
-from outrider.measure import Ratio, rotated
+from outrider.plugins.measure.turns import Ratio, rotated
 from outrider_lab.bench.peers.contestants import LLAMA, TRANSFORMERS
 from outrider_lab.bench.peers.match import HOPELESS
 from outrider_lab.bench.peers.process import Cpu

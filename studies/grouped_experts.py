@@ -18,8 +18,8 @@ from outrider.core.errors import given
 from outrider.kernels.native.layers import DenseWeights, MixtureWeights
 from outrider.kernels.operators import Kernels
 from outrider.kernels.registry import choose
-from outrider.measure import rotated
 from outrider.models.expert_kinds import Experts
+from outrider.plugins.measure.turns import rotated
 
 # A layer of Qwen3-30B-A3B.
 HIDDEN, SIZES = 2048, Experts(num_experts=128, num_chosen=8, ffn_size=768)

@@ -22,7 +22,7 @@ from common import (
 from options import Options
 
 from outrider import LLM
-from outrider.measure import Neighbours
+from outrider.plugins.measure.turns import Neighbours
 from outrider_lab.measure.frame import paired_ratio
 
 FORMATS = ("auto", "int8")

@@ -31,7 +31,7 @@ from plan_study.study import HOT, Setup, run_rows_of_k, run_study
 
 from outrider import EngineConfig
 from outrider.core.params import SamplingParams
-from outrider.measure import Neighbours, provenance
+from outrider.plugins.measure.turns import Neighbours, provenance
 from outrider_lab.bench.calibrate.engines import TimedEngines, open_engines
 from outrider_lab.bench.calibrate.session import assembled
 from outrider_lab.bench.calibrate.timing import SECONDS, Timing, Wanted

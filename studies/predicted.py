@@ -39,9 +39,9 @@ from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
 from outrider.drafters.ngram import NgramDrafter
 from outrider.estimate.acceptance import expected_tokens
-from outrider.measure import ratio_of_medians
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.loading import load_model, resolve
+from outrider.plugins.measure.turns import ratio_of_medians
 from outrider_lab.bench.workload import load_prompts
 from outrider_lab.models.gemm import GemmShape
 from outrider_lab.models.inflate import shape_called

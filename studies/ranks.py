@@ -15,8 +15,8 @@ from common import QUICK_SHAPE, TARGET, Report, first_prompts, in_turns, note, s
 from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.measure import ratio_of_medians
 from outrider.models.loading import resolve
+from outrider.plugins.measure.turns import ratio_of_medians
 from outrider_lab.models.inflate import shape_called
 from outrider_lab.models.inflate_files import write_inflated
 

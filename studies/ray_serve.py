@@ -27,7 +27,7 @@ from options import Options
 from ray_cluster import Deployment, deployed, is_ready
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.measure import rotated
+from outrider.plugins.measure.turns import rotated
 
 NUM_FAMILIES, RECOVERY_SECONDS = 8, 60.0
 _BEGINNING = (

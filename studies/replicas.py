@@ -25,7 +25,7 @@ from killed_engine import Findings, Fleet, asks, examine, gap_for
 from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.measure import rotated
+from outrider.plugins.measure.turns import rotated
 from outrider.plugins.replicas import ReplicasPort
 from outrider.sched.admission import KnownBlocks, best_known, blocks_of
 from outrider.server.port import EngineRequest, Engines, Load

@@ -11,7 +11,7 @@ from common import TARGET, Report, first_prompts, note, study
 from options import Options
 from serving import ask_all, served
 
-from outrider.measure import rotated
+from outrider.plugins.measure.turns import rotated
 from outrider_lab.measure.frame import medians, paired_ratio
 
 CLIENTS = 32

@@ -18,7 +18,7 @@ from http_load import Load, chats
 from options import Options
 
 from outrider.core.errors import ConfigError
-from outrider.measure import rotated
+from outrider.plugins.measure.turns import rotated
 from outrider_lab.bench.peers.contestants import LLAMA
 from outrider_lab.bench.peers.servers import LlamaSide
 from outrider_lab.bench.peers.sides import Setup

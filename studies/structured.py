@@ -12,7 +12,7 @@ from common import TARGET, Report, note, real_folder, study
 from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.measure import Neighbours, rotated
+from outrider.plugins.measure.turns import Neighbours, rotated
 from outrider_lab.measure.frame import medians, paired_ratio
 
 GOAL = 0.9

@@ -17,7 +17,7 @@ from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import OutriderError
-from outrider.measure import Neighbours, Ratio, rotated
+from outrider.plugins.measure.turns import Neighbours, Ratio, rotated
 from outrider_lab.bench.workload import builtin_texts
 from outrider_lab.measure.frame import medians, paired_ratio
 from outrider_lab.measure.store import write_json

@@ -23,7 +23,7 @@ from outrider.core.env import cache_folder
 from outrider.core.plugins import RuleKind
 from outrider.core.protocols import VerifyRow
 from outrider.core.sampling import Sampling, draw
-from outrider.measure import rotated
+from outrider.plugins.measure.turns import rotated
 from outrider_lab.bench.peers.servers import LlamaSide
 from outrider_lab.bench.peers.sides import Ask, Setup
 from outrider_lab.measure.store import write_json

@@ -13,8 +13,8 @@ from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import MachineError
-from outrider.measure import Neighbours, Score, race
 from outrider.models.loading import resolve
+from outrider.plugins.measure.turns import Neighbours, Score, race
 from outrider_lab.measure.machine import best
 
 

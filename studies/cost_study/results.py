@@ -35,7 +35,7 @@ from cost_study.units import (
     product_name,
 )
 from outrider.estimate.acceptance import expected_tokens, measured_speed_up
-from outrider.measure import ratio_of_medians
+from outrider.plugins.measure.turns import ratio_of_medians
 from outrider_lab.bench.cost_record import (
     SCHEMA,
     Ceilings,

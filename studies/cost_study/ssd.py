@@ -26,7 +26,7 @@ from outrider.cli.page import verb_page
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.fields import numbers_of, setting, split
 from outrider.kernels.operators import pick_device
-from outrider.measure import provenance
+from outrider.plugins.measure.turns import provenance
 from outrider_lab.bench.cost_record import SAMPLES
 from outrider_lab.bench.cost_record import sections as cost_sections
 from outrider_lab.cli.engine_setup import Results

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from cost_study.engines import Bed, CostEngine
 from cost_study.pair import Make, PairShape, PassTimer, ProductTimer, pass_names, pass_room
-from outrider.measure import Neighbours, rotated
+from outrider.plugins.measure.turns import Neighbours, rotated
 from outrider_lab.bench.cost_record import SAMPLES, SCHEMA
 from outrider_lab.measure.machine import Attempt, attempt
 from outrider_lab.measure.store import RecordError, Store, difference, made

@@ -12,7 +12,7 @@ from gpu_check.models import kernels_of, small_config
 from gpu_check.setting import Setting, seconds_of
 
 from outrider.kernels.operators import tried
-from outrider.measure import provenance
+from outrider.plugins.measure.turns import provenance
 
 
 def environment(setting: Setting, record: dict[str, Any]) -> None:

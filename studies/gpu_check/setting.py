@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from outrider.kernels.operators import DTYPES
-from outrider.measure import Texts, rotated
-from outrider.plugins.profile import DeviceTimer, synced_seconds
+from outrider.plugins.measure.timers import DeviceTimer, synced_seconds
+from outrider.plugins.measure.turns import Texts, rotated
 from outrider_lab.models.inflate import SHAPES, ModelShape
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -31,7 +31,7 @@ from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
 from outrider.plugins.gpu.rounds.program import launcher_for
 from outrider.plugins.gpu.rounds.sampling import GreedyProbs, Judged, Rows
-from outrider.plugins.profile import synced_seconds
+from outrider.plugins.measure.timers import synced_seconds
 from outrider.verify.batched import kept_prefix
 from outrider_lab.models.inflate import ModelShape
 

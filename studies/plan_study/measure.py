@@ -21,7 +21,7 @@ from time import perf_counter
 
 from outrider.api.request import RequestHandle
 from outrider.core.params import SamplingParams
-from outrider.measure import Neighbours, rotated
+from outrider.plugins.measure.turns import Neighbours, rotated
 from outrider_lab.bench.calibrate.engines import TimedEngine
 from outrider_lab.bench.calibrate.rounds import WARM_SECONDS
 

@@ -30,7 +30,7 @@ from cyclopts import App, Parameter
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.request import RequestHandle
 from outrider.core.errors import OutriderError
-from outrider.measure import provenance
+from outrider.plugins.measure.turns import provenance
 from outrider_lab.measure.store import write_json
 
 SCHEDULES = ("single", "pd", "pdv", "ssd")

@@ -15,8 +15,8 @@ from doubles.sweeps import small_sweep
 from outrider.api.result import GenerationResult
 from outrider.core.draft import RoundTrace
 from outrider.core.params import SamplingParams
-from outrider.measure import Ratio
 from outrider.metrics import summarise
+from outrider.plugins.measure.turns import Ratio
 from outrider_lab.bench.quality import FormatRow, Quality, RuleRow
 from outrider_lab.bench.studies import drafters_report as drafters_record
 from outrider_lab.bench.studies.drafters import Race, RacePlan, pieces_of

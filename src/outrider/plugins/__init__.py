@@ -9,13 +9,13 @@ gpu           kernels in Triton, and captured rounds for CUDA
 heads         EAGLE, MTP, Medusa and the drafters after them
 hybrids       models with recurrent states
 lanes         schedules of several lanes, drafting ahead of verdicts, drafters in another process
+measure       the speed-up and the profile of a run, and times of kernels
 parallel      a model that ranks share
 proof         contracts of drafters and rules
 prompt_store  pages of prompts on disk
 published     quantised folders of Hugging Face
 transformers  decoders of that library over the paged KV cache
 replicas.py   several engines of one model in child processes
-profile.py    times of kernels
 spans.py      traces of requests, sent to OpenTelemetry
 
 A drafter is found in a folder `drafters`, a family in a module `families`, its GGUF files in a

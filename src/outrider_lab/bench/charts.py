@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from outrider.measure import Ratio
+    from outrider.plugins.measure.turns import Ratio
 
 Color = int | float | str
 Point = tuple[float, float]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from outrider.estimate.acceptance import expected_tokens, measured_speed_up
-from outrider.measure import is_busy
+from outrider.plugins.measure.turns import is_busy
 from outrider_lab.measure.store import Section, plain_table
 from outrider_lab.planner.rounds import speed_up
 

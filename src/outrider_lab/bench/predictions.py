@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.measure import ratio_of_medians
+from outrider.plugins.measure.turns import ratio_of_medians
 
 SCHEMA = "outrider-plan-cells/1"
 

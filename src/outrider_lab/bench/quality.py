@@ -24,8 +24,8 @@ from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS, EngineConfig
 from outrider.core.draft import common_prefix
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
-from outrider.measure import Ratio, ratio_of_medians
 from outrider.plugins.compat.wrapper import Cache, ModelWrapper, load_wrapper
+from outrider.plugins.measure.turns import Ratio, ratio_of_medians
 from outrider_lab.measure.frame import spoken
 from outrider_lab.measure.store import Section, number, percent
 

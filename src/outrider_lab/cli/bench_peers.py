@@ -21,9 +21,9 @@ from outrider.core.errors import ConfigError, MachineError
 from outrider.core.fields import numbers_of, split, words_of
 from outrider.core.files import FileKind, read_text
 from outrider.core.settings import DEFAULT, Resolved
-from outrider.measure import provenance
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of
+from outrider.plugins.measure.turns import provenance
 from outrider_lab.bench.drawing import write_all
 from outrider_lab.bench.peers.compare import (
     TIERS,

@@ -16,9 +16,9 @@ from outrider.cli.session import start_logging
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.fields import words_of
 from outrider.core.files import FileKind, read_text
-from outrider.measure import provenance
 from outrider.models.loading import resolve
 from outrider.plugins.compat.wrapper import load_wrapper
+from outrider.plugins.measure.turns import provenance
 from outrider_lab.bench.quality import (
     FORMATS,
     QUANTISED,

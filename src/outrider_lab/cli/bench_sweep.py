@@ -14,7 +14,7 @@ from outrider.cli.main import INTERRUPTED, report
 from outrider.cli.output import Meter, fitted, json_line, say
 from outrider.cli.session import start_logging
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, OutriderError
-from outrider.measure import provenance
+from outrider.plugins.measure.turns import provenance
 from outrider_lab.bench import figures
 from outrider_lab.bench.studies.sweep import SweepLineup, run_visits
 from outrider_lab.bench.studies.sweep_grid import SweepGrid, grid_of

@@ -21,9 +21,9 @@ from outrider.core.fields import split, words_of
 from outrider.core.params import SamplingParams
 from outrider.core.settings import DEFAULT, Resolved
 from outrider.kernels.operators import pick_device
-from outrider.measure import provenance
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import EMBEDDED_TARGET, ModelPair, draft_of, get_pair
+from outrider.plugins.measure.turns import provenance
 from outrider_lab.bench import drawing
 from outrider_lab.bench.studies.engines_cells import Taken
 from outrider_lab.bench.studies.engines_plan import Contestant, EnginePlan

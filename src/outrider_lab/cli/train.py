@@ -204,8 +204,8 @@ def train(
     call: Call[RunOptions], text: TextSession, recipe: TrainRecipe[M], *, target: str = ""
 ) -> int:
     """Run the recipe to its end with a bar, write the folder and say what was gained."""
-    from outrider.measure import provenance
     from outrider.models.heads import kind_of
+    from outrider.plugins.measure.turns import provenance
     from outrider_lab.train.worth import state_worth
 
     trainer = text.trainer(recipe)

@@ -2,9 +2,9 @@
 
 A value that was not measured is None and is left out; a statistic of nothing is None.
 
-A speed-up is a ratio of medians over the same pieces of work (outrider/measure.py). A piece keeps
-its two sides together, and its repeats are first reduced to their median: they are not independent
-pieces.
+A speed-up is a ratio of medians over the same pieces of work (outrider/plugins/measure/turns.py). A
+piece keeps its two sides together, and its repeats are first reduced to their median: they are not
+independent pieces.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import Generic, TypeVar
 
-from outrider.measure import Ratio, ratio_of_medians
+from outrider.plugins.measure.turns import Ratio, ratio_of_medians
 
 # The numbers that a study measures.
 N = TypeVar("N")

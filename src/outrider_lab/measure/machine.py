@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import CheckpointError
 from outrider.core.files import FileKind, open_regular, read_bytes, read_text
-from outrider.measure import Neighbours, Score, Texts, cpu_name, rotated
 from outrider.models.checkpoint import CONFIG, open_checkpoint
+from outrider.plugins.measure.turns import Neighbours, Score, Texts, cpu_name, rotated
 from outrider_lab.measure.store import Plain
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.plugins.profile import TIMED_OPS, kernel_times
+from outrider.plugins.measure.timers import TIMED_OPS, kernel_times
 
 pytestmark = pytest.mark.weights
 

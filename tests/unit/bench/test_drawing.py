@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from doubles.sweeps import folder_of, numbers, sample, small_sweep
-from outrider.measure import Ratio
+from outrider.plugins.measure.turns import Ratio
 from outrider_lab.bench import drawing
 from outrider_lab.bench.charts import (
     Axis,

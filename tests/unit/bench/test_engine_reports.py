@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from doubles.engine_runs import all_contestants, evidence_of, measured, plan
-from outrider.measure import Ratio
+from outrider.plugins.measure.turns import Ratio
 from outrider_lab.bench.studies.engines_cells import (
     BareReads,
     EngineSample,

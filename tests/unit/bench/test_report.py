@@ -10,7 +10,7 @@ import pytest
 from doubles import report_results
 from doubles.study_results import cell, study
 from doubles.sweeps import circumstances, folder_of, numbers, sample, small_sweep
-from outrider.measure import Ratio
+from outrider.plugins.measure.turns import Ratio
 from outrider_lab.bench.charts import Dots, Lines
 from outrider_lab.bench.report.build import build
 from outrider_lab.bench.report.page import summary

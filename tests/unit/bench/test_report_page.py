@@ -11,7 +11,7 @@ import pytest
 from checks.html import read
 from doubles import report_results
 from doubles.sweeps import small_sweep
-from outrider.measure import Ratio
+from outrider.plugins.measure.turns import Ratio
 from outrider_lab.bench import drawing
 from outrider_lab.bench.charts import Axis, Chart, Line, Lines
 from outrider_lab.bench.drawing import LIGHT, Theme

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from doubles.sweeps import folder_of, numbers, sample, small_sweep
-from outrider.measure import MIN_PAIRS, ratio_of_medians
+from outrider.plugins.measure.turns import MIN_PAIRS, ratio_of_medians
 from outrider_lab.bench.studies.sweep_record import SweepSample
 from outrider_lab.bench.studies.sweep_report import sections
 from outrider_lab.bench.studies.sweep_summary import (

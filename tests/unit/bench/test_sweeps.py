@@ -17,8 +17,8 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.params import SamplingParams
-from outrider.measure import Ratio
 from outrider.pairs.catalog import EMBEDDED_TARGET, PAIRS
+from outrider.plugins.measure.turns import Ratio
 from outrider_lab.bench.studies import sweep as sweep_module
 from outrider_lab.bench.studies import sweep_recipes as claims
 from outrider_lab.bench.studies.sweep import SweepLineup, run_visits

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.core.errors import ConfigError
-from outrider.measure import provenance, race
+from outrider.plugins.measure.turns import provenance, race
 from outrider_lab.bench.workload import WORKLOADS, load_prompts
 from outrider_lab.measure.machine import attempt, best, different_tokens, in_turns, visit
 from outrider_lab.measure.store import write_json

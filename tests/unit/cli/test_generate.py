@@ -13,9 +13,9 @@ import pytest
 
 from doubles.command_line import Command
 from outrider.api.result import GenerationResult
-from outrider.cli.generate import Comparison, advice_for
-from outrider.measure import Score
 from outrider.models.loading import resolve
+from outrider.plugins.measure.compare import Comparison, advice_for
+from outrider.plugins.measure.turns import Score
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 

@@ -15,14 +15,15 @@ from doubles.command_line import Command
 from doubles.terminal import Terminal
 from outrider.api.result import GenerationResult
 from outrider.cli import doctor, main
-from outrider.cli.generate import Comparison, verdict
+from outrider.cli.generate import verdict
 from outrider.cli.output import LABELS, Painter, fitted, prose, screen_table
 from outrider.cli.verbs import VERBS
 from outrider.cli.verdict import headline, is_cut
 from outrider.kernels.native.tuning import Ceiling
 from outrider.kernels.operators import Choice
-from outrider.measure import Score
 from outrider.metrics import summarise
+from outrider.plugins.measure.compare import Comparison
+from outrider.plugins.measure.turns import Score
 
 WIDTHS = (80, 120)
 SENTENCE = "Costs follow from a data sheet and the sizes of the models; nothing was measured. "

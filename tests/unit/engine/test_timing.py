@@ -11,7 +11,7 @@ import torch
 
 from doubles.clocks import FakeClock
 from outrider.core.errors import TimerError
-from outrider.plugins.profile import DeviceTimer, DeviceTimers, synced_seconds
+from outrider.plugins.measure.timers import DeviceTimer, DeviceTimers, synced_seconds
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.plugins.profile import DeviceTimer, DeviceTimers, synced_seconds
+from outrider.plugins.measure.timers import DeviceTimer, DeviceTimers, synced_seconds
 
 pytestmark = [
     pytest.mark.gpu,

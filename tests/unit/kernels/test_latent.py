@@ -17,7 +17,7 @@ from outrider.kernels.native.forward import LayerWeights
 from outrider.kernels.native.layers import LatentWeights
 from outrider.kernels.operators import Kernels
 from outrider.models.latent import fill_heads, values_of_heads
-from outrider.plugins.profile import DeviceTimers, timed
+from outrider.plugins.measure.timers import DeviceTimers, timed
 from unit.kernels.implementations import kernels_named, randn
 
 HIDDEN, ROWS = 40, 33

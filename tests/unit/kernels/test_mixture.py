@@ -15,7 +15,7 @@ from outrider.kernels.operators import Kernels
 from outrider.models.expert_kinds import Experts
 from outrider.models.ffn import mix
 from outrider.models.layer_kinds import Gate
-from outrider.plugins.profile import DeviceTimers, timed
+from outrider.plugins.measure.timers import DeviceTimers, timed
 from unit.kernels.implementations import kernels_named, randn
 
 HIDDEN, FFN = 40, 24

@@ -13,8 +13,8 @@ import pytest
 from doubles.asgi_client import Client
 from doubles.scripted_port import CARD, ScriptedPort
 from doubles.scripted_site import app_of, ask, run, site_with
+from outrider.plugins.tools import reading
 from outrider.plugins.tools.grammar import OfferedTool, offered_tool
-from outrider.server import params
 from outrider.server.errors import ApiError
 from outrider.server.params import tooling_of
 from outrider.server.port import EngineCard
@@ -129,7 +129,7 @@ def test_schemas_are_walked_while_others_are_answered(monkeypatch: pytest.Monkey
         assert walked.wait(10)
         return offered_tool(tool, path)
 
-    monkeypatch.setattr(params, "offered_tool", walk)
+    monkeypatch.setattr(reading, "offered_tool", walk)
     calls, text = HELLO | {"tool_choice": "required"}, {"messages": HELLO["messages"]}
 
     async def work() -> None:

@@ -19,7 +19,7 @@ from outrider.core.env import cache_folder, compiler
 from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.params import SamplingParams
 from outrider.kernels.native.build import built_kernels, must_compile
-from outrider.measure import Neighbours
+from outrider.plugins.measure.turns import Neighbours
 from outrider_lab.bench.calibrate.counting import Counted, Counting
 from outrider_lab.bench.calibrate.engines import TimedEngine, TimedEngines, TimedLLM, open_engines
 from outrider_lab.bench.calibrate.found import DISTURBED, Answer, Asked, Found, Watch

@@ -13,7 +13,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.core.spec import ModelSpec
 from outrider.estimate.cost import Curve
-from outrider.measure import Neighbours
+from outrider.plugins.measure.turns import Neighbours
 from outrider_lab.bench.calibrate.engines import TimedEngines
 from outrider_lab.bench.calibrate.extent import Bounds, Extent
 from outrider_lab.bench.calibrate.probe import Probe

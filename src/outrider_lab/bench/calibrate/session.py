@@ -25,10 +25,10 @@ from outrider.core.env import CALIBRATIONS
 from outrider.core.errors import ConfigError
 from outrider.core.files import FileKind, read_text
 from outrider.kernels.operators import DTYPES
-from outrider.measure import provenance
 from outrider.models.families import read_config
 from outrider.models.heads import kind_of
 from outrider.models.loading import resolve
+from outrider.plugins.measure.turns import provenance
 from outrider_lab.bench.calibrate.engines import TimedEngine, TimedEngines
 from outrider_lab.bench.calibrate.rounds import endless
 from outrider_lab.bench.calibrate.timing import Costs, Wanted

@@ -17,9 +17,9 @@ import torch
 
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CheckpointError, MachineError
-from outrider.measure import provenance
 from outrider.models.families import read_config
 from outrider.models.loading import resolve
+from outrider.plugins.measure.turns import provenance
 from outrider_lab.bench.peers.contestants import (
     FORMS,
     GGUF,

@@ -19,7 +19,7 @@ from typing import IO, Any, Protocol
 
 from outrider.core.errors import ContractError
 from outrider.core.files import FileKind, read_bytes
-from outrider.measure import cpu_seconds
+from outrider.plugins.measure.turns import cpu_seconds
 
 # One request of a big model on a small machine.
 LIMIT_SECONDS = 900.0

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from outrider.core.draft import common_prefix
-from outrider.measure import MIN_PAIRS, Score, is_busy, ratio_of_medians
 from outrider.metrics import percentile
+from outrider.plugins.measure.turns import MIN_PAIRS, Score, is_busy, ratio_of_medians
 from outrider_lab.bench.peers.contestants import DRAFTERS, OURS
 from outrider_lab.bench.peers.match import Entry, Found, Place, Run
 from outrider_lab.measure.store import Section, plain_table

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from outrider.core.files import FileKind, read_bytes
-from outrider.measure import MIN_PAIRS, OTHERS_USED, Ratio, is_busy, said_of
+from outrider.plugins.measure.turns import MIN_PAIRS, OTHERS_USED, Ratio, is_busy, said_of
 from outrider_lab.bench.charts import Chart
 from outrider_lab.measure.store import Picture, RecordError, Section, fits
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider.measure import Ratio
+from outrider.plugins.measure.turns import Ratio
 from outrider_lab.bench.charts import (
     Axis,
     Chart,

@@ -19,8 +19,8 @@ from outrider.core.draft import RoundTrace
 from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import KINDS
-from outrider.measure import Ratio
 from outrider.metrics import Stats, position_counts, summarise
+from outrider.plugins.measure.turns import Ratio
 from outrider_lab.bench.studies.drafters_lineup import OFF, Runner, Writer
 from outrider_lab.measure.frame import Sample, spoken
 from outrider_lab.measure.machine import Attempt, attempt, different_tokens, in_turns, visit

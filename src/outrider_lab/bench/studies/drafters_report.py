@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 
-from outrider.measure import MIN_PAIRS, Ratio, said_of
+from outrider.plugins.measure.turns import MIN_PAIRS, Ratio, said_of
 from outrider_lab.bench.charts import Axis, Chart, Dots, Panel, Square, Squares, dot_of, rows_of
 from outrider_lab.bench.studies.drafters import (
     DrafterNumbers,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from outrider.core.draft import JobTrace
-from outrider.measure import Ratio
+from outrider.plugins.measure.turns import Ratio
 from outrider_lab.bench.load import LoadNumbers, Served
 from outrider_lab.bench.studies.engines_plan import AUTO, FIXED, OFF
 from outrider_lab.measure.frame import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from outrider.measure import MIN_PAIRS, Ratio, said_of
+from outrider.plugins.measure.turns import MIN_PAIRS, Ratio, said_of
 from outrider_lab.bench.charts import Axis, Chart, Color, Line, Lines
 from outrider_lab.bench.lanes import LanePicture, lane_chart
 from outrider_lab.bench.reference import engine_table

@@ -18,8 +18,8 @@ from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.params import SamplingParams
-from outrider.measure import Texts
 from outrider.metrics import Stats, percentile
+from outrider.plugins.measure.turns import Texts
 from outrider_lab.bench.load import ClosedLoop, Server, drive
 from outrider_lab.bench.requests import Request
 from outrider_lab.bench.studies.sweep_plan import PlannedVisit, SweepPiece, Way

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.core.fields import Value
-from outrider.measure import MIN_PAIRS, Ratio
+from outrider.plugins.measure.turns import MIN_PAIRS, Ratio
 from outrider_lab.bench.reference import engine_table
 from outrider_lab.bench.studies.sweep_plan import CONCURRENCY, FIELDS, named
 from outrider_lab.bench.studies.sweep_record import (

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import cast
 
 from outrider.core.config import EXACT_SAMPLERS
-from outrider.measure import MIN_PAIRS, Ratio, said_of
+from outrider.plugins.measure.turns import MIN_PAIRS, Ratio, said_of
 from outrider_lab.bench.charts import Axis, Chart, Line, Lines, Panel, span_of
 from outrider_lab.bench.drawing import write_all
 from outrider_lab.bench.studies.sweep_plan import CONCURRENCY, CONTEXT, FIELDS, OF_WAYS

@@ -15,8 +15,8 @@ from itertools import zip_longest
 from typing import Any, cast
 
 from outrider.core.settings import SETTINGS
-from outrider.measure import Ratio
 from outrider.metrics import percentile
+from outrider.plugins.measure.turns import Ratio
 from outrider_lab.bench.studies.sweep_plan import CONCURRENCY, DOMAIN, FIELDS, OF_WAYS, PAIR, named
 from outrider_lab.bench.studies.sweep_record import (
     BenchmarkConfig,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from outrider.measure import Ratio
+from outrider.plugins.measure.turns import Ratio
 from outrider_lab.bench.charts import Axis, Chart, Lines
 from outrider_lab.bench.peers.contestants import OURS
 from outrider_lab.bench.peers.report import tables

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from outrider.measure import Ratio
+from outrider.plugins.measure.turns import Ratio
 from outrider_lab.bench.charts import Axis, Bars, Chart, Line, Lines, Panel, span_of
 from outrider_lab.bench.cost_record import Ceilings, Cell, ProductRow, WindowRow
 from outrider_lab.bench.report.plots import curve, pareto
