@@ -32,7 +32,7 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.rng import draw_for, race_node
-from outrider.engine.compaction import StepwiseLM
+from outrider.engine.round import StepwiseLM
 from outrider.testing import GREEDY, VOCAB, check_memory, row
 from outrider.verify.batched import EXACT, rule_for
 from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule

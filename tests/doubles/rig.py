@@ -20,13 +20,13 @@ from outrider.core.rng import DrawNode, Pick, Rng, pick_node
 from outrider.drafters.common.draft_model import ModelDrafter
 from outrider.drafters.common.growth import DraftSampler
 from outrider.drafters.none import NoDrafter
-from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes, LaneRunner
 from outrider.engine.requests import Counts, RequestTable
 from outrider.engine.round import LiveSequence, Round, StopMatch
 from outrider.engine.stages import Stages
+from outrider.plugins.compaction import Compaction
 from outrider.sched.jobs import Ledger, Limits, Schedule, SingleLane
 from outrider.verify.exact import BlockRule
 

@@ -14,7 +14,7 @@ from doubles.rig import Rig, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.draft import Draft
 from outrider.core.protocols import CausalLM, Drafter, DraftNeeds, DraftRow
-from outrider.engine.compaction import StepwiseLM
+from outrider.engine.round import StepwiseLM
 
 PROMPTS = [PROMPT, (0,), (2, 4, 4, 1, 0, 2, 3), (3, 3), (1, 0, 4, 4)]
 

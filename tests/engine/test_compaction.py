@@ -27,9 +27,10 @@ from outrider.drafters.common.draft_model import SelfDrafter
 from outrider.drafters.common.growth import DraftSampler
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.engine.compaction import Compaction, StepwiseLM, compaction_of
+from outrider.engine.round import StepwiseLM
 from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import CheaperParts, GPT2Model, LlamaModel
+from outrider.plugins.compaction import Compaction, compaction_of
 from outrider.sched.jobs import LaneSizes
 from outrider.verify.exact import MatchRule
 from outrider_lab.models.scripted import Script, ScriptedLM

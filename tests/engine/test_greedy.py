@@ -25,7 +25,7 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.protocols import AcceptanceRule, Drafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.engine.compaction import StepwiseLM
+from outrider.engine.round import StepwiseLM
 from outrider.verify.exact import MatchRule, TokenRule
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {

@@ -16,7 +16,8 @@ from outrider.core.draft import Budget
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.spec import RecurrentCapacity
 from outrider.drafters.ngram import NgramDrafter
-from outrider.engine.compaction import StepwiseLM, history_note, within_history
+from outrider.engine.build import history_note, within_history
+from outrider.engine.round import StepwiseLM
 from outrider.models.decoder import ModelCapacity
 from outrider.plugins.hybrids.model import HybridModel
 from outrider.verify.exact import TokenRule

@@ -20,7 +20,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.engine.compaction import StepwiseLM
+from outrider.engine.round import StepwiseLM
 from outrider.verify.exact import MatchRule, TokenRule
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {

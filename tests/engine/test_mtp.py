@@ -20,7 +20,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import CausalLM, Drafter
 from outrider.drafters.common.growth import DraftSampler
-from outrider.engine.compaction import StepwiseLM
+from outrider.engine.round import StepwiseLM
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel

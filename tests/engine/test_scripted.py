@@ -32,7 +32,7 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.protocols import StepRow
 from outrider.core.tree import ROOT
 from outrider.drafters.ngram import NgramDrafter
-from outrider.engine.compaction import StepwiseLM
+from outrider.engine.round import StepwiseLM
 
 every_kind = pytest.mark.parametrize("kind", [ToyHybrid, TinyAttentionLM])
 

@@ -29,8 +29,8 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter, DraftNeeds, DraftRow, StepRow
 from outrider.core.rng import KeyedRng, race_node
 from outrider.drafters.common.draft_model import SelfDrafter
-from outrider.engine.compaction import StepwiseLM
 from outrider.engine.drafting import DrafterHandle
+from outrider.engine.round import StepwiseLM
 from outrider.sched.jobs import LaneSizes
 from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 

@@ -22,7 +22,7 @@ STAGES = "outrider.engine.stages"
 ADMISSION = "outrider.sched.jobs"
 DRAFTING = "outrider.engine.drafting"
 RESIDENTS = "outrider.engine.requests"
-STEPWISE = "outrider.engine.compaction"
+STEPWISE = "outrider.engine.round"
 SUMMARY = "outrider.metrics"
 
 MUTANTS = (

@@ -25,10 +25,10 @@ from outrider.core.clock import host_rows
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.drafters.none import NoDrafter
-from outrider.engine.compaction import Compaction
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model
+from outrider.plugins.compaction import Compaction
 
 KEEP = Keep(budget=20, window=6)
 TEXT = [(7 * i * i + 3 * i) % 96 for i in range(47)]

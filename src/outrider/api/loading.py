@@ -14,6 +14,7 @@ import torch
 from outrider.api.memory import Part, draft_room, fitted, table_of, target_room
 from outrider.api.plan import LoadPlan, plan_pair
 from outrider.api.tokenizer import Tokenizer
+from outrider.cache.pool import Keep
 from outrider.core.clock import give_back, uncollected
 from outrider.core.config import EngineConfig
 from outrider.core.errors import (
@@ -30,7 +31,7 @@ from outrider.core.protocols import CausalLM
 from outrider.core.resolve import ResolvedConfig
 from outrider.drafters.common.context import LaneTarget, LoadedModels, Machine
 from outrider.drafters.portfolio import unusable
-from outrider.engine.compaction import history_note, keep_of
+from outrider.engine.build import history_note
 from outrider.kernels.operators import Kernels, pick_device
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity, SharedWeights
 from outrider.models.heads import HeadsToLoad
@@ -142,7 +143,8 @@ def load_pair(
     CheckpointError, VocabularyError or CapacityError."""
     prepare_torch(deterministic=config.deterministic, threads=config.threads)
     rule_for(config.sampler, config.leniency)
-    keep_of(config)
+    if config.kv_budget:
+        Keep(config.kv_budget, config.kv_window)
     store = _store_of(config)
     plan = plan_pair(model, draft, config)
     there = None if weights_of is None else weights_of.sharer_for(plan)

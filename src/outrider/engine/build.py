@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from outrider.control.goodput import GoodputController
 from outrider.control.heuristics import (
@@ -21,24 +22,33 @@ from outrider.core.config import OTHER_CONTROLLERS, EngineConfig
 from outrider.core.draft import Budget, Choice, JobTrace, RoundTrace
 from outrider.core.errors import ConfigError, within_memory
 from outrider.core.plugins import drafter_named
-from outrider.core.protocols import Controller, DraftAhead, Drafter, HasMembers
+from outrider.core.protocols import (
+    CacheStore,
+    CausalLM,
+    Controller,
+    DraftAhead,
+    Drafter,
+    HasMembers,
+)
 from outrider.core.resolve import ResolvedConfig
 from outrider.core.spec import DraftCapacity, RecurrentCapacity
 from outrider.core.tree import MAX_WIDTH
 from outrider.drafters.common.context import BuildContext, LoadedModels
-from outrider.engine.compaction import StepwiseLM, compaction_of, most_held, within_history
 from outrider.engine.drafting import DrafterHandle, RequestDrafters
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes, LaneRunner, Lanes
 from outrider.engine.native_round import NativeRound, native_round
 from outrider.engine.requests import KneeOnceNeeded, RequestTable, observed
-from outrider.engine.round import FixedLengths, Round
+from outrider.engine.round import FixedLengths, Round, StepwiseLM
 from outrider.engine.stages import Stages
 from outrider.kernels.operators import pick_device
 from outrider.models.decoder import ModelCapacity
 from outrider.sched.admission import BatchLimit, Limit, PromptPace
 from outrider.sched.jobs import Ledger, Limits, single_lane
 from outrider.verify.batched import exact_rules, rule_for
+
+if TYPE_CHECKING:
+    from outrider.plugins.compaction import Compaction
 
 # A draft model's memory is sized from a fixed cap, not from what the target happens to leave.
 DRAFT_CONTEXT = 4096
@@ -128,6 +138,64 @@ def whole_pages(num_tokens: int, page_size: int) -> int:
     return -(-num_tokens // page_size) * page_size
 
 
+@runtime_checkable
+class FreeingStore(CacheStore, Protocol):
+    """A memory that frees what no later token attends to."""
+
+    @property
+    def reach(self) -> int:
+        """Tokens that the next token of a text attends to, itself included; 0 for all."""
+        ...
+
+
+def most_held(target: CausalLM, step: int, page_size: int) -> int:
+    """Return the arena tokens that a text of any length takes at most, if a job feeds at most
+    `step` tokens of it; 0 if that is not bounded."""
+    reach = target.state.reach if isinstance(target.state, FreeingStore) else 0
+    return reach + step + page_size if reach else 0
+
+
+@runtime_checkable
+class BoundedStore(CacheStore, Protocol):
+    """A memory that can return to `history` nodes of a round, in addition to the pending token.
+
+    A recurrent memory keeps the states to which a round may return. Their number is a setting, or
+    is given by the free memory of a device. Longer drafts are cut to it, and the user is notified.
+    """
+
+    @property
+    def history(self) -> int: ...
+
+
+def within_history(config: EngineConfig, target: CausalLM) -> EngineConfig:
+    """Return `config` with drafts no larger than the target's memory can return to."""
+    most = _history(target)
+    if most is None or most >= max(config.most_k, config.tree_nodes):
+        return config
+    return replace(
+        config,
+        k=min(config.most_k, most),
+        min_k=min(config.min_k, most),
+        tree_nodes=min(config.tree_nodes, most),
+    )
+
+
+def history_note(config: EngineConfig, target: CausalLM) -> str | None:
+    """Return a note for the user if drafts are cut, else None."""
+    most, wanted = _history(target), max(config.most_k, config.tree_nodes)
+    if most is None or most >= wanted:
+        return None
+    return (
+        f"drafts are cut from {wanted} tokens a round to {most}, which the recurrent states can "
+        "return to; --state-history raises that where memory allows"
+    )
+
+
+def _history(target: CausalLM) -> int | None:
+    state = target.state
+    return state.history if isinstance(state, BoundedStore) else None
+
+
 @within_memory("making drafters and lanes")
 def build_engine(
     resolved: ResolvedConfig,
@@ -210,11 +278,21 @@ def _stages(
         argmax=models.argmax,
         sink=sink,
         sampling=models.sampling,
-        compaction=compaction_of(config, models.target, drafter),
+        compaction=_compaction(config, models.target, drafter),
         draft_window=models.draft_window,
         rules=exact_rules(models.sampling),
         others=RequestDrafters(partial(_chosen, resolved, models, drafter)),
     )
+
+
+def _compaction(config: EngineConfig, target: CausalLM, drafter: Drafter) -> Compaction | None:
+    """Return the compaction of --kv-budget; None without it. Raises ConfigError if this target or
+    drafter does not support it."""
+    if not config.kv_budget:
+        return None
+    from outrider.plugins.compaction import compaction_of
+
+    return compaction_of(config, target, drafter)
 
 
 def _chosen(resolved: ResolvedConfig, models: LoadedModels, drafter: Drafter, name: str) -> Drafter:

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Draft, Outcome, RoundTrace
@@ -26,12 +27,14 @@ from outrider.core.errors import (
 )
 from outrider.core.interrupts import is_interrupt
 from outrider.core.protocols import CausalLM
-from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import DrafterHandle
 from outrider.engine.lanes import LaneResult, LaneTask
 from outrider.engine.round import LiveSequence
 from outrider.sched.admission import KNEE_START, Knee, Limit
 from outrider.sched.jobs import Job, JobKind, Ledger, Limits, ReadyQueues, num_admissible
+
+if TYPE_CHECKING:
+    from outrider.plugins.compaction import Compaction
 
 _log = logging.getLogger(__name__)
 

@@ -10,14 +10,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+import torch
+from torch import Tensor
+
+from outrider.cache.pool import Keep
 from outrider.core.config import EXACT_SAMPLERS, SEED_TIED_SAMPLERS
 from outrider.core.draft import Budget, Draft, Outcome, RoundTrace, TokenLogprobs
+from outrider.core.errors import ContractError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import AS_THE_ENGINE, FinishReason, RequestSpeculation, SamplingParams
-from outrider.core.protocols import CacheStore
+from outrider.core.protocols import CacheStore, CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.rng import KeyedRng, Pick, inverse_cdf
+from outrider.core.spec import ModelSpec
 
 StopMatch = Callable[[Sequence[int]], int | None]
 
@@ -279,3 +285,69 @@ def _append(seq: LiveSequence, outcome: Outcome, ending: FinishReason | None) ->
 def _kept(num_fed: int, outcome: Outcome) -> Sequence[int]:
     """Return the nodes of the pass that stay: all that was fed as text, then the accepted path."""
     return [*range(num_fed), *(num_fed + node for node in outcome.verdict.path)]
+
+
+@runtime_checkable
+class CompactingLM(CausalLM, Protocol):
+    """A target that can drop keys of tokens that it has read."""
+
+    def compact(self, seq_id: int, keep: Keep) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepwiseLM:
+    """A CausalLM over `model` whose passes compute logits of at most one token of a row: the kill
+    switch for batched verification.
+
+    Logits must be bit-identical to the batched pass on row-invariant kernels, so switching this on
+    and off distinguishes a numerics problem from a bookkeeping one. A round costs as many passes as
+    its longest row has tokens with logits.
+    """
+
+    model: CausalLM
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.model.spec
+
+    @property
+    def state(self) -> CacheStore:
+        return self.model.state
+
+    def compact(self, seq_id: int, keep: Keep) -> None:
+        """Compact a sequence, if the model can."""
+        if not isinstance(self.model, CompactingLM):
+            raise ContractError("model is no CompactingLM")
+        self.model.compact(seq_id, keep)
+
+    def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
+        logits: list[list[Tensor]] = [[] for _ in rows]
+        heads = [_part(row, 0, row.logits_from + 1) for row in rows]
+        self._pass(list(enumerate(heads)), logits, needs)
+        for at in range(1, max((row.num_logits for row in rows), default=0)):
+            parts = [
+                (index, _part(row, row.logits_from + at, row.logits_from + at + 1))
+                for index, row in enumerate(rows)
+                if at < row.num_logits
+            ]
+            self._pass(parts, logits, needs)
+        num_passes = max([1, *(row.num_logits for row in rows)])
+        flat = [row_V for row_logits in logits for row_V in row_logits]
+        if not flat:
+            return StepOutput(torch.empty(0, self.spec.vocab_size), num_passes=num_passes)
+        return StepOutput(torch.stack(flat), num_passes=num_passes)
+
+    def _pass(
+        self, parts: Sequence[tuple[int, StepRow]], logits: list[list[Tensor]], needs: DraftNeeds
+    ) -> None:
+        out = self.model.step([part for _, part in parts], needs)
+        if out.hidden_NKD is not None:
+            raise ContractError("hidden states have to be stored in memory")
+        wanted = [index for index, part in parts if part.num_logits]
+        for index, row_V in zip(wanted, out.logits_MV.clone(), strict=True):
+            logits[index].append(row_V)
+
+
+def _part(row: StepRow, start: int, end: int) -> StepRow:
+    tokens, parents = row.tokens[start:end], row.parents[start:end]
+    return StepRow(row.seq_id, tokens, parents, max(row.logits_from - start, 0))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -55,7 +56,6 @@ from outrider.core.sampling import (
     token_logprobs,
 )
 from outrider.core.tree import ROOT
-from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import (
     Proposals,
     RequestDrafters,
@@ -80,6 +80,9 @@ from outrider.engine.round import (
     unread_prompts,
 )
 from outrider.verify.batched import exact_rules
+
+if TYPE_CHECKING:
+    from outrider.plugins.compaction import Compaction
 
 
 @dataclass(frozen=True, slots=True)

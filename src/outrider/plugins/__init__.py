@@ -15,6 +15,7 @@ proof         contracts of drafters and rules
 prompt_store  pages of prompts on disk
 published     quantised folders of Hugging Face
 transformers  decoders of that library over the paged KV cache
+compaction.py prompts that keep a part of their keys
 replicas.py   several engines of one model in child processes
 spans.py      traces of requests, sent to OpenTelemetry
 

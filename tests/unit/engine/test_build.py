@@ -24,9 +24,9 @@ from outrider.engine.build import (
     build_engine,
     resolve_window,
 )
-from outrider.engine.compaction import StepwiseLM
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes
+from outrider.engine.round import StepwiseLM
 from outrider.engine.stages import Stages
 from outrider.verify.exact import MatchRule, TokenRule
 

@@ -9,7 +9,7 @@ from doubles.counting import CountingLM
 from doubles.kinds import KINDS, Kind, close_to
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.tree import ROOT
-from outrider.engine.compaction import StepwiseLM
+from outrider.engine.round import StepwiseLM
 
 NEEDS = DraftNeeds()
 ROWS = (

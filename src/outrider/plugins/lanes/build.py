@@ -12,10 +12,9 @@ from outrider.core.config import EngineConfig
 from outrider.core.draft import Budget, RoundTrace
 from outrider.core.protocols import Controller
 from outrider.drafters.common.context import LaneTarget, Machine
-from outrider.engine.compaction import StepwiseLM
 from outrider.engine.lanes import Executor, InlineLanes, LaneRunner, Lanes
 from outrider.engine.native_round import NativeRound, native_round
-from outrider.engine.round import Round
+from outrider.engine.round import Round, StepwiseLM
 from outrider.engine.stages import Stages
 from outrider.plugins.lanes.lane_order import order_named
 from outrider.plugins.lanes.schedules import schedule_for
