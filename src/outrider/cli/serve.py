@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.cli.call import Call
 from outrider.cli.output import json_line, prose, say
-from outrider.cli.running import announced
 from outrider.cli.session import (
     engines_of,
     fetch_missing,
@@ -199,6 +198,7 @@ def serve(call: Call[ServeOptions]) -> int:
     rules = rules_of(call.options)
     for model in models:
         check_name(model.resolved.program().target)
+    from outrider.plugins.running.verbs import announced
     from outrider.server.access import reserved
 
     address, held = reserved(address)

@@ -69,7 +69,12 @@ class ChatOptions(StructureOption, JsonOption):
     )
 
 
-@verb("doctor", "doctor:doctor", group="This machine", settings=("program", "engine"))
+@verb(
+    "doctor",
+    "outrider.plugins.doctor.verbs:doctor",
+    group="This machine",
+    settings=("program", "engine"),
+)
 class DoctorOptions(JsonOption):
     """Show this machine: hardware, kernels, models that fit.
 
@@ -240,7 +245,7 @@ class ServeOptions(ReplicasOption, JsonOption):
     check: bool = setting(False, "Only show what would run, with its memory.")
 
 
-@verb("top", "running:top")
+@verb("top", "outrider.plugins.running.verbs:top")
 class TopOptions(JsonOption):
     """Watch a running server on one screen.
 
@@ -253,7 +258,7 @@ class TopOptions(JsonOption):
     timeout: float = setting(5.0, "Seconds to wait for an answer.", minimum=0.1, maximum=3600)
 
 
-@verb("ps", "running:ps", group="This machine")
+@verb("ps", "outrider.plugins.running.verbs:ps", group="This machine")
 class PsOptions(JsonOption):
     """List the servers that run here; `outrider stop` ends one.
 
@@ -263,7 +268,7 @@ class PsOptions(JsonOption):
 
 @verb(
     "stop",
-    "running:stop",
+    "outrider.plugins.running.verbs:stop",
     Argument("SERVER", "Its model, port or process; may be left out if only one runs."),
 )
 class StopOptions(JsonOption):

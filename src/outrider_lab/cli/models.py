@@ -150,7 +150,7 @@ def ollama(call: Call[OllamaOptions]) -> int:
 
 def ping(call: Call[PingOptions]) -> int:
     """List the server's models, then request one completion."""
-    from outrider.api.clients import Server
+    from outrider.plugins.running.clients import Server
     from outrider_lab.bench.peers.clients import OpenAIClient
 
     asked = call.options

@@ -69,8 +69,8 @@ def _certify(call: Call[VerifyOptions]) -> int:
 def _audit(call: Call[VerifyOptions]) -> int:
     """Audit a server. Raises ConfigError if its speculation cannot be turned off, MachineError if
     it does not answer."""
-    from outrider.api.clients import Server
     from outrider.plugins.proof.check import Check
+    from outrider.plugins.running.clients import Server
     from outrider_lab.proof.against import NUM_STEPS, Amount, Audit, page_of
     from outrider_lab.proof.served import sides_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from doubles.json_server import Answer, serving
-from outrider.api.clients import Server
 from outrider.core.errors import ConfigError, MachineError
+from outrider.plugins.running.clients import Server
 from outrider_lab.bench.peers.clients import OpenAIClient, Piece
 
 MODELS = Answer.of({"object": "list", "data": [{"id": "first"}, {"id": "second"}]})

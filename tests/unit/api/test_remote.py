@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from doubles.json_server import Answer, serving
-from outrider.api.clients import MAX_BYTES, Server
 from outrider.core.errors import ConfigError, MachineError, SilentError
+from outrider.plugins.running.clients import MAX_BYTES, Server
 from outrider_lab.bench.peers.clients import number, objects
 
 BUSY = Answer.of({"error": "busy"}, 503)

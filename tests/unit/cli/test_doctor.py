@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command
-from outrider.cli import doctor as examine
 from outrider.core.config import QUANTISE_COSTS
 from outrider.core.errors import MachineError
 from outrider.kernels.native.tuning import ArithmeticCeiling, Ceiling, KernelTiming, TunedKernel
 from outrider.kernels.operators import Choice, Kernels
 from outrider.kernels.registry import choose
+from outrider.plugins.doctor import verbs as examine
 
 pytestmark = pytest.mark.weights
 

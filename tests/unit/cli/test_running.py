@@ -15,11 +15,11 @@ import pytest
 
 from doubles.command_line import Command
 from doubles.json_server import Answer, serving
-from outrider.cli.running import announced, running
+from outrider.plugins.running.verbs import announced, running
 
 CHILD = """
 import signal, sys
-from outrider.cli.running import announced
+from outrider.plugins.running.verbs import announced
 def end(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, end if sys.argv[2] == "polite" else signal.SIG_IGN)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command
-from outrider.api.clients import Server
 from outrider.cli.output import GatedConsole
-from outrider.cli.running import Watched, screen, sparkline
 from outrider.core.errors import MachineError
+from outrider.plugins.running.clients import Server
+from outrider.plugins.running.verbs import Watched, screen, sparkline
 
 COLUMNS = {
     "tokens_per_second": [0.0, 50.0, 100.0],
@@ -151,7 +151,7 @@ def test_ctrl_c_leaves_without_a_word(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(GatedConsole, "is_terminal", True)
-    monkeypatch.setattr("outrider.cli.running.time.sleep", interrupted)
+    monkeypatch.setattr("outrider.plugins.running.verbs.time.sleep", interrupted)
     shown = outrider("top")
     assert (shown.code, shown.err) == (0, "")
     assert served[1:] == ["/outrider/v1/history?since=3"] * 2
@@ -165,5 +165,5 @@ def test_no_server_is_said_in_words(outrider: Command) -> None:
 
 @pytest.mark.wide
 def test_it_needs_no_tensors() -> None:
-    code = "import outrider.cli.running, sys; sys.exit('torch' in sys.modules)"
+    code = "import outrider.plugins.running.verbs, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

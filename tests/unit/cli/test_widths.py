@@ -14,7 +14,7 @@ import pytest
 from doubles.command_line import Command
 from doubles.terminal import Terminal
 from outrider.api.result import GenerationResult
-from outrider.cli import doctor, main
+from outrider.cli import main
 from outrider.cli.generate import verdict
 from outrider.cli.output import LABELS, Painter, fitted, prose, screen_table
 from outrider.cli.verbs import VERBS
@@ -22,6 +22,7 @@ from outrider.cli.verdict import headline, is_cut
 from outrider.kernels.native.tuning import Ceiling
 from outrider.kernels.operators import Choice
 from outrider.metrics import summarise
+from outrider.plugins.doctor import verbs as doctor
 from outrider.plugins.measure.compare import Comparison
 from outrider.plugins.measure.turns import Score
 

@@ -13,8 +13,8 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any, cast
 
-from outrider.api.clients import Server
 from outrider.core.errors import ConfigError, MachineError
+from outrider.plugins.running.clients import Server
 
 
 def number(value: object) -> float:

@@ -17,8 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from outrider.api.clients import Server
 from outrider.core.errors import ConfigError, did_you_mean, install_command
+from outrider.plugins.running.clients import Server
 
 GGUF = "gguf"
 FORMS: Mapping[str, tuple[str, ...]] = {

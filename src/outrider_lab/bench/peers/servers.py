@@ -18,9 +18,9 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-from outrider.api.clients import Server
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import OutriderError
+from outrider.plugins.running.clients import Server
 from outrider_lab.bench.peers.clients import OpenAIClient, Piece
 from outrider_lab.bench.peers.sides import MAX_NGRAM, Ask, RefusedError, Setup, serve
 

@@ -20,7 +20,6 @@ from typing import Any, cast
 from rich.console import Group
 from rich.table import Table
 
-from outrider.api.clients import Server
 from outrider.cli.call import Call
 from outrider.cli.options import JsonOption
 from outrider.cli.output import GatedConsole, Screen, answer, duration, screen_table, styled
@@ -30,6 +29,7 @@ from outrider.core.env import api_key, cache_folder
 from outrider.core.errors import ConfigError, MachineError, OutriderError
 from outrider.core.fields import size
 from outrider.core.files import FileKind, Lock, NotPrivateError, locked, read_text
+from outrider.plugins.running.clients import Server
 
 _NAME = "servers"
 _ANSWER_SECONDS = _LOCK_SECONDS = 1.0
