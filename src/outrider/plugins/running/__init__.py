@@ -1,1 +1,1 @@
-"""Servers that run: the verbs `ps`, `stop` and `top` (verbs.py), and an HTTP client (clients.py)."""
+"""Servers that run: the verbs `ps`, `stop` and `top` (verbs.py), and an HTTP client."""
