@@ -3,7 +3,8 @@
 apis          Responses of OpenAI and Messages of Anthropic
 batches       files of requests: `outrider batch`, and OpenAI's files and batches
 cluster       a server on Ray
-compat        classes under the names of other programs
+compat        classes and functions under the names of other programs
+doctor        what this machine can run
 families      rows of families beyond Llama's and Gemma's kind
 gpu           kernels in Triton, and captured rounds for CUDA
 heads         EAGLE, MTP, Medusa and the drafters after them
@@ -14,6 +15,8 @@ parallel      a model that ranks share
 proof         contracts of drafters and rules
 prompt_store  pages of prompts on disk
 published     quantised folders of Hugging Face
+running       servers that run: `ps`, `stop`, `top`, and an HTTP client
+tools         calls of tools and reasoning in texts of models, and their grammars
 transformers  decoders of that library over the paged KV cache
 compaction.py prompts that keep a part of their keys
 replicas.py   several engines of one model in child processes
