@@ -18,7 +18,7 @@ from conformance.cpp import Call, Reader, UnreadableError, tokens
 
 from outrider.api.chat_template import ChatTemplate
 from outrider.core.errors import CheckpointError
-from outrider.plugins.tools.families import format_of, parser_for
+from outrider.plugins.tools.formats import format_of, parser_for
 from outrider.server.parts import OutputParser, ReasoningDelta, TextDelta, ToolDelta, ToolOpen
 from outrider.server.port import EngineCard
 

@@ -12,7 +12,7 @@ import pytest
 from doubles.scripted_port import CARD
 from doubles.served import Served, served
 from outrider import LLM, SamplingParams
-from outrider.plugins.tools.families import format_of, parser_for
+from outrider.plugins.tools.formats import format_of, parser_for
 from outrider.plugins.tools.grammar import answer_grammar, offered_tool
 from outrider.server.parts import ToolDelta, ToolOpen
 

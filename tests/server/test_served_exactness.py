@@ -25,7 +25,7 @@ from checks.effort import covering
 from doubles.served import SECONDS, Served, events, served
 from outrider import LLM, SamplingParams
 from outrider.api.result import GenerationResult
-from outrider.plugins.tools.families import format_of, parser_for
+from outrider.plugins.tools.formats import format_of, parser_for
 from outrider.plugins.tools.grammar import answer_grammar, offered_tool
 from outrider.server.chat import FINISH
 from outrider.server.parts import Part, TextDelta, ToolDelta, ToolOpen

@@ -22,7 +22,7 @@ from outrider.api.chat_template import (
 from outrider.api.request import Thoughts
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CheckpointError
-from outrider.plugins.tools.families import format_of_family
+from outrider.plugins.tools.formats import format_of_family
 
 # Byte-level: a line end is Ċ.
 LETTERS = letters("a<think>/Ċ")

@@ -11,8 +11,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from outrider.api.structure import StructureOptions
 from outrider.core.errors import ConfigError
-from outrider.plugins.tools.families import GENERIC, GLM, HERMES, LLAMA, MISTRAL, QWEN_XML, THINK
 from outrider.plugins.tools.fields import OutputFormat
+from outrider.plugins.tools.formats import GENERIC, GLM, HERMES, LLAMA, MISTRAL, QWEN_XML, THINK
 from outrider.plugins.tools.grammar import (
     Choice,
     Form,

@@ -13,7 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from outrider.plugins.tools.calls import DEEPSEEK_TOKEN
-from outrider.plugins.tools.families import (
+from outrider.plugins.tools.fields import OutputFormat
+from outrider.plugins.tools.formats import (
     FAMILIES,
     GENERIC,
     THINK,
@@ -21,7 +22,6 @@ from outrider.plugins.tools.families import (
     format_of_family,
     parser_for,
 )
-from outrider.plugins.tools.fields import OutputFormat
 from outrider.plugins.tools.parser import FormatParser
 from outrider.server.parts import (
     Part,

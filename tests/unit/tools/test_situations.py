@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from outrider.plugins.tools.calls import DEEPSEEK_TOKEN
-from outrider.plugins.tools.families import FAMILIES
 from outrider.plugins.tools.fields import OutputFormat
+from outrider.plugins.tools.formats import FAMILIES
 from outrider.plugins.tools.parser import FormatParser
 from outrider.server.parts import TextDelta, ToolDelta, ToolOpen
 

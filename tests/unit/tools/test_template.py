@@ -12,8 +12,8 @@ import pytest
 
 from doubles.scripted_port import CARD
 from outrider.api.chat_template import PromptEnd
-from outrider.plugins.tools.families import format_of, format_of_template, parser_for
 from outrider.plugins.tools.fields import PENDING, Match, literal, pattern
+from outrider.plugins.tools.formats import format_of, format_of_template, parser_for
 from outrider.plugins.tools.parser import FormatParser
 from outrider.server.parts import Part, PlainParser, ReasoningDelta, TextDelta, ToolDelta, ToolOpen
 

@@ -23,8 +23,8 @@ from outrider.api.structure import (
     resolved,
 )
 from outrider.core.errors import ConfigError
-from outrider.plugins.tools.families import GENERIC, GLM, HERMES, LLAMA, QWEN_XML, THINK
 from outrider.plugins.tools.fields import OutputFormat
+from outrider.plugins.tools.formats import GENERIC, GLM, HERMES, LLAMA, QWEN_XML, THINK
 from outrider.plugins.tools.json_text import listed, mapping
 
 Choice: TypeAlias = Literal["auto", "required"]

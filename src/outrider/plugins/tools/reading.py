@@ -11,8 +11,8 @@ from functools import partial
 from outrider.api.chat_template import PromptEnd
 from outrider.api.structure import StructureOptions, chosen
 from outrider.core.params import SamplingParams
-from outrider.plugins.tools.families import format_of, parser_for
 from outrider.plugins.tools.fields import OutputFormat
+from outrider.plugins.tools.formats import format_of, parser_for
 from outrider.plugins.tools.grammar import AnswerGrammar, answer_grammar, form_of, offered_tool
 from outrider.server.errors import refused
 from outrider.server.params import Tooling, name_of
