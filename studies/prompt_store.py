@@ -6,12 +6,12 @@ import gc
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from math import comb
+from math import comb, inf
 from pathlib import Path
 from shutil import rmtree
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter, process_time
+from time import monotonic, perf_counter, process_time
 from typing import Any, cast
 
 from common import DRAFT, TARGET, Report, note, real_folder, study
@@ -173,7 +173,7 @@ def _unknown(model: str, requests: int, rounds: int) -> dict[str, Any]:
     prompts = iter(_prompts(model, 400, 2 * requests * (rounds + 1)))
     with TemporaryDirectory() as folder, closing(_opened(model, folder)) as llm:
         kv = _pages(llm)
-        calls, whole = Timed(kv.store), 0.0
+        calls, whole, left = Timed(kv.store), 0.0, 0.0
         pace = calls.store.pace
         for number in range(rounds + 1):
             spent: dict[bool, float] = {}
@@ -181,9 +181,12 @@ def _unknown(model: str, requests: int, rounds: int) -> dict[str, Any]:
             for with_store in (number % 2 == 0, number % 2 == 1):
                 kv.store = cast("PageStore", calls) if with_store else None
                 batch = [next(prompts) for _ in range(requests)]
+                # The store does not gain time in which it may write while it is away.
+                pace.due = monotonic() + left if with_store else inf
                 began, cpu_began = perf_counter(), process_time()
                 for prompt in batch:
                     llm.generate([prompt], WRITE)
+                left = pace.due - monotonic() if with_store else left
                 spent[with_store] = perf_counter() - began
                 cpu[with_store] = process_time() - cpu_began
                 llm.close()  # waits for what is left to write, and opens again

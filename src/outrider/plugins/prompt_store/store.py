@@ -31,8 +31,10 @@ _log = logging.getLogger(__name__)
 _MOST_WAITING, _MOST_COPIED = 16_384, 256_000_000
 # The share of one core's time that the stores of an engine write for while requests run. Requests
 # pause once none has run for PAUSE_SECONDS.
-SHARE = 1 / 300
-PAUSE_SECONDS = 0.1
+SHARE = 1 / 400
+PAUSE_SECONDS = 0.2
+# A thread without jobs looks so often, and ends after a while: to start one takes a while, too.
+_LOOK_SECONDS, _LINGER_SECONDS = 1.0, 30.0
 # The end of a process waits so long for its writes.
 FLUSH_SECONDS = 10.0
 _STARTED: WeakSet[PromptStore] = WeakSet()
@@ -93,7 +95,7 @@ class PromptStore:
     """A PageStore over the files of `model` in a folder, whose name is the digest of what it is
     `about`.
 
-    The thread ends when it has nothing to do, so that it does not hold the model."""
+    The thread ends when it has nothing to do for a while, so that it does not hold the model."""
 
     folder: StoreFolder
     model: str
@@ -206,15 +208,20 @@ class PromptStore:
                 self.pace.spend(time.thread_time() - began)
 
     def _next(self) -> Callable[[], None] | None:
-        """The next job, once it may be done; None, when there is none, ends the thread."""
+        """The next job, once it may be done; None ends the thread: there was none for a while."""
+        end = time.monotonic() + _LINGER_SECONDS
         with self._changed:
             self._is_busy = False
-            # In this order: what is added from now on starts a thread, or is seen here.
-            thread, self._thread = self._thread, None
-            if not self._jobs:
-                self._changed.notify_all()
-                return None
-            self._thread = thread
+            self._changed.notify_all()
+            while not self._jobs:
+                if time.monotonic() < end:
+                    self._changed.wait(_LOOK_SECONDS)
+                    continue
+                # In this order: what is added from now on starts a thread, or is seen here.
+                thread, self._thread = self._thread, None
+                if not self._jobs:
+                    return None
+                self._thread = thread
             while not (self._hurries or self.pace.allows()):
                 self._changed.wait(PAUSE_SECONDS)
             self._is_busy = True
