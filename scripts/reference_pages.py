@@ -23,8 +23,8 @@ from outrider.core.fields import meta_of
 from outrider.core.params import SamplingParams
 from outrider.core.settings import SETTINGS, Setting
 from outrider.plugins.batches.batches import BATCH_BODIES, batch_routes
+from outrider.plugins.metrics import Metrics, metric_routes
 from outrider.server.app import all_routes, document
-from outrider.server.metrics import Metrics
 from outrider.server.port import EngineStatus
 
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "pages"
@@ -143,7 +143,7 @@ def settings_of(verb: Verb) -> str:
 def http() -> str:
     """Routes are described, none is called, so there is no server behind them."""
     nothing = cast("Any", SimpleNamespace(site=None, files=None, uses=None))
-    routes = all_routes(cast("Any", None), Metrics(dict), batch_routes(nothing))
+    routes = all_routes(cast("Any", None), [*metric_routes(Metrics(dict)), *batch_routes(nothing)])
     found = json.loads(document(routes, BATCH_BODIES))
     schemas: Mapping[str, Schema] = found["components"]["schemas"]
     paths: list[tuple[str, str, str]] = []

@@ -172,9 +172,9 @@ def _in_engine(site: Any) -> int:
 @asynccontextmanager
 async def _server_here(target: str) -> AsyncGenerator[tuple[Any, int]]:
     """A server in this loop, whose engine has a process of its own as always."""
+    from outrider.plugins.metrics import Metrics, metric_routes
     from outrider.server.access import Address, DoorRules, reserved
     from outrider.server.app import all_routes, make_app
-    from outrider.server.metrics import Metrics
     from outrider.server.port import Load
     from outrider.server.process_port import ProcessPort
     from outrider.server.run import run_server
@@ -183,7 +183,9 @@ async def _server_here(target: str) -> AsyncGenerator[tuple[Any, int]]:
     config = EngineConfig(threads=1, batch_size=3, prefill_chunk=32)
     port = ProcessPort(Load(target, None, config, 64))
     site = Site(port=port, names=("here",))
-    app = make_app(site, DoorRules(), all_routes(site, Metrics(lambda: {"here": port.status})))
+    app = make_app(
+        site, DoorRules(), all_routes(site, metric_routes(Metrics(lambda: {"here": port.status})))
+    )
     address, held = reserved(Address(port=0))
     ready = asyncio.Event()
     with closing(held):

@@ -328,9 +328,9 @@ class PacedPort:
 
 async def _serve() -> None:
     """The scripted server and the echo, until a signal."""
+    from outrider.plugins.metrics import Metrics, metric_routes
     from outrider.server.access import Address, DoorRules, reserved
     from outrider.server.app import all_routes, make_app
-    from outrider.server.metrics import Metrics
     from outrider.server.run import run_server
     from outrider.server.site import Site
 
@@ -355,7 +355,7 @@ async def _serve() -> None:
     def ready() -> None:
         print(json.dumps({"url": address.url, "echo_port": number}), flush=True)
 
-    app = make_app(site, DoorRules(), all_routes(site, metrics))
+    app = make_app(site, DoorRules(), all_routes(site, metric_routes(metrics)))
     with closing(held):
         await run_server(app, site, address, load=port.start, ready=ready, also=[metrics.keep()])
 

@@ -17,9 +17,9 @@ from doubles import scripted_port
 from doubles.scripted_port import Letters, ScriptedPort, ScriptedStream
 from outrider.api.result import TextEvent
 from outrider.core.draft import Budget, Choice, NodeTrace, RoundEvent, RoundTrace
+from outrider.plugins.metrics import Metrics, metric_routes
 from outrider.server.access import Address, DoorRules
 from outrider.server.app import all_routes, make_app
-from outrider.server.metrics import Metrics
 from outrider.server.port import EngineCard, EngineRequest
 from outrider.server.run import run_server
 from outrider.server.site import Site
@@ -80,7 +80,7 @@ async def main(port: int) -> None:
     site = Site(port=engine, names=(NAME,))
     metrics = Metrics(lambda: {NAME: engine.status})
     site.observers.append(metrics)
-    app = make_app(site, DoorRules(), all_routes(site, metrics))
+    app = make_app(site, DoorRules(), all_routes(site, metric_routes(metrics)))
     address = Address(host="127.0.0.1", port=port)
     await run_server(app, site, address, load=_nothing, ready=_ready)
 

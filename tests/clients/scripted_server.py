@@ -20,9 +20,9 @@ from doubles.scripted_port import CARD, ScriptedPort
 from outrider.api.callers import ChatIds
 from outrider.api.chat_messages import checked_messages, checked_tools
 from outrider.api.chat_template import ChatTemplate
+from outrider.plugins.metrics import Metrics, metric_routes
 from outrider.server.access import Address, DoorRules, reserved
 from outrider.server.app import all_routes, make_app
-from outrider.server.metrics import Metrics
 from outrider.server.port import ChatPrompt, EngineCard, EngineRequest
 from outrider.server.run import run_server
 from outrider.server.site import Site
@@ -66,7 +66,7 @@ async def main(template: str, rules: list[tuple[str, str]], first_seconds: float
     metrics = Metrics(lambda: {"outrider/scripted": port.status})
     site.observers.append(metrics)
     address, held = reserved(Address(port=0))
-    app = make_app(site, DoorRules(), all_routes(site, metrics))
+    app = make_app(site, DoorRules(), all_routes(site, metric_routes(metrics)))
 
     def ready() -> None:
         sys.stdout.write(json.dumps({"url": address.url, "model": site.names[0]}) + "\n")

@@ -19,11 +19,11 @@ from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import app_of, ask, run, site_with
 from outrider.api.callers import ChatIds
 from outrider.api.chat_template import ChatTemplate
+from outrider.plugins.metrics import Metrics, metric_routes
 from outrider.server.access import DoorRules
 from outrider.server.app import all_routes, make_app
 from outrider.server.chat import CompletionBody
 from outrider.server.errors import ApiError
-from outrider.server.metrics import Metrics
 from outrider.server.port import ChatPrompt
 from outrider.server.reply import parsed
 
@@ -67,7 +67,7 @@ def test_no_request_adds_a_series_to_the_metrics() -> None:
         site = site_with(ScriptedPort())
         metrics = Metrics(lambda: {"scripted": site.port.status})
         site.observers.append(metrics)
-        app = make_app(site, DoorRules(), all_routes(site, metrics))
+        app = make_app(site, DoorRules(), all_routes(site, metric_routes(metrics)))
 
         async def series() -> set[str]:
             text = (await Client(app).ask("/metrics")).body.decode()

@@ -200,7 +200,7 @@ def test_the_servers_front_end_imports_no_torch() -> None:
     """The engine's process does; a second copy costs seconds at each start, and 200 MB."""
     script = (
         "import sys, outrider.cli.serve, outrider.server.app, outrider.server.process_port\n"
-        "import outrider.server.metrics, outrider.server.run\n"
+        "import outrider.plugins.metrics, outrider.server.run\n"
         "raise SystemExit('torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], check=False, env={}, timeout=60)

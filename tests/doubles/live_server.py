@@ -17,9 +17,9 @@ from email.message import Message
 from http.client import HTTPResponse, IncompleteRead
 from typing import Any, cast
 
+from outrider.plugins.metrics import Metrics, metric_routes
 from outrider.server.access import Address, DoorRules, reserved
 from outrider.server.app import all_routes, make_app
-from outrider.server.metrics import Metrics
 from outrider.server.run import run_server
 from outrider.server.site import Limits, Site
 
@@ -55,7 +55,7 @@ async def live_server(
 ) -> AsyncGenerator[Live]:
     """Of any port, one that has to be started too."""
     site = Site(port=port, names=("live",), limits=limits or Limits())
-    routes = all_routes(site, Metrics(lambda: {"live": port.status}))
+    routes = all_routes(site, metric_routes(Metrics(lambda: {"live": port.status})))
     app = make_app(site, DoorRules(keys=keys), routes)
     address, held = reserved(Address(port=0, health_port=health_port))
     ready = asyncio.Event()

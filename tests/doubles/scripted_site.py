@@ -10,9 +10,9 @@ from starlette.types import ASGIApp
 
 from doubles.asgi_client import Client, Got
 from doubles.scripted_port import ScriptedPort
+from outrider.plugins.metrics import Metrics, metric_routes
 from outrider.server.access import DoorRules
 from outrider.server.app import all_routes, make_app
-from outrider.server.metrics import Metrics
 from outrider.server.site import Limits, Site
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ def site_with(port: ScriptedPort, limits: Limits = QUICK) -> Site:
 
 def app_of(site: Site, rules: DoorRules | None = None) -> ASGIApp:
     metrics = Metrics(lambda: {"scripted": site.port.status})
-    return make_app(site, rules or DoorRules(), all_routes(site, metrics))
+    return make_app(site, rules or DoorRules(), all_routes(site, metric_routes(metrics)))
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

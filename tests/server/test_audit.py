@@ -11,7 +11,7 @@ from doubles.asgi_client import Client
 from doubles.scripted_site import app_of
 from outrider import LLM
 from outrider.core.config import EngineConfig
-from outrider.server.metrics import Auditor
+from outrider.plugins.metrics import Auditor
 from outrider.server.site import Site
 from outrider.server.thread_port import ThreadPort
 from outrider_lab.proof.mutants import Mutant, planted

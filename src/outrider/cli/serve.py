@@ -269,11 +269,10 @@ def _run(
     rules: DoorRules,
 ) -> None:
     from outrider.plugins.batches.batches import BATCH_BODIES, batch_routes
+    from outrider.plugins.metrics import Auditor, Metrics, metric_routes
     from outrider.plugins.spans import traced
     from outrider.server.access import name_of
     from outrider.server.app import Bodies, all_routes, make_app
-    from outrider.server.metrics import Auditor, Metrics
-    from outrider.server.models import Models
     from outrider.server.run import run_server, tell_ready
     from outrider.server.site import Admission, Limits, Site, Traffic, check_apart
 
@@ -303,6 +302,8 @@ def _run(
         if first.keeps_apart:
             for model in models[1:]:
                 check_apart(first, planned(model, engines)[0].resolved.drafter.name)
+        from outrider.plugins.several_models import Models
+
         turns = Models(ports, options.max_loaded_models, _keep_alive(options, len(models)))
         site, load, also = turns.sites(first), turns.start, [turns.run()]
     if len(engines) > 1:
@@ -316,7 +317,7 @@ def _run(
         site.observers.append(auditor)
         also.append(auditor.run())
     batches = _batches(options, site, at_once)
-    more = [] if batches is None else batch_routes(batches)
+    more = [*metric_routes(metrics), *([] if batches is None else batch_routes(batches))]
     bodies: Bodies = {} if batches is None else BATCH_BODIES
 
     def ready() -> None:
@@ -326,7 +327,7 @@ def _run(
 
     also += [metrics.keep(), *([batches.run()] if batches is not None else ())]
     say(f"loading {models[0].name}; {address.url} already answers /ready")
-    with traced(make_app(site, rules, all_routes(site, metrics, more, bodies))) as app:
+    with traced(make_app(site, rules, all_routes(site, more, bodies))) as app:
         asyncio.run(run_server(app, site, address, load=load, ready=ready, also=also))
 
 
@@ -345,7 +346,7 @@ def _batches(options: ServeOptions, site: Site, most_lines: int) -> Batches | No
 
 def _keep_alive(options: ServeOptions, num_models: int) -> float:
     """Return --keep-alive in seconds. Raises ConfigError."""
-    from outrider.server.models import keep_alive_of
+    from outrider.server.params import keep_alive_of
 
     given = options.keep_alive or ("5m" if num_models > 1 else "-1")
     return keep_alive_of(given, "--keep-alive")

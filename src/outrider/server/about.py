@@ -1,5 +1,5 @@
-"""Routes about the server itself: its models, its tokenizer, its health, its metrics, and the pages
-of the playground and the dashboard.
+"""Routes about the server itself: its models, its tokenizer, its health, and the pages of the
+playground and the dashboard.
 
 Every file of `web/` and of the component that shows rounds is read once, when the server starts;
 the path of a request is never opened as a file. The pages load nothing from other hosts, and the
@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -27,7 +26,6 @@ from outrider import __version__
 from outrider.api.result import token_text
 from outrider.server.chat import check_ids
 from outrider.server.errors import ApiError, invalid
-from outrider.server.metrics import Metrics
 from outrider.server.port import ChatPrompt, NotReadyError, decoded
 from outrider.server.reply import Reply, json_response, read
 from outrider.server.site import Site
@@ -238,25 +236,6 @@ def web_routes() -> tuple[Route, ...]:
     routes = [_static(path, page.substitute(own).encode(), _PAGE) for path, own in PAGES.items()]
     routes += [_static(path, data, path) for path, data in found.items()]
     return tuple(routes)
-
-
-def metric_routes(metrics: Metrics) -> list[Route]:
-    """Return the routes `/metrics` for Prometheus and `/outrider/v1/history?since=N`."""
-
-    async def exposition(_request: Request) -> Response:
-        return Response(metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
-
-    async def history(request: Request) -> Response:
-        said = request.query_params.get("since", "0")
-        since = int(said) if said.isascii() and said.isdigit() and len(said) < 16 else 0
-        body = msgspec.json.encode(metrics.history(since))
-        headers = {"cache-control": "no-store"}
-        return Response(body, media_type="application/json", headers=headers)
-
-    return [
-        Route("/metrics", exposition, methods=["GET"]),
-        Route("/outrider/v1/history", history, methods=["GET"]),
-    ]
 
 
 def card_routes(site: Site) -> list[Route]:

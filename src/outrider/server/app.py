@@ -34,7 +34,6 @@ from outrider.server.about import (
     TokenizeBody,
     card_routes,
     health_routes,
-    metric_routes,
     model_routes,
     web_routes,
 )
@@ -42,7 +41,6 @@ from outrider.server.access import FILES, Door, DoorRules
 from outrider.server.chat import ChatExchange, CompletionBody, CompletionExchange
 from outrider.server.errors import ANTHROPIC_PATHS, ApiError, error_response
 from outrider.server.exchange import Exchange, api_route
-from outrider.server.metrics import Metrics
 from outrider.server.reply import encode
 from outrider.server.site import Api, Site
 
@@ -76,13 +74,12 @@ def text_routes(site: Site) -> list[Route]:
 
 
 def all_routes(
-    site: Site, metrics: Metrics, more: Sequence[Route] = (), bodies: Bodies = MappingProxyType({})
+    site: Site, more: Sequence[Route] = (), bodies: Bodies = MappingProxyType({})
 ) -> list[BaseRoute]:
     """Return the routes of every part of the server, and `more` ones, with the `bodies` that these
     read by path."""
     found = [
         *web_routes(),
-        *metric_routes(metrics),
         *card_routes(site),
         *health_routes(site),
         *model_routes(site),

@@ -6,20 +6,22 @@ their own, each of which is parsed into a `Tooling`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from math import inf, isnan
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from outrider.api.structure import KEYS, StructureOptions, structure_of
+from outrider.core.errors import ConfigError
 from outrider.core.fields import WHOLE, shown
 from outrider.core.params import SamplingParams
 from outrider.server.errors import invalid, refused
-from outrider.server.models import keep_alive_of
 from outrider.server.port import EngineCard
 from outrider.server.site import Site, learns_of_all
 
@@ -223,6 +225,27 @@ def ignored_fields(asked: Asked) -> list[str]:
     """Return a warning for each parameter of the request that has no effect."""
     why = asked.IGNORED
     return [f"{name}: {why[name]}" for name in why if getattr(asked, name) not in (None, False)]
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h)", re.ASCII)
+
+
+def keep_alive_of(given: str | float, name: str = "keep_alive") -> float:
+    """Parse a number of seconds or a duration like `1h30m`; a negative one is infinite, as in
+    Ollama. Raises ConfigError with the parameter's `name`."""
+    words = str(given).strip()
+    size = words.removeprefix("-")
+    parts = [(size, "s")] if _PART.sub("", size) or not size else _PART.findall(size)
+    try:
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    except ValueError:
+        seconds = -1.0
+    if isnan(seconds) or seconds < 0:
+        raise ConfigError(
+            f"{name}: {shown(given)} is no duration.", hint="5m, 90 (seconds), 0, or -1 (never)"
+        )
+    return inf if words != size else seconds
 
 
 def kept(site: Site, asked: Asked, warnings: list[str]) -> Site:

@@ -14,8 +14,8 @@ import pytest
 from doubles.asgi_client import Client, Got
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import app_of, run, site_with
-from outrider.server import metrics
-from outrider.server.metrics import Auditor
+from outrider.plugins import metrics
+from outrider.plugins.metrics import Auditor
 from outrider.server.port import EngineRequest
 from outrider.server.site import Site
 

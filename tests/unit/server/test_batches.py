@@ -22,9 +22,9 @@ from outrider.core.errors import ConfigError
 from outrider.plugins.batches import batches as batches_module
 from outrider.plugins.batches.batches import BATCH_BODIES, Batches, Lines, batch_routes
 from outrider.plugins.batches.files import Files
+from outrider.plugins.metrics import Metrics, metric_routes
 from outrider.server.access import DoorRules
 from outrider.server.app import FILE_ANSWERS, all_routes, document, make_app, routed, text_routes
-from outrider.server.metrics import Metrics
 from outrider.server.site import BATCH, Admission, Site
 
 MIB = 1 << 20
@@ -69,7 +69,9 @@ class Server:
             self.site, self.files, Lines(inner, self.site.traffic.admission, most)
         )
         metrics = Metrics(lambda: {"scripted": self.port.status})
-        routes = all_routes(self.site, metrics, batch_routes(self.batches), BATCH_BODIES)
+        routes = all_routes(
+            self.site, [*metric_routes(metrics), *batch_routes(self.batches)], BATCH_BODIES
+        )
         rules = DoorRules(keys=KEYS if keyed else ())
         self.app: ASGIApp = make_app(self.site, rules, routes)
 
@@ -591,7 +593,7 @@ def test_what_is_sent_to_other_paths_is_bounded_as_before(tmp_path: Path) -> Non
 
 def test_the_document_says_what_is_answered(tmp_path: Path) -> None:
     server = Server(tmp_path)
-    routes = all_routes(server.site, Metrics(dict), batch_routes(server.batches))
+    routes = all_routes(server.site, [*metric_routes(Metrics(dict)), *batch_routes(server.batches)])
     told = json.loads(document(routes, BATCH_BODIES))["paths"]
     for name in FILE_ANSWERS:
         method, _, path = name.rpartition(" ")

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from outrider.api.result import GenerationResult
 from outrider.core.params import SamplingParams
 from outrider.metrics import Stats
-from outrider.server.metrics import NUM_STEPS, STEP_SECONDS, Durations, History, Metrics
+from outrider.plugins.metrics import NUM_STEPS, STEP_SECONDS, Durations, History, Metrics
 from outrider.server.port import EngineRequest, EngineStatus
 from outrider.server.site import Ended, Usage
 

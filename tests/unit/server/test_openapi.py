@@ -9,8 +9,8 @@ import pytest
 
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import ask, site_with
+from outrider.plugins.metrics import Metrics, metric_routes
 from outrider.server.app import ANSWERS, JSON, all_routes, own_bodies
-from outrider.server.metrics import Metrics
 
 
 def document() -> dict[str, Any]:
@@ -20,7 +20,7 @@ def document() -> dict[str, Any]:
 def test_every_path_is_told() -> None:
     told = document()["paths"]
     site = site_with(ScriptedPort())
-    routes = all_routes(site, Metrics(lambda: {"scripted": site.port.status}))
+    routes = all_routes(site, metric_routes(Metrics(lambda: {"scripted": site.port.status})))
     paths = {getattr(route, "path", "") for route in routes}
     wanted = {path.replace(":path", "") for path in paths if not path.startswith("/web/")}
     assert set(told) == wanted - {"/openapi.json"}

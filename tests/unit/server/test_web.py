@@ -13,10 +13,10 @@ from starlette.testclient import TestClient
 
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import site_with
+from outrider.plugins.metrics import Metrics, metric_routes
 from outrider.server import about
 from outrider.server.access import DoorRules
 from outrider.server.app import make_app
-from outrider.server.metrics import Metrics
 from outrider.server.port import EngineStatus
 
 WEB = Path(about.__file__).parent / "web"
@@ -33,7 +33,7 @@ _IMPORTED = re.compile(r"(?<![\"'])(?:from|import) ?\"([^\"]+)\"")
 @pytest.fixture(scope="module")
 def client() -> TestClient:
     metrics = Metrics(lambda: {"tiny": EngineStatus(state="ready")})
-    routes = [*about.web_routes(), *about.metric_routes(metrics)]
+    routes = [*about.web_routes(), *metric_routes(metrics)]
     app = make_app(site_with(ScriptedPort()), DoorRules(), routes)
     return TestClient(app, base_url="http://localhost")
 

@@ -19,9 +19,9 @@ from outrider.core.env import api_key
 from outrider.plugins.cluster.engine import Engine
 from outrider.plugins.cluster.handle_port import HandlePort
 from outrider.plugins.cluster.settings import DeploymentArgs, check_ray, read_args
+from outrider.plugins.metrics import Metrics, metric_routes
 from outrider.server.access import DoorRules, name_of, read_keys
 from outrider.server.app import all_routes, make_app
-from outrider.server.metrics import Metrics
 from outrider.server.site import Admission, Limits, Site, Traffic, check_apart
 
 
@@ -50,7 +50,9 @@ class Gateway:
         self._keeping = asyncio.create_task(self._metrics.keep())
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return make_app(self._site, self._rules, all_routes(self._site, self._metrics))
+        return make_app(
+            self._site, self._rules, all_routes(self._site, metric_routes(self._metrics))
+        )
 
 
 def door_rules(options: DeploymentArgs) -> tuple[DoorRules, dict[str, float]]:

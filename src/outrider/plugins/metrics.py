@@ -21,7 +21,7 @@ from itertools import accumulate
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -29,6 +29,9 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from outrider import __version__
 from outrider.api.result import GenerationResult
@@ -426,6 +429,25 @@ _OF_ENGINES = {
 # Audits that wait for an idle engine, and how often one gives way before it is dropped.
 _MOST_WAITING, _MOST_TRIES = 64, 16
 _LOOK_SECONDS = 0.01
+
+
+def metric_routes(metrics: Metrics) -> list[Route]:
+    """Return the routes `/metrics` for Prometheus and `/outrider/v1/history?since=N`."""
+
+    async def exposition(_request: Request) -> Response:
+        return Response(metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def history(request: Request) -> Response:
+        said = request.query_params.get("since", "0")
+        since = int(said) if said.isascii() and said.isdigit() and len(said) < 16 else 0
+        body = msgspec.json.encode(metrics.history(since))
+        headers = {"cache-control": "no-store"}
+        return Response(body, media_type="application/json", headers=headers)
+
+    return [
+        Route("/metrics", exposition, methods=["GET"]),
+        Route("/outrider/v1/history", history, methods=["GET"]),
+    ]
 
 
 class Auditor:

@@ -11,43 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from math import inf, isnan
+from math import inf
 from time import monotonic
 from typing import Protocol
 
-from outrider.core.errors import ConfigError, OutriderError, with_hint
-from outrider.core.fields import shown
+from outrider.core.errors import OutriderError, with_hint
 from outrider.server.port import EnginePort, NotReadyError
 from outrider.server.site import Site
 
 _LOG = logging.getLogger(__name__)
 # Pause after a failed load of a model, as each try unloads another model.
 RETRY_SECONDS = 30
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h)", re.ASCII)
-
-
-def keep_alive_of(given: str | float, name: str = "keep_alive") -> float:
-    """Parse a number of seconds or a duration like `1h30m`; a negative one is infinite, as in
-    Ollama. Raises ConfigError with the parameter's `name`."""
-    words = str(given).strip()
-    size = words.removeprefix("-")
-    parts = [(size, "s")] if _PART.sub("", size) or not size else _PART.findall(size)
-    try:
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    except ValueError:
-        seconds = -1.0
-    if isnan(seconds) or seconds < 0:
-        raise ConfigError(
-            f"{name}: {shown(given)} is no duration.", hint="5m, 90 (seconds), 0, or -1 (never)"
-        )
-    return inf if words != size else seconds
 
 
 class NotLoadedError(NotReadyError):
