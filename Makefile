@@ -13,7 +13,7 @@ help:
 demo:
 	@scripts/demo
 test:
-	@echo "about ten minutes on two cores, after what is installed; scripts/test --fast takes one"
+	@echo "under six minutes on two cores, with what is installed; scripts/test --fast takes one"
 	@scripts/test
 check:
 	@scripts/check

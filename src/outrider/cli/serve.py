@@ -34,12 +34,9 @@ from outrider.cli.session import (
 )
 from outrider.cli.verb_options import ServeOptions
 from outrider.core.env import api_key
-from outrider.core.errors import (
-    ConfigError,
-    MachineError,
-    install_command,
-)
+from outrider.core.errors import ConfigError, MachineError
 from outrider.core.params import SamplingParams
+from outrider.core.plugins import install_command
 from outrider.core.settings import Chosen, Resolved
 from outrider.pairs.catalog import is_called
 from outrider.server.access import read_keys

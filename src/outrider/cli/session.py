@@ -33,13 +33,12 @@ from outrider.core.errors import (
     MachineError,
     Wordless,
     hear_compilers,
-    install_command,
     notes_on,
 )
 from outrider.core.fields import split
 from outrider.core.files import FileKind, read_text
 from outrider.core.params import ADVISED
-from outrider.core.plugins import AUTO, OFF, drafter_named
+from outrider.core.plugins import AUTO, OFF, drafter_named, install_command
 from outrider.core.settings import DEFAULT, Chosen, ProgramConfig, Resolved
 
 if TYPE_CHECKING:

@@ -10,15 +10,12 @@ import difflib
 import errno
 import json
 import logging
-import re
 import resource
-import shlex
 import traceback
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import ContextDecorator, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain
 from mmap import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -65,27 +62,6 @@ class OutriderError(Exception):
         if hint:
             # For tracebacks, notebooks and logs.
             self.add_note(f"try: {hint}")
-
-
-@cache
-def install_command(extra: str) -> str:
-    """The command that installs what `extra` of this package asks for, from the package's own
-    metadata: it works too where no index has Outrider itself."""
-    from importlib.metadata import PackageNotFoundError, requires
-
-    try:
-        lines = requires("outrider") or []
-    except PackageNotFoundError:
-        return f"pip install '.[{extra}]' in a checkout"
-
-    def wanted(extra: str) -> Iterator[str]:
-        for line in lines:
-            if re.search(rf"""extra == ["']{extra}["']""", line):
-                name = line.partition(";")[0].strip()
-                own = re.fullmatch(r"outrider\[(.+)\]", name)
-                yield from chain.from_iterable(map(wanted, own[1].split(","))) if own else (name,)
-
-    return f"pip install {shlex.join(wanted(extra))}"
 
 
 def with_hint(error: Exception) -> str:

@@ -15,11 +15,14 @@ in, or when all are listed, and a package is imported when its name is used.
 from __future__ import annotations
 
 import logging
+import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -62,6 +65,27 @@ class ControllerKind:
 
     name: str
     build: Callable[[Any], Any]
+
+
+@cache
+def install_command(extra: str) -> str:
+    """The command that installs what `extra` of this package asks for, from the package's own
+    metadata: it works too where no index has Outrider itself."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        lines = requires("outrider") or []
+    except PackageNotFoundError:
+        return f"pip install '.[{extra}]' in a checkout"
+
+    def wanted(extra: str) -> Iterator[str]:
+        for line in lines:
+            if re.search(rf"""extra == ["']{extra}["']""", line):
+                name = line.partition(";")[0].strip()
+                own = re.fullmatch(r"outrider\[(.+)\]", name)
+                yield from chain.from_iterable(map(wanted, own[1].split(","))) if own else (name,)
+
+    return f"pip install {shlex.join(wanted(extra))}"
 
 
 @cache

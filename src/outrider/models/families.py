@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outrider.core.errors import CheckpointError, ContractError, install_command, nearest
-from outrider.core.plugins import plugin_modules
+from outrider.core.errors import CheckpointError, ContractError, nearest
+from outrider.core.plugins import install_command, plugin_modules
 from outrider.core.spec import DecoderConfig
 from outrider.models.checkpoint import (
     GENERATION,

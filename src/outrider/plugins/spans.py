@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider import __version__
 from outrider.core.env import wants_traces
-from outrider.core.errors import install_command
+from outrider.core.plugins import install_command
 from outrider.server.exchange import Answer, metrics_of, usage_of
 
 _log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from outrider.core.errors import install_command
+from outrider.core.plugins import install_command
 from outrider_lab.bench.charts import (
     Axis,
     Bars,

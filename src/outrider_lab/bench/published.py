@@ -15,8 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from outrider.core.errors import ConfigError, MachineError, install_command
+from outrider.core.errors import ConfigError, MachineError
 from outrider.core.files import FileKind, read_text
+from outrider.core.plugins import install_command
 from outrider_lab.bench.workload import SUMMARIZE
 from outrider_lab.measure.store import RecordError, parse
 

@@ -13,6 +13,7 @@ from outrider.api.structure import StructureOptions
 from outrider.core import errors
 from outrider.core.errors import ConfigError, Foreign, foreign_names, hint_for, notes_on
 from outrider.core.params import SamplingParams
+from outrider.core.plugins import install_command
 from outrider.core.settings import SETTINGS, environment, file
 
 # A name that is also ours cannot be another's.
@@ -77,6 +78,6 @@ def test_variables_of_others_are_told_and_not_read() -> None:
     [("server", "granian starlette msgspec prometheus_client"), ("cluster", "ray granian")],
 )
 def test_an_extra_is_installed_by_the_names_of_its_packages(extra: str, packages: str) -> None:
-    command = errors.install_command(extra)
+    command = install_command(extra)
     assert set(packages.split()) <= set(re.findall(r"\w+", command))
     assert "outrider" not in command

@@ -17,7 +17,8 @@ from torch import Tensor
 from doubles.hf_checkpoints import VOCAB, random_hf, tiny_adapter, with_room, write_hf
 from doubles.tiny_attention import poison_dead_space
 from doubles.tiny_checkpoints import save_tensors
-from outrider.core.errors import CheckpointError, ConfigError, install_command
+from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.plugins import install_command
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.tree import ROOT
 from outrider.models.checkpoint import open_checkpoint

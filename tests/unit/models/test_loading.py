@@ -11,7 +11,8 @@ import torch
 from huggingface_hub.errors import HFValidationError
 
 from doubles.tiny_checkpoints import variant, write_checkpoint
-from outrider.core.errors import CheckpointError, ConfigError, MachineError, install_command
+from outrider.core.errors import CheckpointError, ConfigError, MachineError
+from outrider.core.plugins import install_command
 from outrider.kernels.operators import pick_device
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.families import read_config

@@ -23,8 +23,9 @@ from outrider.cli.call import Call
 from outrider.cli.output import Meter, answer, duration, say
 from outrider.cli.session import opened, structure_of, to_load
 from outrider.cli.verb_options import BatchOptions
-from outrider.core.errors import ConfigError, MachineError, install_command
+from outrider.core.errors import ConfigError, MachineError
 from outrider.core.params import SamplingParams
+from outrider.core.plugins import install_command
 from outrider.plugins.batches.lines import (
     AnswerFile,
     Answers,

@@ -13,8 +13,9 @@ import yaml
 from msgspec import Struct
 
 from outrider.core.config import EngineConfig
-from outrider.core.errors import ConfigError, MachineError, install_command
+from outrider.core.errors import ConfigError, MachineError
 from outrider.core.fields import default_of
+from outrider.core.plugins import install_command
 from outrider.server.access import is_loopback
 
 # Releases whose interfaces for routers and streams this code uses: from the first on, and before

@@ -13,7 +13,8 @@ from outrider.cli.serve import sampling_decided
 from outrider.cli.session import without_draft
 from outrider.cli.verb_options import ClusterConfigOptions
 from outrider.core.env import api_key
-from outrider.core.errors import MachineError, OutriderError, install_command, with_hint
+from outrider.core.errors import MachineError, OutriderError, with_hint
+from outrider.core.plugins import install_command
 
 
 def cluster_config(call: Call[ClusterConfigOptions]) -> int:

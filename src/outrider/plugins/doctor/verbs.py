@@ -28,9 +28,10 @@ from outrider.cli.verb_options import DoctorOptions
 from outrider.cli.verdict import toy_note
 from outrider.core.config import QUANTISE_COSTS
 from outrider.core.env import CALIBRATIONS, cache_folder, compiler
-from outrider.core.errors import MachineError, OutriderError, install_command
+from outrider.core.errors import MachineError, OutriderError
 from outrider.core.fields import size
 from outrider.core.files import NotPrivateError, private_folder
+from outrider.core.plugins import install_command
 from outrider.core.settings import Resolved
 from outrider.kernels.native.build import COMPILERS, built_kernels, trusted_folders
 from outrider.kernels.native.cpu import hardware_threads, memory_nodes, pinned_threads

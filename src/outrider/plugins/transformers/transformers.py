@@ -19,7 +19,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from outrider.core.errors import CheckpointError, OutriderError, install_command
+from outrider.core.errors import CheckpointError, OutriderError
+from outrider.core.plugins import install_command
 from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject, refuse_deep
 from outrider.models.scheme import scheme_of
 from outrider.models.weights import without_mtp

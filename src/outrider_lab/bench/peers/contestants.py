@@ -17,7 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from outrider.core.errors import ConfigError, did_you_mean, install_command
+from outrider.core.errors import ConfigError, did_you_mean
+from outrider.core.plugins import install_command
 from outrider.plugins.running.clients import Server
 
 GGUF = "gguf"
