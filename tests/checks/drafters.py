@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import partial
 
 from checks.controllers import trace
-from outrider.control.heuristics import BandController, FixedController, Watchdog
+from outrider.control.heuristics import FixedController, Watchdog
 from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.common.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter
 from outrider.drafters.ngram import CopyAcceptance, NgramDrafter
 from outrider.drafters.portfolio import ReplayScored
 from outrider.drafters.suffix import SharedTrust, SuffixDrafter, Trust, bucket
+from outrider.plugins.controllers import BandController
 from outrider.testing import GREEDY, fresh_draft, row
 from outrider_lab.drafters.recycling import RecyclingDrafter
 

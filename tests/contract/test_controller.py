@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from checks.controllers import trace
 from checks.effort import examples
 from outrider.control.goodput import GoodputController
-from outrider.control.heuristics import BandController, FixedController, SloController, Watchdog
+from outrider.control.heuristics import FixedController, Watchdog
 from outrider.core.draft import Budget, RoundTrace
 from outrider.core.protocols import Controller
 from outrider.estimate.acceptance import MOST_SEQUENCES
+from outrider.plugins.controllers import BandController, SloController
 
 # Nodes of a tree for each token of its depth.
 TREE = 3

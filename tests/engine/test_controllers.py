@@ -17,13 +17,14 @@ from doubles.rig import BRANCHING, Request, Rig, model_drafter
 from doubles.toy_hybrid import ToyHybrid
 from outrider import LLM, EngineConfig
 from outrider.control.goodput import GoodputController
-from outrider.control.heuristics import BandController, FixedController, SloController
+from outrider.control.heuristics import FixedController
 from outrider.core.draft import Budget
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Controller, Drafter
 from outrider.drafters.common.draft_model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
+from outrider.plugins.controllers import BandController, SloController
 from outrider.verify.exact import CoupledRule, MatchRule
 
 K = 6

@@ -20,7 +20,7 @@ SUFFIX = "outrider.drafters.suffix"
 MEMORY = "outrider.drafters.suffix"
 RECYCLING = "outrider_lab.drafters.recycling"
 GATE = "outrider.drafters.ngram"
-BAND = "outrider.control.heuristics"
+BAND = "outrider.plugins.controllers"
 SHADOW = "outrider.drafters.portfolio"
 WATCHDOG = "outrider.control.heuristics"
 

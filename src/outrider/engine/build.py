@@ -10,13 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from outrider.control.goodput import GoodputController
-from outrider.control.heuristics import (
-    BandController,
-    FixedController,
-    GuardedController,
-    SloController,
-    Watchdog,
-)
+from outrider.control.heuristics import FixedController, GuardedController, Watchdog
 from outrider.control.scored import ScoredController
 from outrider.core.config import OTHER_CONTROLLERS, EngineConfig
 from outrider.core.draft import Budget, Choice, JobTrace, RoundTrace
@@ -396,13 +390,6 @@ def _controller(resolved: ResolvedConfig) -> Controller:
         most = Budget(k, num_nodes=num_nodes)
         own = OTHER_CONTROLLERS.build(OTHER_CONTROLLERS.load(name), most)
         return GuardedController(own, most)
-    if config.min_k > k:
-        raise ConfigError(
-            f"min_k={config.min_k} is above k={k}, the longest draft.",
-            hint="lower --min-k or raise --k",
-        )
-    if name == "band":
-        return BandController(
-            k=k, min_k=config.min_k, target=config.target_acceptance, num_nodes=num_nodes
-        )
-    return SloController(k=k, min_k=config.min_k, target_ms=config.target_ms, num_nodes=num_nodes)
+    from outrider.plugins.controllers import controller_of
+
+    return controller_of(config, k=k, num_nodes=num_nodes)

@@ -19,6 +19,7 @@ running       servers that run: `ps`, `stop`, `top`, and an HTTP client
 tools         calls of tools and reasoning in texts of models, and their grammars
 transformers  decoders of that library over the paged KV cache
 compaction.py prompts that keep a part of their keys
+controllers.py  draft lengths by a latency target or a band of acceptance
 metrics.py    counts for Prometheus and the dashboard, and audits of a share of the requests
 replicas.py   several engines of one model in child processes
 several_models.py  models that one server loads in turn

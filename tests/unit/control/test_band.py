@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.controllers import trace
-from outrider.control.heuristics import RECENT, WINDOW, BandController
 from outrider.estimate.acceptance import MOST_SEQUENCES
+from outrider.plugins.controllers import RECENT, WINDOW, BandController
 
 
 def band(*, k: int = 8, min_k: int = 1, target: float = 0.7) -> BandController:

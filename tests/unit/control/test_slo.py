@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from checks.controllers import trace
-from outrider.control.heuristics import NUM_ROUNDS, SloController, SloStats
+from outrider.plugins.controllers import NUM_ROUNDS, SloController, SloStats
 
 
 def slo(*, k: int = 8, min_k: int = 1, target_ms: float = 50.0) -> SloController:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from checks.controllers import trace
 from outrider.control.goodput import GoodputController
-from outrider.control.heuristics import BandController, SloController
 from outrider.core.draft import Budget, RoundTrace
 from outrider.core.protocols import Controller
 from outrider.estimate.cost import CostTable, Curve
+from outrider.plugins.controllers import BandController, SloController
 
 K, NODES = 8, 24
 

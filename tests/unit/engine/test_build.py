@@ -12,7 +12,7 @@ from checks.state import VOCAB
 from doubles.rig import Request, Rig, first_maximum, round_of
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.control.goodput import GoodputController
-from outrider.control.heuristics import BandController, FixedController
+from outrider.control.heuristics import FixedController
 from outrider.core.config import EngineConfig
 from outrider.core.draft import RoundTrace
 from outrider.core.errors import ConfigError
@@ -28,6 +28,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes
 from outrider.engine.round import StepwiseLM
 from outrider.engine.stages import Stages
+from outrider.plugins.controllers import BandController
 from outrider.verify.exact import MatchRule, TokenRule
 
 
