@@ -16,8 +16,8 @@ from doubles.asgi_client import Client
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import QUICK, app_of, run
 from outrider.core.errors import CheckpointError, ConfigError
+from outrider.plugins import several_models as models
 from outrider.plugins.several_models import Models, NotLoadedError
-from outrider.server import models
 from outrider.server.params import keep_alive_of
 from outrider.server.site import Limits, Site
 
