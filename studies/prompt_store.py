@@ -40,7 +40,7 @@ def prompt_store(options: Options, report: Report) -> bool:
 
     Models take turns with themselves in one process: an engine without a store, one that fills an
     empty one, and one that is opened anew over the full one. Texts of all must be equal. Requests
-    that find nothing come one after another; what is left to write is written between turns.
+    that find nothing come one after another, so files are written at the pace for busy times.
     """
     real = real_folder("")
     models = {real.name: str(real), HYBRID: HYBRID}
@@ -181,7 +181,7 @@ def _unknown(model: str, requests: int, rounds: int) -> dict[str, Any]:
             for with_store in (number % 2 == 0, number % 2 == 1):
                 kv.store = cast("PageStore", calls) if with_store else None
                 batch = [next(prompts) for _ in range(requests)]
-                # The store does not gain time in which it may write while it is away.
+                # What waits is not written while the store is away, nor in a pause.
                 pace.due = monotonic() + left if with_store else inf
                 began, cpu_began = perf_counter(), process_time()
                 for prompt in batch:
@@ -189,7 +189,6 @@ def _unknown(model: str, requests: int, rounds: int) -> dict[str, Any]:
                 left = pace.due - monotonic() if with_store else left
                 spent[with_store] = perf_counter() - began
                 cpu[with_store] = process_time() - cpu_began
-                llm.close()  # waits for what is left to write, and opens again
             if not number:  # the first round warms up
                 calls.seconds = pace.busy_seconds = 0.0
                 continue
