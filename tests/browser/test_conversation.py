@@ -177,6 +177,29 @@ def test_a_saved_conversation_is_opened_again_beside_the_first_one_and_goes_on(
     assert page.locator(".answer .place", has_text="From a file").count() == 2
 
 
+def test_conversations_of_the_terminal_and_of_the_browser_open_in_each_other(
+    opened: OpenPage,
+) -> None:
+    page = opened("/")
+    settle(page, max_tokens="8", temperature="0")
+    said = [("system", "Be brief."), ("user", "Hello there"), ("assistant", "Hello.")]
+    messages = [{"role": role, "content": text} for role, text in said]
+    written = json.dumps({"model": "a", "messages": messages}, indent=1) + "\n"
+    given = {"name": "talk.json", "mimeType": "application/json", "buffer": written.encode()}
+    page.get_by_label("Open a saved one").set_input_files(given)
+    page.locator(".answer .md", has_text="Hello.").wait_for()
+    assert page.locator("nav.history li").inner_text() == "Hello there"
+    sent = requests(page)
+    say(page, "Go on")
+    asked = json.loads(sent[0].post_data)["messages"]
+    assert asked == [*messages, {"role": "user", "content": "Go on"}]
+    # What `outrider chat` reads of a file is role and content.
+    with page.expect_download() as found:
+        page.get_by_role("button", name="Save as JSON").click()
+    saved = json.loads(found.value.path().read_text("utf-8"))["messages"]
+    assert [{key: one[key] for key in ("role", "content")} for one in saved[:4]] == asked
+
+
 def _saved(messages: object, **more: object) -> str:
     return json.dumps({"format": "outrider-conversation-1", "messages": messages} | more)
 

@@ -135,8 +135,8 @@ def _effort(shown: VerifyOptions, resolved: Resolved) -> Effort:
     return replace(effort, greedy_tokens=resolved.repeatable_sampling().max_tokens)
 
 
-# Seconds of a part for the embedded pair on two cores of 2.8 GHz; the third depends on the model.
-SECONDS_OF_PARTS: Mapping[int, float] = {1: 12, 2: 25, 4: 25}
+# Seconds of a part on two quiet cores of 2.1 GHz; those of the third depend on the model.
+SECONDS_OF_PARTS: Mapping[int, float] = {1: 8, 2: 42, 4: 6}
 _TEXTS = 3
 
 

@@ -152,6 +152,13 @@ def test_a_conversation_is_saved_and_goes_on(outrider: Command, tmp_path: Path) 
     assert "be kind\n" in shown.out
     assert _replies(shown.out)[0]["token_ids"] == _replies(first.out)[0]["token_ids"]
     assert shown.out.count("(no system message)") == 2
+    # As the playground saves it, with more of each message than the terminal reads.
+    more = {"id": "x", "text": "", "facts": {}}
+    messages = [message | more for message in saved["messages"]]
+    browsers = {"format": "outrider-conversation-1", "title": "a", "messages": messages}
+    Path("browser.json").write_text(json.dumps(browsers), "utf-8")
+    shown = outrider("chat", "--json", *SHORT, stdin="/load browser.json\n/retry\n")
+    assert _replies(shown.out)[0]["token_ids"] == _replies(first.out)[0]["token_ids"]
 
 
 def test_a_greedy_reply_that_is_asked_for_again_says_how_to_vary_it(outrider: Command) -> None:

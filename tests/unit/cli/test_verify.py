@@ -119,6 +119,9 @@ def test_a_certificate_says_what_was_tested_and_what_was_found(outrider: Command
         assert words in shown.out
     marks = re.findall(r"^  ok {6}(\S.*?)  ", shown.out, flags=re.MULTILINE)
     assert marks == [*list(TITLES.values())[:3], "same acceptance", "planted bugs"]
+    readme = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
+    lines = readme.partition("<!--verify-->\n```text\n")[2].splitlines()[1:6]
+    assert [line[:31] for line in lines] == [line[:31] for line in shown.out.splitlines()[1:6]]
     facts = {one["name"]: one["facts"] for one in record["checks"]}
     assert facts["algebra"]["rules"] == list(EXACT_SAMPLERS)
     num_tokens = facts["parity"]["num_tokens"]

@@ -7,7 +7,7 @@ import { CopyButton, Markdown } from "./markdown.js";
 import { Settings } from "./settings.js";
 import { exported, readConversation } from "./saved.js";
 import { save } from "./share.js";
-import { card, choose, isBusy, models, problem, stop } from "./state.js";
+import { card, choose, form, isBusy, models, problem, stop } from "./state.js";
 import {
   again, attach, compare, comparing, conversations, current, deleted, draft, edit, explain, files,
   forget, isKept, live, open, openFile, send, undo,
@@ -164,7 +164,7 @@ function FileButton({ id, label, use, ...given }) {
 function History() {
   const name = (one) => one.title.replace(/[^\w -]+/g, "").trim().slice(0, 40) || "conversation";
   const one = current.value;
-  const download = (kind, type) => save(`${name(one)}.${kind}`, type, exported(one, kind));
+  const download = (kind, type) => save(`${name(one)}.${kind}`, type, exported(one, kind, form.system.value));
   return html`
     <nav class=${panel.value === "history" ? "history shown" : "history"} aria-label="Conversations">
       <button type="button" disabled=${isBusy.value} onClick=${() => { open(null); panel.value = ""; }}>

@@ -109,6 +109,9 @@ function tabs() {
   ];
 }
 
+/** The beginning of a file of `/save`. */
+const TERMINAL = /^\{\n "model": "[^\n]*\n "messages": \[/;
+
 /** A saved run or conversation is opened; any other text goes with the next message. */
 async function dropped(event) {
   event.preventDefault();
@@ -116,7 +119,7 @@ async function dropped(event) {
   if (!found.length) return;
   const start = await found[0].slice(0, 200).text();
   if (isLab.value || start.includes(`"format":"${FORMAT}"`)) open(found[0]);
-  else if (start.includes(CONVERSATION)) openFile(found[0], readConversation);
+  else if (start.includes(CONVERSATION) || TERMINAL.test(start)) openFile(found[0], readConversation);
   else attach(found);
 }
 

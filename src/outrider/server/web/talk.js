@@ -109,8 +109,9 @@ export async function attach(chosen) {
 
 /** Opens the conversation that `read` finds in a file, and keeps it. */
 export const openFile = (file, read) => withText(file, { mebibytes: 16, done: "opened" }, (text) => {
-  const one = read(text);
+  const { system, ...one } = read(text);
   if (isBusy.value) throw new Error("an answer is being written");
+  if (system) form.system.value = system;
   open(one);
   change(one.messages);
 });
