@@ -23,8 +23,8 @@ from outrider.core.draft import Budget, Draft
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, DraftNeeds, DraftRow, StepRow
 from outrider.core.rng import draw_for
-from outrider.drafters.common.growth import DraftSampler
-from outrider.plugins.heads.block_drafts import BlockDrafter, Write, grown
+from outrider.drafters.common.growth import DraftSampler, grown
+from outrider.plugins.heads.block_drafts import BlockDrafter, Write
 from outrider.plugins.heads.blocks import NewContext
 from outrider.plugins.heads.medusa import ParallelHeadSampler
 from outrider.plugins.heads.native_blocks import Written

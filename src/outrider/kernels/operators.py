@@ -273,3 +273,28 @@ def compile_ahead(
 
     if kernels.compile_ahead is not None:
         kernels.compile_ahead(passes, vocab_size)
+
+
+def rows_of(
+    kernels: Kernels, x: Tensor, packed: PackedLinear, bias: Tensor | None = None
+) -> Tensor:
+    """Multiply rows of any leading shape."""
+    rows = x.flatten(0, -2).contiguous()
+    out = rows.new_empty(len(rows), packed.num_out)
+    kernels.linear(rows, packed, out)
+    if bias is not None:
+        out.add_(bias)
+    return out.view(*x.shape[:-1], packed.num_out)
+
+
+def normed(kernels: Kernels, x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """Return the normed rows in new memory."""
+    out_ND = torch.empty_like(x_ND)
+    kernels.rms_norm(x_ND, weight_D, eps, out_ND)
+    return out_ND
+
+
+def own_kernels(target: HasKernels) -> Kernels:
+    """Return the target's operators with other scratch: heads draft while a lane verifies."""
+    twin = target.kernels.twin
+    return target.kernels if twin is None else twin()

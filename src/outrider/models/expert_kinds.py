@@ -189,19 +189,6 @@ def gpt_oss_experts(raw: JsonObject) -> Experts:
     )
 
 
-def gemma4_experts(raw: JsonObject) -> Experts | None:
-    if not raw.flag("enable_moe_block", default=False):
-        return None
-    return Experts(
-        num_experts=raw.integer("num_experts"),
-        num_chosen=raw.integer("top_k_experts"),
-        ffn_size=raw.integer("moe_intermediate_size"),
-        gates_shared=False,
-        gate=Gate.GELU,
-        names=ExpertNames.GEMMA,
-    )
-
-
 def olmoe_experts(raw: JsonObject) -> Experts:
     return Experts(
         num_experts=_count(raw),

@@ -31,7 +31,6 @@ from outrider.models.configs import (
 )
 from outrider.models.expert_kinds import check_experts, sparse_layers
 from outrider.models.family_table import FAMILY_TABLE, WRAPPERS
-from outrider.models.gemma_kinds import GemmaConfig, assistant_config
 from outrider.models.json_object import (
     CONTRADICTION,
     MAX_LAYERS,
@@ -139,25 +138,19 @@ def parse_llama(raw: JsonObject, generation: JsonObject | None = None) -> LlamaC
 def parse_layered(raw: JsonObject, generation: JsonObject | None = None) -> LayeredConfig:
     """Parse a config of a family with a row. Raises CheckpointError, naming file and key, for a bad
     or unknown value."""
-    text, family = _text_model(raw)
-    fields = _layered(raw, text, family, generation)
+    text, family = text_model(raw)
+    return parse_text(raw, text, family, generation)
+
+
+def parse_text(
+    outer: JsonObject, text: JsonObject, family: Family, generation: JsonObject | None
+) -> LayeredConfig:
+    """Parse the settings `text` of a text model within `outer`, as `parse_layered` does."""
+    fields = _layered(outer, text, family, generation)
     if family.config is None:
         config: LayeredConfig = LlamaConfig(**fields)
     else:
         config = family.config(FamilyFile(text, family, generation, fields))
-    _check_layered(text.where, config)
-    return config
-
-
-def parse_assistant(raw: JsonObject) -> GemmaConfig:
-    """Parse the config of an assistant of Gemma 4, whose layers read keys and values of its target.
-    Raises CheckpointError, naming file and key, for a bad or unknown value."""
-    outer = JsonObject(raw.where, {**raw.values, "model_type": "gemma4"})
-    text, family = _text_model(outer)
-    shared = {"num_kv_shared_layers": text.integer("num_hidden_layers", most=MAX_LAYERS)}
-    text = JsonObject(text.where, {**text.values, **shared})
-    fields = _layered(outer, text, family, None)
-    config = assistant_config(FamilyFile(text, family, None, fields))
     _check_layered(text.where, config)
     return config
 
@@ -232,7 +225,7 @@ def _layer_kinds(raw: JsonObject, family: Family, num_layers: int) -> tuple[Laye
     return tuple(LayerKind(*pair) for pair in zip(windows, ropes, strict=True))
 
 
-def _text_model(raw: JsonObject) -> tuple[JsonObject, Family]:
+def text_model(raw: JsonObject) -> tuple[JsonObject, Family]:
     """The settings of the text model, with defaults, and its family."""
     outer = name = raw.text("model_type")
     if name in _WRAPPERS:

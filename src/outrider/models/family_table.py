@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from outrider.models import expert_kinds, gemma_kinds
+from outrider.models import expert_kinds
 from outrider.models import layer_kinds as kinds
 from outrider.models.configs import Family
 from outrider.models.rope_config import (
@@ -22,7 +22,7 @@ NO_MLP_BIAS = {"mlp_bias": False}
 TIED = {"tie_word_embeddings": True}
 QWEN = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 _QWEN3 = {**QWEN, "head_dim": 128}
-_GELU = ("gelu_pytorch_tanh", "gelu_new")
+GELU = ("gelu_pytorch_tanh", "gelu_new")
 _GEMMA2 = Family(
     {
         **TIED,
@@ -38,7 +38,7 @@ _GEMMA2 = Family(
     ropes=kinds.named_or_one,
     traits=kinds.gemma_traits,
     activation_key="hidden_activation",
-    activations=_GELU,
+    activations=GELU,
 )
 QWEN3_MOE = Family(
     {
@@ -57,32 +57,6 @@ GRANITE_MOE = Family(
     {"num_local_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 32},
     traits=kinds.granite_traits,
     experts=expert_kinds.granite_experts,
-)
-_GEMMA4 = Family(
-    {
-        **TIED,
-        "vocab_size": 262144,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131072,
-        "sliding_window": 512,
-        "eos_token_id": 1,
-        "vocab_size_per_layer_input": 262144,
-        "hidden_size_per_layer_input": 256,
-    },
-    NO_MLP_BIAS,
-    gemma_kinds.gemma4_windows,
-    ropes=gemma_kinds.gemma4_ropes,
-    traits=gemma_kinds.gemma4_traits,
-    experts=expert_kinds.gemma4_experts,
-    activation_key="hidden_activation",
-    activations=_GELU,
-    qk_norm=True,
-    config=gemma_kinds.gemma4_config,
 )
 FAMILY_TABLE: Mapping[str, Family] = {
     "llama": Family(),
@@ -162,7 +136,7 @@ FAMILY_TABLE: Mapping[str, Family] = {
         NO_MLP_BIAS,
         traits=kinds.gemma1_traits,
         # The first files say gelu and mean the approximation.
-        activations=(*_GELU, "gelu"),
+        activations=(*GELU, "gelu"),
     ),
     "gemma2": _GEMMA2,
     "gemma3_text": replace(
@@ -184,12 +158,6 @@ FAMILY_TABLE: Mapping[str, Family] = {
         ropes=kinds.by_kind("rope_local_base_freq", 10000.0),
         qk_norm=True,
     ),
-    "gemma4_text": _GEMMA4,
-    "gemma4_unified_text": replace(
-        _GEMMA4,
-        defaults={**_GEMMA4.defaults, "max_position_embeddings": 262144, "sliding_window": 1024},
-        fixed={**NO_MLP_BIAS, "hidden_size_per_layer_input": 0, "enable_moe_block": False},
-    ),
     "smollm3": Family(
         {**TIED, "num_key_value_heads": 4, "rope_theta": 2e6, "eos_token_id": 128001},
         windows=kinds.smollm3_windows,
@@ -202,7 +170,5 @@ FAMILY_TABLE: Mapping[str, Family] = {
 # Models that also see, by the family of the text model within; their keys are in `text_config`.
 WRAPPERS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
-    "gemma4": "gemma4_text",
-    "gemma4_unified": "gemma4_unified_text",
     "mistral3": "mistral",
 }

@@ -404,3 +404,14 @@ def _neighbours(target: Path) -> list[Path]:
             return []
 
     return [path for path in (*folders(target), *folders(target.parent)) if path != target]
+
+
+def check_numbers(weights: Weights) -> None:
+    """Check that all weights are numbers: no draft of a diverged head would be accepted."""
+    for name, tensor in weights.each():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise CheckpointError(
+                f"{weights.checkpoint.path}: the tensor {name} holds numbers that are none (NaN or "
+                "infinity).",
+                hint="take an earlier checkpoint, or train it anew with a lower learning rate",
+            )

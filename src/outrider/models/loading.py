@@ -48,8 +48,6 @@ from outrider.models.families import (
     native_config_of,
     row_of,
 )
-from outrider.models.gemma4 import GemmaModel
-from outrider.models.gemma_kinds import GemmaConfig
 from outrider.models.gguf.reader import gguf_in, header_of, is_gguf, parts_of
 from outrider.models.llama import ALONE, GPT2Model, LlamaModel
 from outrider.models.llama_weights import Comm, check_split
@@ -173,8 +171,6 @@ def load_model(
 def _decoder_of(config: LayeredConfig) -> Callable[..., Decoder]:
     if isinstance(config, GPT2Config):
         return GPT2Model
-    if isinstance(config, GemmaConfig):
-        return GemmaModel
     make = row_of(config.family).decoder
     return LlamaModel if make is None else make()
 

@@ -7,6 +7,7 @@ compat        classes and functions under the names of other programs
 doctor        what this machine can run
 families      rows of families beyond Llama's and Gemma's kind
 gpu           kernels in Triton, and captured rounds for CUDA
+gemma4        Gemma 4 and its assistants
 heads         EAGLE, MTP, Medusa and the drafters after them
 hybrids       models with recurrent states
 lanes         schedules of several lanes, drafting ahead of verdicts, drafters in another process

@@ -43,7 +43,7 @@ class LiteDrafter(Stateless):
         alpha: float = ALPHA,
         max_draft: int = MAX_DRAFT,
     ) -> None:
-        from outrider.plugins.heads.target import own_kernels
+        from outrider.kernels.operators import own_kernels
 
         self._tables, self._kernels = target.tables, own_kernels(target)
         self._eps = target.config.rms_norm_eps

@@ -25,8 +25,9 @@ def lite_heads(target: NormedTarget, *, num_heads: int = 2, init: HeadInit = "ti
     """
     import torch
 
+    from outrider.kernels.operators import own_kernels
     from outrider.plugins.heads.medusa import MedusaHead, MedusaNet
-    from outrider.plugins.heads.target import own_kernels, placement_of
+    from outrider.plugins.heads.target import placement_of
 
     if init != "random":
         return MedusaNet(target, (MedusaHead((), None),) * num_heads)

@@ -32,12 +32,12 @@ from outrider.core.clock import host_floats
 from outrider.core.errors import CheckpointError, ContractError, given
 from outrider.core.protocols import DraftRow
 from outrider.core.spec import ModelSpec
-from outrider.kernels.operators import Kernels
+from outrider.kernels.operators import Kernels, own_kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.weights import WeightReader, Weights
 from outrider.plugins.heads.medusa import ParallelDrafter, ParallelHeadSampler
-from outrider.plugins.heads.target import NormedTarget, check_finite, own_kernels, placement_of
+from outrider.plugins.heads.target import NormedTarget, check_finite, placement_of
 
 MODEL_TYPE = "outrider_block"
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import count
 from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.errors import NumericsError, blaming
+from outrider.core.errors import NumericsError, blaming, given
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import (
     AheadRow,
@@ -508,3 +509,34 @@ class CommonIds:
         if max(row.tokens, default=0) <= last:
             return row
         return replace(row, tokens=tuple(min(token, last) for token in row.tokens))
+
+
+def last_state(row: DraftRow) -> Tensor:
+    end = len(row.tokens) - 1
+    return given(row.hidden, "hidden state").read(end - 1, end)[0, 0]
+
+
+class DraftPath(Protocol):
+    """Logits after the tokens of drafts that grow, for a batch of texts."""
+
+    def first(self) -> Tensor:
+        """Logits after the pending tokens, a row for each text; the caller may overwrite them."""
+        ...
+
+    def next(self, above: Sequence[int], tokens: Sequence[int], depth: int) -> Tensor:
+        """Logits after `tokens`, of depth `depth` from 1 on; `above` has for each the row of the
+        last call's logits that it was drafted from."""
+        ...
+
+
+def grown(sampler: DraftSampler, rows: Sequence[DraftRow], path: DraftPath) -> list[Draft]:
+    """Return chains or trees of `rows`, each of at least one token, along `path`."""
+    builder = sampler.builder(rows, [0] * len(rows))
+    logits_MV = path.first()
+    for depth in count(1):
+        steps = builder.grow(logits_MV)
+        if not steps:
+            break
+        tokens = [token for step in steps for token in step.tokens]
+        logits_MV = path.next(builder.above, tokens, depth)
+    return builder.drafts()

@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.core.errors import CheckpointError
 from outrider.core.plugins import plugin_modules
-from outrider.models.gguf import gemma4, settings
+from outrider.models.gguf import settings
 from outrider.models.gguf.config import Architecture, Part, Positions, Sizes, layered
 from outrider.models.gguf.reader import Header
 from outrider.models.gguf.settings import (
@@ -127,8 +127,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         positions=Positions(by_kind=True, stretches_local=False, local_theta=10000.0),
         above_one=True,
     ),
-    "gemma4": gemma4.architecture({**LLAMA_LAYER, **AROUND}, LLAMA_OUTER),
-    "gemma4-assistant": gemma4.assistant({**LLAMA_LAYER, **AROUND}, LLAMA_OUTER),
     "gemma": row("gemma", settings.activation("gelu_pytorch_tanh"), above_one=True),
     "granite": GRANITE,
     "granitemoe": GRANITE,

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -146,29 +145,3 @@ def chosen_chains(
         Draft.chain(backbone.chosen(best_K[: row.budget.depth], sampler))
         for row, best_K in zip(rows, best_BK, strict=True)
     ]
-
-
-class DraftPath(Protocol):
-    """Logits after the tokens of drafts that grow, for a batch of texts."""
-
-    def first(self) -> Tensor:
-        """Logits after the pending tokens, a row for each text; the caller may overwrite them."""
-        ...
-
-    def next(self, above: Sequence[int], tokens: Sequence[int], depth: int) -> Tensor:
-        """Logits after `tokens`, of depth `depth` from 1 on; `above` has for each the row of the
-        last call's logits that it was drafted from."""
-        ...
-
-
-def grown(sampler: DraftSampler, rows: Sequence[DraftRow], path: DraftPath) -> list[Draft]:
-    """Return chains or trees of `rows`, each of at least one token, along `path`."""
-    builder = sampler.builder(rows, [0] * len(rows))
-    logits_MV = path.first()
-    for depth in count(1):
-        steps = builder.grow(logits_MV)
-        if not steps:
-            break
-        tokens = [token for step in steps for token in step.tokens]
-        logits_MV = path.next(builder.above, tokens, depth)
-    return builder.drafts()

@@ -31,23 +31,17 @@ from outrider.core.errors import CheckpointError
 from outrider.core.protocols import DraftRow
 from outrider.core.spec import ModelSpec
 from outrider.drafters.common.context import BuildContext
-from outrider.drafters.common.growth import NOT_DRAFTED, DraftSampler
-from outrider.kernels.operators import Kernels
+from outrider.drafters.common.growth import NOT_DRAFTED, DraftPath, DraftSampler, grown
+from outrider.kernels.operators import Kernels, own_kernels, rows_of
 from outrider.kernels.plan import PackedLinear
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.families import parse_llama
+from outrider.models.heads import check_numbers
 from outrider.models.json_object import JsonObject
 from outrider.models.llama_weights import read_layer
 from outrider.models.rope import turns_of
 from outrider.models.weights import WeightReader, Weights
-from outrider.plugins.heads.block_drafts import (
-    AtOnce,
-    BlockDrafter,
-    DraftPath,
-    Write,
-    chosen_chains,
-    grown,
-)
+from outrider.plugins.heads.block_drafts import AtOnce, BlockDrafter, Write, chosen_chains
 from outrider.plugins.heads.blocks import (
     Backbone,
     BlockConfig,
@@ -59,7 +53,6 @@ from outrider.plugins.heads.blocks import (
 from outrider.plugins.heads.eagle import (
     FROM_TARGET,
     as_llama,
-    check_numbers,
     check_sizes,
     embedding_of,
     output_head,
@@ -67,7 +60,7 @@ from outrider.plugins.heads.eagle import (
 from outrider.plugins.heads.hidden import TargetStates
 from outrider.plugins.heads.medusa import ParallelHeadSampler
 from outrider.plugins.heads.native_blocks import TokenBefore, Written
-from outrider.plugins.heads.target import normed_target, own_kernels, placement_of
+from outrider.plugins.heads.target import normed_target, placement_of
 
 # z-lab's default.
 _BLOCK_SIZE = 16
@@ -249,18 +242,6 @@ def _conv(reader: WeightReader, config: BlockConfig, name: str) -> BlockConv | N
         reader.vector(f"{name}.base_kernel", 2, taps, hidden),
         reader.linear({f"{name}.kernel_projection": 2 * taps * groups}, hidden),
     )
-
-
-def rows_of(
-    kernels: Kernels, x: Tensor, packed: PackedLinear, bias: Tensor | None = None
-) -> Tensor:
-    """Multiply rows of any leading shape."""
-    rows = x.flatten(0, -2).contiguous()
-    out = rows.new_empty(len(rows), packed.num_out)
-    kernels.linear(rows, packed, out)
-    if bias is not None:
-        out.add_(bias)
-    return out.view(*x.shape[:-1], packed.num_out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,14 +40,14 @@ from outrider.kernels.native.forward import (
     LayerWeights,
     NativeForward,
 )
-from outrider.kernels.operators import Kernels
+from outrider.kernels.operators import Kernels, normed
 from outrider.kernels.plan import PackedLinear, PackedPlan, sent
 from outrider.models.configs import LlamaConfig
 from outrider.models.decoder import ModelCapacity, Passes
 from outrider.models.json_object import JsonObject
 from outrider.models.rope import Turns
 from outrider.models.weights import Placement
-from outrider.plugins.heads.hidden import TargetStates, normed
+from outrider.plugins.heads.hidden import TargetStates
 from outrider.plugins.heads.native_blocks import (
     BlockSizes,
     BlockText,

@@ -20,12 +20,12 @@ from outrider.core.clock import host_ints
 from outrider.core.errors import CheckpointError, VocabularyError
 from outrider.core.spec import ModelSpec
 from outrider.kernels.native.forward import Attends, Entrance, LayerWeights
-from outrider.kernels.operators import for_kinds
+from outrider.kernels.operators import for_kinds, own_kernels
 from outrider.kernels.plan import AttentionKind, PackedLinear
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.configs import LlamaConfig
 from outrider.models.families import parse_llama
-from outrider.models.heads import HeadsToLoad, is_eagle3, layer_part
+from outrider.models.heads import HeadsToLoad, check_numbers, is_eagle3, layer_part
 from outrider.models.json_object import JsonObject
 from outrider.models.llama import LayerOperators
 from outrider.models.rope import turns_of
@@ -37,7 +37,7 @@ from outrider.plugins.heads.hidden import (
     TargetStates,
     entrance_buffers,
 )
-from outrider.plugins.heads.target import HeadTarget, NormedTarget, own_kernels, placement_of
+from outrider.plugins.heads.target import HeadTarget, NormedTarget, placement_of
 
 _OTHER_TARGET = (
     "choose heads that were trained for this very target, or train some: `outrider train eagle`"
@@ -341,14 +341,3 @@ def embedding_of(reader: WeightReader, target: HeadTarget) -> Tensor:
         return table_VD
     own_VD = reader.table(name, *table_VD.shape)
     return table_VD if torch.equal(own_VD, table_VD) else own_VD
-
-
-def check_numbers(weights: Weights) -> None:
-    """Check that all weights are numbers: no draft of a diverged head would be accepted."""
-    for name, tensor in weights.each():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise CheckpointError(
-                f"{weights.checkpoint.path}: the tensor {name} holds numbers that are none (NaN or "
-                "infinity).",
-                hint="take an earlier checkpoint, or train it anew with a lower learning rate",
-            )

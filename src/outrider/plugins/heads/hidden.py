@@ -39,7 +39,7 @@ from outrider.drafters.common.growth import (
 )
 from outrider.drafters.common.native import HeadMemory
 from outrider.kernels.native.forward import Attends, Entrance, Forward, ForwardParts, LayerWeights
-from outrider.kernels.operators import Kernels, compile_ahead
+from outrider.kernels.operators import Kernels, compile_ahead, normed
 from outrider.kernels.plan import PackedLinear, PackedPlan, PackedTable
 from outrider.models.configs import LayeredConfig
 from outrider.models.decoder import LayerKV, ModelCapacity, Passes, Scratch
@@ -473,10 +473,3 @@ class EntranceNet:
             gated_NA=gated_NA,
         )
         return head_pass(self._kernels, parts, self.state, self._passes.logits_MV, block.ids_W)
-
-
-def normed(kernels: Kernels, x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """Return the normed rows in new memory."""
-    out_ND = torch.empty_like(x_ND)
-    kernels.rms_norm(x_ND, weight_D, eps, out_ND)
-    return out_ND

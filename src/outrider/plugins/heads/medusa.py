@@ -27,19 +27,26 @@ from torch.nn import functional
 
 from outrider.core.clock import host_floats, host_rows
 from outrider.core.draft import Draft
-from outrider.core.errors import CheckpointError, NumericsError, blaming, given
+from outrider.core.errors import CheckpointError, NumericsError, blaming
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.sampling import processed_probs, sharp_shares
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import Chances, best_shape, chain_shape, guessed_chances
 from outrider.drafters.common.context import BuildContext, Stateless
-from outrider.drafters.common.growth import DraftSampler, SampledNodes, chosen_tree, drawn_params
+from outrider.drafters.common.growth import (
+    DraftSampler,
+    SampledNodes,
+    chosen_tree,
+    drawn_params,
+    last_state,
+)
 from outrider.estimate.cost import worthwhile
+from outrider.kernels.operators import own_kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.json_object import JsonObject
 from outrider.models.weights import WeightReader, Weights
-from outrider.plugins.heads.target import NormedTarget, check_finite, own_kernels, placement_of
+from outrider.plugins.heads.target import NormedTarget, check_finite, placement_of
 
 MODEL_TYPE = "medusa"
 _OTHER_TARGET = "choose heads that were trained for this very target, or train some: "
@@ -344,8 +351,3 @@ class MedusaDrafter(ParallelDrafter):
         states_BD = torch.stack([last_state(row) for row in rows])
         logits_HBV = self._heads.logits(states_BD, max(depths))
         return [logits_HBV[:depth, index] for index, depth in enumerate(depths)]
-
-
-def last_state(row: DraftRow) -> Tensor:
-    end = len(row.tokens) - 1
-    return given(row.hidden, "hidden state").read(end - 1, end)[0, 0]

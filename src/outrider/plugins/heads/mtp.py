@@ -39,6 +39,7 @@ from outrider.core.protocols import CausalLM, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.drafters.common.growth import DraftSampler
 from outrider.kernels.native.forward import Entrance
+from outrider.kernels.operators import own_kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.configs import HybridConfig, LlamaConfig
@@ -71,7 +72,6 @@ from outrider.plugins.heads.target import (
     check_finite,
     draft_head,
     normed_target,
-    own_kernels,
     placement_of,
 )
 

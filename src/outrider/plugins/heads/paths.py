@@ -31,22 +31,19 @@ from outrider.core.draft import Draft
 from outrider.core.errors import CheckpointError
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.common.context import BuildContext, Stateless
-from outrider.drafters.common.growth import DraftSampler, draft_some
+from outrider.drafters.common.growth import DraftPath, DraftSampler, draft_some, grown, last_state
 from outrider.kernels.native.forward import Entrance
-from outrider.kernels.operators import Kernels
+from outrider.kernels.operators import Kernels, normed, own_kernels, rows_of
 from outrider.kernels.plan import PackedLinear
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.configs import LlamaConfig
-from outrider.models.heads import HeadsToLoad
+from outrider.models.heads import HeadsToLoad, check_numbers
 from outrider.models.json_object import JsonObject
 from outrider.models.layer_kinds import LayerTraits
 from outrider.models.llama import LayerOperators
 from outrider.models.llama_weights import read_layer
 from outrider.models.rope import turns_of
 from outrider.models.weights import WeightReader, Weights
-from outrider.plugins.heads.block_drafts import DraftPath, grown
-from outrider.plugins.heads.block_heads import rows_of
-from outrider.plugins.heads.eagle import check_numbers
 from outrider.plugins.heads.hidden import (
     BlockLayer,
     Blocks,
@@ -55,10 +52,8 @@ from outrider.plugins.heads.hidden import (
     HeadLimits,
     TargetStates,
     entrance_buffers,
-    normed,
 )
-from outrider.plugins.heads.medusa import last_state
-from outrider.plugins.heads.target import NormedTarget, normed_target, own_kernels, placement_of
+from outrider.plugins.heads.target import NormedTarget, normed_target, placement_of
 
 _OTHER_TARGET = "choose heads that were trained for this very target"
 _MOST_HEADS = 64

@@ -66,12 +66,6 @@ def normed_target(target: CausalLM) -> NormedTarget:
     return shared
 
 
-def own_kernels(target: HeadTarget) -> Kernels:
-    """Return the target's operators with other scratch: heads draft while a lane verifies."""
-    twin = target.kernels.twin
-    return target.kernels if twin is None else twin()
-
-
 def placement_of(target: HeadTarget) -> Placement:
     """Return the precision and the device of the target's weights."""
     table = target.tables.embedding

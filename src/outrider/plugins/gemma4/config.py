@@ -16,7 +16,9 @@ from outrider.core.errors import CheckpointError
 from outrider.core.spec import LayerKeys, ModelSpec
 from outrider.models import layer_kinds as kinds
 from outrider.models.configs import Family, FamilyFile, LlamaConfig
+from outrider.models.expert_kinds import ExpertNames, Experts
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
+from outrider.models.layer_kinds import Gate
 from outrider.models.rope_config import COMMON_ROPE, PROPORTIONAL_ROPE, Rope, RopeRules, parse_rope
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -259,3 +261,16 @@ def _input_tokens(raw: JsonObject) -> int:
             hint=CONTRADICTION,
         )
     return found
+
+
+def gemma4_experts(raw: JsonObject) -> Experts | None:
+    if not raw.flag("enable_moe_block", default=False):
+        return None
+    return Experts(
+        num_experts=raw.integer("num_experts"),
+        num_chosen=raw.integer("top_k_experts"),
+        ffn_size=raw.integer("moe_intermediate_size"),
+        gates_shared=False,
+        gate=Gate.GELU,
+        names=ExpertNames.GEMMA,
+    )

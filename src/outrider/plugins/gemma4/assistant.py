@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -25,26 +26,20 @@ from outrider.core.draft import Draft
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow
 from outrider.drafters.common.context import BuildContext, Stateless
-from outrider.drafters.common.growth import NOT_DRAFTED, DraftSampler, draft_some
+from outrider.drafters.common.growth import NOT_DRAFTED, DraftSampler, draft_some, grown, last_state
 from outrider.kernels.native.forward import LayerWeights
-from outrider.kernels.operators import Kernels
+from outrider.kernels.operators import Kernels, normed, own_kernels, rows_of
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedTable
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.decoder import Scratch
-from outrider.models.families import parse_assistant
-from outrider.models.gemma4 import GemmaModel, GemmaOperators, read_gemma_layer
-from outrider.models.gemma_kinds import GemmaConfig
-from outrider.models.heads import HeadsToLoad
-from outrider.models.json_object import CONTRADICTION, JsonObject
+from outrider.models.families import parse_text, text_model
+from outrider.models.heads import HeadsToLoad, check_numbers
+from outrider.models.json_object import CONTRADICTION, MAX_LAYERS, JsonObject
 from outrider.models.llama import layer_turns
 from outrider.models.llama_weights import Tables, read_tables
 from outrider.models.weights import Placement, WeightReader, Weights
-from outrider.plugins.heads.block_drafts import grown
-from outrider.plugins.heads.block_heads import rows_of
-from outrider.plugins.heads.eagle import check_numbers
-from outrider.plugins.heads.hidden import normed
-from outrider.plugins.heads.medusa import last_state
-from outrider.plugins.heads.target import own_kernels
+from outrider.plugins.gemma4.config import GemmaConfig, assistant_config
+from outrider.plugins.gemma4.model import GemmaModel, GemmaOperators, read_gemma_layer
 
 _GROUPS = "masked_embedding."
 
@@ -281,3 +276,14 @@ def assistant(context: BuildContext) -> AssistantDrafter:
     sampler = context.sampler("the assistant", branches=context.resolved.wants_trees)
     found = Assistant.read(context.heads, target)
     return AssistantDrafter(context.kind.name, found, target, sampler)
+
+
+def parse_assistant(raw: JsonObject) -> GemmaConfig:
+    """Parse the config of an assistant, whose layers read keys and values of its target. Raises
+    CheckpointError, naming file and key, for a bad or unknown value."""
+    outer = JsonObject(raw.where, {**raw.values, "model_type": "gemma4"})
+    text, family = text_model(outer)
+    shared = {"num_kv_shared_layers": text.integer("num_hidden_layers", most=MAX_LAYERS)}
+    text = JsonObject(text.where, {**text.values, **shared})
+    found = parse_text(outer, text, replace(family, config=assistant_config), None)
+    return cast("GemmaConfig", found)

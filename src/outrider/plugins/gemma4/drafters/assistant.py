@@ -8,7 +8,7 @@ from outrider.drafters.common.context import BuildContext
 
 
 def build(context: BuildContext) -> Drafter:
-    from outrider.plugins.heads.assistant import assistant
+    from outrider.plugins.gemma4.assistant import assistant
 
     return assistant(context)
 

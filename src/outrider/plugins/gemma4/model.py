@@ -28,10 +28,10 @@ from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import AttentionKind, Linear, PackedLinear, PackedPlan, PackedTable
 from outrider.models.decoder import LayerKV, Scratch
 from outrider.models.ffn import gated, mix
-from outrider.models.gemma_kinds import GemmaConfig
 from outrider.models.llama import LayerOperators, LlamaModel
 from outrider.models.llama_weights import WHOLE, Share, read_layer
 from outrider.models.weights import WeightReader
+from outrider.plugins.gemma4.config import GemmaConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from outrider.core.errors import CheckpointError
 from outrider.core.protocols import StepRow
 from outrider.core.spec import LayerKeys
 from outrider.models.families import parse_config, read_native_config
-from outrider.models.gemma_kinds import GemmaConfig
 from outrider.models.json_object import JsonObject
 from outrider.models.rope import frequencies, turning_order
+from outrider.plugins.gemma4.config import GemmaConfig
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 # The published sizes that decide how much is stored.

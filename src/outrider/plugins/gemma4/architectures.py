@@ -10,7 +10,7 @@ import numpy as np
 from outrider.core.errors import CheckpointError
 from outrider.models.gguf.config import Architecture, Part, Sizes
 from outrider.models.gguf.reader import map_file
-from outrider.models.gguf.settings import mixed_windows, soft_cap
+from outrider.models.gguf.settings import AROUND, LLAMA_LAYER, LLAMA_OUTER, mixed_windows, soft_cap
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT
 
 _KEYS = (
@@ -205,3 +205,9 @@ def _unsupported(sizes: Sizes, what: str) -> CheckpointError:
     return CheckpointError(
         f"{sizes.raw.where}: a {sizes.arch} with {what} is not supported.", hint=OTHER_CHECKPOINT
     )
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "gemma4": architecture({**LLAMA_LAYER, **AROUND}, LLAMA_OUTER),
+    "gemma4-assistant": assistant({**LLAMA_LAYER, **AROUND}, LLAMA_OUTER),
+}
