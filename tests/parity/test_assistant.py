@@ -18,7 +18,7 @@ from doubles.hf_checkpoints import hushed, randomise
 from doubles.tiny_families import add_words, write_family
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, ConfigError
-from outrider.plugins.heads import assistant as nets
+from outrider.plugins.gemma4 import assistant as nets
 
 pytest.importorskip("transformers")
 pytestmark = [pytest.mark.wide, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

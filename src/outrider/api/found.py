@@ -24,9 +24,9 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import OutriderError
 from outrider.core.plugins import AUTO, COPY, KINDS, MODEL
 from outrider.core.resolve import can_join
-from outrider.core.spec import DecoderConfig
+from outrider.core.spec import DecoderConfig, Scheme
 from outrider.drafters.common.draft_model import why_no_copy
-from outrider.models.checkpoint import CONFIG, Checkpoint, Scheme, open_checkpoint
+from outrider.models.checkpoint import CONFIG, Checkpoint, open_checkpoint, scheme_in
 from outrider.models.families import (
     DELTA_FAMILIES,
     FAMILIES,
@@ -36,7 +36,6 @@ from outrider.models.families import (
 )
 from outrider.models.heads import find_heads, has_own_mtp, kind_of, own_mtp_depth, worth_of
 from outrider.models.names import cached_models
-from outrider.models.scheme import scheme_in
 
 # A draft model that is not this much smaller costs more than it gains.
 MOST_OF_TARGET = 0.5

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Protocol, Self
 
 from outrider.core.errors import ConfigError
@@ -354,3 +355,31 @@ class DraftCapacity:
     num_rows: int = 0
     num_logits: int = 0
     num_slots: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """The quantisation of a folder. Codes have one of the numbers of `bits`. `group_size` inputs
+    share a scale (0: all of them), if the shapes of a layout do not show it. `zero_offset` is added
+    to stored zeros (GPTQ's first version). `block` has the numbers of outputs and inputs that share
+    a scale; None for other methods. With `has_blocks`, kernels may run on the codes
+    (`Codes.blocks`): integers or floats, with inputs in order. `modules` are the modes and
+    groups of MLX by module; "" is any other. `has_4_bit_floats`: some packed codes are floats."""
+
+    where: str
+    method: str
+    bits: tuple[int, ...]
+    group_size: int = 0
+    zero_offset: int = 0
+    block: tuple[int, int] | None = None
+    has_blocks: bool = False
+    has_4_bit_floats: bool = False
+    modules: Mapping[str, Grouping] = field(default_factory=dict[str, "Grouping"])
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """A module's quantisation in MLX: `mode` is affine, mxfp4, mxfp8 or nvfp4."""
+
+    mode: str
+    group_size: int

@@ -294,7 +294,6 @@ def normed(kernels: Kernels, x_ND: Tensor, weight_D: Tensor, eps: float) -> Tens
     return out_ND
 
 
-def own_kernels(target: HasKernels) -> Kernels:
-    """Return the target's operators with other scratch: heads draft while a lane verifies."""
-    twin = target.kernels.twin
-    return target.kernels if twin is None else twin()
+def own_kernels(kernels: Kernels) -> Kernels:
+    """Return a target's operators with other scratch: heads draft while a lane verifies."""
+    return kernels if kernels.twin is None else kernels.twin()

@@ -6,14 +6,15 @@ take a `Checkpoint`. Opening one reads nothing yet. No tensors: weights.py reads
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.errors import CheckpointError, ConfigError, given
 from outrider.core.params import ADVISED, params_for_one
+from outrider.core.spec import Scheme
 from outrider.models.json_object import JsonObject
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from outrider.kernels.plan import BlockRows
+    from outrider.plugins.published.tensors import Quantised
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS = "model.safetensors"
@@ -243,29 +245,55 @@ def read_sampling(path: Path) -> dict[str, float]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheme:
-    """The quantisation of a folder. Codes have one of the numbers of `bits`. `group_size` inputs
-    share a scale (0: all of them), if the shapes of a layout do not show it. `zero_offset` is added
-    to stored zeros (GPTQ's first version). `block` has the numbers of outputs and inputs that share
-    a scale; None for other methods. With `has_blocks`, kernels may run on the codes
-    (`Codes.blocks`): integers or floats, with inputs in order. `modules` are the modes and
-    groups of MLX by module; "" is any other. `has_4_bit_floats`: some packed codes are floats."""
-
-    where: str
-    method: str
-    bits: tuple[int, ...]
-    group_size: int = 0
-    zero_offset: int = 0
-    block: tuple[int, int] | None = None
-    has_blocks: bool = False
-    has_4_bit_floats: bool = False
-    modules: Mapping[str, Grouping] = field(default_factory=dict[str, "Grouping"])
+_SCHEME_KEY = "quantization_config"
+# MLX has a key of its own.
+_MLX_KEY = "quantization"
+# Old folders of GPTQ have a file of its own for the config.
+_GPTQ_FILE = "quantize_config.json"
+# ModelOpt's file, which newer versions repeat in config.json.
+_MODELOPT_FILE = "hf_quant_config.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Grouping:
-    """A module's quantisation in MLX: `mode` is affine, mxfp4, mxfp8 or nvfp4."""
+def scheme_of(raw: JsonObject) -> Scheme | None:
+    """The scheme of a config.json's weights; None if they are not quantised.
 
-    mode: str
-    group_size: int
+    Raises CheckpointError for an unsupported method or setting.
+    """
+    text = raw.child("text_config")
+    mlx = raw.values.get(_MLX_KEY)
+    if isinstance(mlx, dict) and "bits" in mlx:
+        return _read_method(given(raw.child(_MLX_KEY), "settings of MLX"), "mlx")
+    found = raw.child(_SCHEME_KEY) or (text.child(_SCHEME_KEY) if text else None)
+    return None if found is None else _read_method(found)
+
+
+def scheme_in(checkpoint: Checkpoint) -> Scheme | None:
+    """The scheme of a model or of heads; None for a GGUF file, whose blocks are no such method."""
+    if checkpoint.is_gguf or not checkpoint.has(CONFIG):
+        return None
+    config = checkpoint.document(CONFIG)
+    if not config.has(_SCHEME_KEY) and checkpoint.has(_GPTQ_FILE):
+        return _read_method(checkpoint.document(_GPTQ_FILE), "gptq")
+    if not config.has(_SCHEME_KEY) and checkpoint.has(_MODELOPT_FILE):
+        own = checkpoint.document(_MODELOPT_FILE).child("quantization")
+        return None if own is None else _read_method(own, "modelopt")
+    return scheme_of(config)
+
+
+def _read_method(raw: JsonObject, method: str = "") -> Scheme:
+    from outrider.plugins.published.methods import read_method
+
+    return read_method(raw, method)
+
+
+def quantised_in(
+    checkpoint: Checkpoint, stored: Collection[str], read: Callable[[str], Tensor]
+) -> Quantised | None:
+    """The quantised matrices of a checkpoint; None if it has no scheme. `stored` are the names of
+    its tensors, and `read` returns a tensor by its name."""
+    scheme = scheme_in(checkpoint)
+    if scheme is None:
+        return None
+    from outrider.plugins.published.tensors import Quantised
+
+    return Quantised(scheme, stored, read)

@@ -20,6 +20,7 @@ from outrider.models.checkpoint import (
     Checkpoint,
     config_document,
     open_checkpoint,
+    scheme_of,
 )
 from outrider.models.configs import (
     LONG_FACTORS,
@@ -43,7 +44,6 @@ from outrider.models.json_object import (
 )
 from outrider.models.layer_kinds import LayerKind
 from outrider.models.rope_config import Rope, check_rotary
-from outrider.models.scheme import scheme_of
 
 _DEFAULTS: Mapping[str, object] = {"eos_token_id": 50256}
 # The only value of each switch that this decoder has, which is also the default.

@@ -28,8 +28,7 @@ from outrider.core.files import FileKind, open_regular
 from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import BlockRows, PackedLinear, PackedTable
-from outrider.models.checkpoint import Checkpoint, open_checkpoint
-from outrider.models.scheme import quantised_in
+from outrider.models.checkpoint import Checkpoint, open_checkpoint, quantised_in
 
 if TYPE_CHECKING:
     from outrider.plugins.published.codes import Codes

@@ -45,7 +45,7 @@ class LiteDrafter(Stateless):
     ) -> None:
         from outrider.kernels.operators import own_kernels
 
-        self._tables, self._kernels = target.tables, own_kernels(target)
+        self._tables, self._kernels = target.tables, own_kernels(target.kernels)
         self._eps = target.config.rms_norm_eps
         self._sampler, self._alpha, self._max_draft = sampler, alpha, max_draft
         self.needs = DraftNeeds(hidden_layers=(target.spec.num_layers,))

@@ -32,7 +32,7 @@ def lite_heads(target: NormedTarget, *, num_heads: int = 2, init: HeadInit = "ti
     if init != "random":
         return MedusaNet(target, (MedusaHead((), None),) * num_heads)
     rng = torch.Generator().manual_seed(0)
-    placement, pack = placement_of(target), own_kernels(target).pack
+    placement, pack = placement_of(target), own_kernels(target.kernels).pack
     shape = (target.spec.vocab_size, target.spec.hidden_size)
     heads: list[MedusaHead] = []
     for _ in range(num_heads):

@@ -226,7 +226,7 @@ class BlockNet:
 
 def load_block(folder: Path, config: BlockConfig, target: NormedTarget) -> BlockNet:
     """Load a net. Raises CheckpointError for tensors that are missing, misshapen or not numbers."""
-    kernels, hidden = own_kernels(target), target.spec.hidden_size
+    kernels, hidden = own_kernels(target.kernels), target.spec.hidden_size
     with Weights.at(folder) as weights:
         reader = WeightReader(weights, kernels, placement_of(target))
         num_read = (len(config.hidden_layers) + 1) * hidden

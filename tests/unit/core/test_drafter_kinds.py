@@ -22,6 +22,7 @@ from outrider.core.plugins import (
     WITHOUT_DRAFT,
     DrafterKind,
 )
+from outrider.plugins.gemma4 import drafters as drafters_of_gemma4
 from outrider.plugins.heads import drafters as drafters_of_heads
 from outrider_lab import drafters as drafters_for_study
 
@@ -36,7 +37,7 @@ def test_a_description_fits_together(kind: DrafterKind) -> None:
 
 
 def test_the_choices_are_the_modules_and_known_names_come_first() -> None:
-    packages = (drafters, drafters_of_heads, drafters_for_study)
+    packages = (drafters, drafters_of_gemma4, drafters_of_heads, drafters_for_study)
     folders = [Path(str(package.__file__)).parent for package in packages]
     files = [path for one in folders for path in one.glob("*.py") if path.stem[0] != "_"]
     assert {path.stem.replace("_", "-") for path in files} == set(KINDS)

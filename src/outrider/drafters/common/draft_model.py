@@ -35,11 +35,10 @@ from outrider.kernels.native.forward import LayerWeights
 from outrider.kernels.operators import DTYPES, Kernels, compile_ahead, for_kinds, pick_device
 from outrider.kernels.plan import PackedLinear, PackedTable
 from outrider.kernels.registry import choose, is_native
-from outrider.models.checkpoint import open_checkpoint
+from outrider.models.checkpoint import open_checkpoint, scheme_in
 from outrider.models.configs import LlamaConfig
 from outrider.models.families import LLAMA_FAMILIES
 from outrider.models.llama import CheaperParts, LlamaModel
-from outrider.models.scheme import scheme_in
 from outrider.models.weights import Placement, TextNames, WeightReader, Weights
 
 # The pending token, and the last token of a draft that was accepted whole: it was never fed.

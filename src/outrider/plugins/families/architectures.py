@@ -8,28 +8,29 @@ from typing import Any
 
 import numpy as np
 
-from outrider.models.gguf import settings
 from outrider.models.gguf.architectures import (
+    AROUND,
+    DEEPSEEK,
     EXPERT_KEYS,
     EXPERTS,
+    FFN,
+    ROUTED,
+    ROUTED_KEYS,
     SCALES,
     SECTIONS,
     SWITCHED_WINDOW,
     TEMPERATURE,
     WINDOW,
-    row,
-)
-from outrider.models.gguf.config import Architecture, Part, Positions, Sizes, shortest
-from outrider.models.gguf.settings import (
-    AROUND,
-    DEEPSEEK,
-    FFN,
-    ROUTED,
+    activation,
     experts_alone,
     granite_mixture,
     layer_types,
+    mixed_windows,
     routed,
+    row,
+    soft_cap,
 )
+from outrider.models.gguf.config import Architecture, Part, Positions, Sizes, shortest
 from outrider.models.json_object import JsonObject
 
 LATENT = {
@@ -241,7 +242,7 @@ _GROUPS = Part(groups, ("expert_group_count", "expert_group_used_count"))
 
 _DEEPSEEK2 = row(
     "deepseek_v3",
-    Part(latent_mixture, settings.ROUTED_KEYS),
+    Part(latent_mixture, ROUTED_KEYS),
     Part(latent, LATENT_KEYS),
     names={**LATENT, **NUMBERED_MTP},
     positions=Positions(log_factor="rope.scaling.yarn_log_multiplier"),
@@ -254,15 +255,15 @@ _DEEPSEEK2 = row(
 ARCHITECTURES: Mapping[str, Architecture] = {
     "muse-glimmer": row(
         "muse_glimmer_text",
-        settings.mixed_windows(None),
-        settings.soft_cap("final"),
+        mixed_windows(None),
+        soft_cap("final"),
         Part(muse, ("logit_scale",)),
         names={**AROUND, "attn_gate": "self_attn.gate_proj"},
     ),
     "granite_swa": row(
         "granite_swa",
         SCALES,
-        settings.mixed_windows(None),
+        mixed_windows(None),
         Part(
             granite_swa,
             (*EXPERT_KEYS, "expert_shared_feed_forward_length", "attention.rope_pattern"),
@@ -291,7 +292,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "apertus": row(
         "apertus",
         Part(xielu),
-        settings.activation("xielu"),
+        activation("xielu"),
         absent=("ffn_gate",),
         positions=Positions(is_silent=True),
     ),
@@ -306,8 +307,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "maincoder": row("maincoder"),
     "exaone-moe": row(
         "exaone_moe",
-        settings.mixed_windows(128),
-        settings.routed(has_sigmoids=True),
+        mixed_windows(128),
+        routed(has_sigmoids=True),
         _GROUPS,
         Part(mtp_blocks, ("nextn_predict_layers",)),
         names={**DEEPSEEK, **NUMBERED_MTP},
@@ -316,14 +317,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "afmoe": row(
         "afmoe",
-        settings.mixed_windows(0),
-        settings.routed(has_sigmoids=True),
+        mixed_windows(0),
+        routed(has_sigmoids=True),
         names={**DEEPSEEK, **AROUND, "attn_gate": "self_attn.gate_proj"},
         settings={"mup_enabled": True},
     ),
     "bailingmoe2": row(
         "bailing_moe_v2",
-        settings.routed(has_sigmoids=True),
+        routed(has_sigmoids=True),
         _GROUPS,
         Part(mtp_blocks, ("nextn_predict_layers",)),
         names={**DEEPSEEK, **NUMBERED_MTP, "layer_output_norm": "final_layernorm"},
@@ -332,7 +333,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "hy_v3": row(
         "hy_v3",
-        settings.routed(has_sigmoids=True),
+        routed(has_sigmoids=True),
         Part(mtp_blocks, ("nextn_predict_layers",)),
         names={**DEEPSEEK, **NUMBERED_MTP},
         absent=(*FFN, *DEEPSEEK, *NUMBERED_MTP),
@@ -349,10 +350,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         positions=Positions(by_kind=True, stretches_local=False, in_windows=True),
     ),
     "olmoe": row("olmoe", EXPERTS, names=ROUTED),
-    "exaone4": row("exaone4", settings.mixed_windows(0), names=AFTER, absent=NO_NORMS_BEFORE),
+    "exaone4": row("exaone4", mixed_windows(0), names=AFTER, absent=NO_NORMS_BEFORE),
     "cohere2": row(
         "cohere2",
-        settings.mixed_windows(4096),
+        mixed_windows(4096),
         Part(cohere, ("logit_scale",)),
         centred("layer_norm_eps"),
         absent=("ffn_norm",),
@@ -376,24 +377,24 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "mellum": row(
         "mellum",
-        settings.mixed_windows(0),
+        mixed_windows(0),
         EXPERTS,
         names=ROUTED,
         positions=Positions(by_kind=True),
     ),
-    "deepseek": row("deepseek", settings.routed(has_sigmoids=False), names=DEEPSEEK, paired=True),
+    "deepseek": row("deepseek", routed(has_sigmoids=False), names=DEEPSEEK, paired=True),
     "deepseek2": _DEEPSEEK2,
     "mistral4": replace(_DEEPSEEK2, parts=(*_DEEPSEEK2.parts, TEMPERATURE)),
-    "dots1": row("dots1", settings.routed(has_sigmoids=True), names=DEEPSEEK),
+    "dots1": row("dots1", routed(has_sigmoids=True), names=DEEPSEEK),
     "bailingmoe": row(
         "deepseek",
-        settings.routed(has_sigmoids=False, has_dense=False),
+        routed(has_sigmoids=False, has_dense=False),
         names=DEEPSEEK,
         paired=True,
     ),
     "glm4moe": row(
         "glm4_moe",
-        settings.routed(has_sigmoids=True),
+        routed(has_sigmoids=True),
         Part(glm4_moe, ("rope.dimension_sections", "nextn_predict_layers")),
         turns_in_part=True,
         out_bias=False,
@@ -407,13 +408,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "minimax-m2": row(
         "minimax_m2",
-        settings.routed(has_sigmoids=True, normalises=True),
+        routed(has_sigmoids=True, normalises=True),
         names=DEEPSEEK,
         turns_in_part=True,
     ),
     "phi2": row(
         "phi",
-        settings.activation("gelu_new"),
+        activation("gelu_new"),
         centred("layer_norm_eps"),
         absent=("ffn_gate", "ffn_norm"),
         turns_in_part=True,
@@ -440,20 +441,20 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "jais2": row(
         "jais2",
-        settings.activation("relu2"),
+        activation("relu2"),
         centred("layer_norm_eps"),
         absent=("ffn_gate",),
     ),
     "codeshell": row(
         "codeshell",
-        settings.activation("gelu_new"),
+        activation("gelu_new"),
         centred("layer_norm_epsilon"),
         absent=("ffn_gate",),
     ),
-    "arcee": row("arcee", settings.activation("relu2"), paired=True, absent=("ffn_gate",)),
+    "arcee": row("arcee", activation("relu2"), paired=True, absent=("ffn_gate",)),
     "nemotron": row(
         "nemotron",
-        settings.activation("relu2"),
+        activation("relu2"),
         centred("norm_eps"),
         absent=("ffn_gate",),
         above_one=True,
@@ -462,7 +463,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "starcoder2": row(
         "starcoder2",
         WINDOW,
-        settings.activation("gelu_pytorch_tanh"),
+        activation("gelu_pytorch_tanh"),
         centred("norm_epsilon"),
         absent=("ffn_gate",),
         names={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
@@ -479,7 +480,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "ernie4_5": row("ernie4_5", SECTIONS),
     "ernie4_5-moe": row(
         "ernie4_5_moe",
-        settings.routed(has_sigmoids=False, normalises=True),
+        routed(has_sigmoids=False, normalises=True),
         names=DEEPSEEK,
     ),
 }

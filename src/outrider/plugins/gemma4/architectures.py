@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 
 from outrider.core.errors import CheckpointError
+from outrider.models.gguf.architectures import (
+    AROUND,
+    LLAMA_LAYER,
+    LLAMA_OUTER,
+    mixed_windows,
+    soft_cap,
+)
 from outrider.models.gguf.config import Architecture, Part, Sizes
 from outrider.models.gguf.reader import map_file
-from outrider.models.gguf.settings import AROUND, LLAMA_LAYER, LLAMA_OUTER, mixed_windows, soft_cap
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT
 
 _KEYS = (

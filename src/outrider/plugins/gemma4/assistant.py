@@ -104,7 +104,8 @@ class Assistant:
         raw = open_checkpoint(heads.folder).document(CONFIG)
         config, table = _config(raw, target), target.tables.embedding
         placement = Placement("assistant", table.dtype, target.state.arena.device)
-        kernels, hidden, size = own_kernels(target), config.hidden_size, target.spec.hidden_size
+        kernels = own_kernels(target.kernels)
+        hidden, size = config.hidden_size, target.spec.hidden_size
         turns = layer_turns(
             replace(config, max_tokens=target.spec.max_tokens), heads.capacity, placement.device
         )

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from outrider.models.gguf.architectures import LAYERED
+from outrider.models.gguf.architectures import LAYERED, LLAMA_LAYER, layer_types
 from outrider.models.gguf.config import Architecture, Part, Sizes
-from outrider.models.gguf.settings import LLAMA_LAYER, layer_types
 
 DRAFTER_OUTER = {
     "token_embd": "embed_tokens",

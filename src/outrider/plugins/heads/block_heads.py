@@ -140,7 +140,7 @@ def load_blocks(
         max_rows=max(chunk + size, _SHARES * size * batch),
         num_slots=heads.capacity.num_slots + batch * (size + page) // page * page,
     )
-    placement, kernels = placement_of(target), own_kernels(target)
+    placement, kernels = placement_of(target), own_kernels(target.kernels)
     with Weights.at(heads.folder) as weights:
         check_numbers(weights)
         reader = WeightReader(weights, kernels, placement)

@@ -183,7 +183,7 @@ def load_eagle(
     """Load heads, all tensors but `unread`. Raises CheckpointError, naming file and tensor, for
     heads that are incomplete, not of this target or not all numbers."""
     config = read_eagle_config(heads.folder, target.spec)
-    place, kernels = placement_of(target), own_kernels(target)
+    place, kernels = placement_of(target), own_kernels(target.kernels)
     if any(config.windows):
         kernels = for_kinds(kernels)
     with Weights.at(heads.folder) as weights:

@@ -137,7 +137,7 @@ class MedusaNet:
 
     def __init__(self, target: NormedTarget, heads: tuple[MedusaHead, ...]) -> None:
         self._target = target
-        self._kernels = own_kernels(target)
+        self._kernels = own_kernels(target.kernels)
         self._heads = heads
         self.num_heads = len(heads)
         self.hidden_layers = (target.spec.num_layers,)
@@ -180,7 +180,7 @@ class MedusaNet:
 def load_medusa(folder: Path, config: MedusaConfig, target: NormedTarget) -> MedusaNet:
     """Load heads. Raises CheckpointError for tensors that are missing, misshapen or no numbers."""
     with Weights.at(folder) as weights:
-        reader = WeightReader(weights, own_kernels(target), placement_of(target))
+        reader = WeightReader(weights, own_kernels(target.kernels), placement_of(target))
         prefix = next((p for p in _PREFIXES if f"{p}0.0.linear.weight" in weights), "")
         num_heads = max(config.num_heads, _num_stored(weights.names, prefix))
         heads = [

@@ -30,6 +30,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -182,7 +183,7 @@ def _after_layers(raw: JsonObject) -> MtpConfig:
 def _next_to_hybrid(raw: JsonObject) -> MtpConfig:
     text = raw.child("text_config") or raw
     depth = text.integer(_HYBRID_DEPTH, text.integer(_DEPTH, 1))
-    block = replace(parse_layered(raw), num_layers=depth)
+    block = replace(cast("HybridConfig", parse_layered(raw)), num_layers=depth)
     return MtpConfig(block=block, reads_normed=True, gives_normed=True)
 
 
@@ -261,7 +262,8 @@ def read_blocks(
     with Weights.at(folder) as weights:
         is_folder = f"{_OWN_BLOCK}input_proj.weight" in weights
         names = _SpeculatorsNames() if is_folder else None
-        reader = WeightReader(weights, own_kernels(target), placement_of(target), text=names)
+        kernels = own_kernels(target.kernels)
+        reader = WeightReader(weights, kernels, placement_of(target), text=names)
         if isinstance(config.block, HybridConfig):
             parts = _gated_parts(folder, reader, config.block, turns)
         else:
@@ -359,7 +361,9 @@ def load_mtp(
     Raises CheckpointError for tensors that are missing, of another shape or not numbers."""
     place = placement_of(target)
     blocks = read_blocks(folder, config, target, capacity, num_ids)
-    nets = tuple(EntranceNet(block, own_kernels(target), place, capacity) for block in blocks)
+    nets = tuple(
+        EntranceNet(block, own_kernels(target.kernels), place, capacity) for block in blocks
+    )
     check_finite(folder, torch.stack([_probe(net, target) for net in nets]), "MTP block")
     return nets
 

@@ -77,7 +77,7 @@ class PathDrafter(Stateless):
         self, name: str, heads: PathHeads, target: NormedTarget, sampler: DraftSampler
     ) -> None:
         self.name, self._heads, self._sampler = name, heads, sampler
-        self._target, self._kernels = target, own_kernels(target)
+        self._target, self._kernels = target, own_kernels(target.kernels)
         self.needs = DraftNeeds(hidden_layers=(target.spec.num_layers,))
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
@@ -137,7 +137,7 @@ class MlpHeads:
         vocab_size = target.spec.vocab_size
         with Weights.at(folder) as weights:
             check_numbers(weights)
-            kernels = own_kernels(target)
+            kernels = own_kernels(target.kernels)
             reader = WeightReader(weights, kernels, placement_of(target))
 
             def named(part: str, index: int) -> str:
@@ -242,7 +242,7 @@ class HydraHeads:
         grounded = raw.flag("grounded_heads", default=False)
         with Weights.at(folder) as weights:
             check_numbers(weights)
-            kernels = own_kernels(target)
+            kernels = own_kernels(target.kernels)
             reader = WeightReader(weights, kernels, placement_of(target))
             prefix = _read_prefix(reader, heads, target) if kind == "prefix-mlp" else None
             found = tuple(

@@ -7,25 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from outrider.models.gguf import settings
 from outrider.models.gguf.architectures import (
+    DEEPSEEK,
     EXPERT_KEYS,
+    FFN,
     GRANITE,
+    LLAMA_OUTER,
+    ROUTED_KEYS,
     SCALES,
     SECTIONS,
+    SHARED,
     WINDOW,
+    entry_of,
+    experts,
+    granite_mixture,
+    routed,
     row,
 )
 from outrider.models.gguf.config import Architecture, Part, Positions, Sizes
-from outrider.models.gguf.settings import (
-    DEEPSEEK,
-    FFN,
-    LLAMA_OUTER,
-    SHARED,
-    entry_of,
-    granite_mixture,
-    routed,
-)
 
 MTP = {
     f"nextn.{part}": f"nextn.{part}" for part in ("eh_proj", "enorm", "hnorm", "shared_head_norm")
@@ -159,7 +158,7 @@ _RECURRENT = Part(
 
 
 _HYBRID_EXPERTS = Part(
-    lambda sizes: {**settings.experts(sizes), **shared_expert_of(sizes)},
+    lambda sizes: {**experts(sizes), **shared_expert_of(sizes)},
     (*EXPERT_KEYS, "expert_shared_feed_forward_length"),
 )
 
@@ -205,7 +204,7 @@ _NEMOTRON_H = row(
     "nemotron_h",
     Part(
         nemotron_h,
-        (*SCAN_KEYS, *settings.ROUTED_KEYS, "moe_latent_size", "nextn_predict_layers"),
+        (*SCAN_KEYS, *ROUTED_KEYS, "moe_latent_size", "nextn_predict_layers"),
     ),
     names={
         **DEEPSEEK,
@@ -237,7 +236,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "lfm2": row("lfm2", WINDOW, _CONVOLUTIONS, **_LFM2),
     "lfm2moe": row(
         "lfm2_moe",
-        settings.routed(has_sigmoids=True),
+        routed(has_sigmoids=True),
         _CONVOLUTIONS,
         # Whatever the file says.
         Part(lambda _: {"norm_topk_prob": True}),

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import CheckpointError
+from outrider.core.spec import Scheme
 from outrider.kernels.plan import BlockRows
-from outrider.models.checkpoint import Scheme
 
 BLOCK = 32
 # Numbers of the types of blocks, by the dtype of their scales.

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from outrider.core.errors import CheckpointError, given
-from outrider.models.checkpoint import Grouping, Scheme
+from outrider.core.spec import Grouping, Scheme
 from outrider.models.json_object import JsonObject
 
 _FLOATS_OF_4_BITS = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")

@@ -21,7 +21,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from outrider.models.checkpoint import Scheme
+from outrider.core.spec import Scheme
 from outrider.models.json_object import JsonObject
 from outrider.plugins.published.codes import (
     BLOCK,

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from outrider.core.errors import CheckpointError, OutriderError
 from outrider.core.plugins import install_command
+from outrider.models.checkpoint import scheme_of
 from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject, refuse_deep
-from outrider.models.scheme import scheme_of
 from outrider.models.weights import without_mtp
 from outrider.plugins.transformers.attention import (
     MaskFunction,
