@@ -78,7 +78,7 @@ class TrainedBlockLayer(TrainedLlamaLayer):
 
 
 class DFlashNet(nn.Module):
-    """The net that is trained, with the names and shapes of the files that drafters/dflash reads.
+    """The net that is trained, with the names and shapes of the files that drafter dflash reads.
     `num_states` layers of the target are fused."""
 
     def __init__(self, config: LlamaConfig, num_states: int, num_positions: int) -> None:

@@ -59,7 +59,7 @@ class TrainedEagleLayer(TrainedLlamaLayer):
 
 
 class Eagle(nn.Module):
-    """What is trained. Its state has the names and shapes of the files that drafters/eagle reads.
+    """What is trained. Its state has the names and shapes of the files that drafter eagle reads.
     `num_states` layers of the target are fused."""
 
     def __init__(self, config: EagleConfig, num_states: int, num_positions: int) -> None:

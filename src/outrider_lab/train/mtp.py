@@ -90,7 +90,7 @@ class TrainedMtpBlocks(nn.Module):
 
 
 class Mtp(nn.Module):
-    """All blocks. Its state has the names and shapes of the files that drafters/mtp reads."""
+    """All blocks. Its state has the names and shapes of the files that drafter mtp reads."""
 
     def __init__(self, config: LlamaConfig, num_positions: int) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Mtp(nn.Module):
 
 
 class GatedMtp(nn.Module):
-    """A hybrid's block. Its state has the names and shapes of the files that drafters/mtp reads."""
+    """A hybrid's block. Its state has the names and shapes of the files that drafter mtp reads."""
 
     def __init__(self, config: HybridConfig, num_positions: int) -> None:
         super().__init__()
