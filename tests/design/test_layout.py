@@ -32,6 +32,22 @@ def test_files_stay_short() -> None:
     assert names(long) == []
 
 
+def test_comments_of_kernels_name_python_files_that_exist() -> None:
+    own = PACKAGE / "kernels" / "native"
+    folders = (PACKAGE, own.parent, own.parent / "reference", own)
+    named = [
+        (path, name)
+        for path in sorted((own / "csrc").iterdir())
+        for name in re.findall(r"[\w/]+\.py", path.read_text(encoding="utf-8"))
+    ]
+    assert named
+    assert [
+        f"{path.name}: {name}"
+        for path, name in named
+        if not any((folder / name).exists() for folder in folders)
+    ] == []
+
+
 def test_a_folder_says_what_it_offers() -> None:
     """A top folder has a docstring in its `__init__`; that of a folder in it may be empty."""
     inits = [path for path in SOURCES if path.name == "__init__.py"]

@@ -15,8 +15,7 @@ namespace outrider {
 // At most; widened ones share the first-level cache with queries and weights.
 constexpr int BLOCK_ROWS = 64, BLOCK_FLOATS = 4096;
 
-// A byte of a row of integers: `dim` integers of 8 bits, then a float16 scale for each 32 of them
-// (kernels/kv_rows.py). Such a row is always widened.
+// A byte of a row of integers: `dim` integers of 8 bits, then a float16 scale for each 32 of them. Such a row is always widened.
 struct Int8 {
     int8_t bits;
 

@@ -65,7 +65,7 @@ struct Entrance {
 // In the order of forward.py.
 enum Mechanism { DELTA, MAMBA, CONVOLUTION };
 
-// The recurrence of a hybrid's layer (models/hybrid.py), the `index`-th such layer. Mirrored by `_Rule`
+// The recurrence of a hybrid's layer (plugins/hybrids), the `index`-th such layer. Mirrored by `_Rule`
 // in forward.py. Buffers have a row for every token: a first product, of `row_size` numbers, what the
 // recurrence gives, and that behind its gate. The last product of a delta rule reads value heads of a
 // key head together, or `tiled`: the first of each key head, then the second.
@@ -115,7 +115,7 @@ struct Decoder {
     const Entrance* entrance;  // null but for heads
     const float* no_bias;      // zeros where norms are centred, else null
     Ranks* ranks;              // null unless the decoder is a rank's share
-    // Where pages lie in the arena of layers with a window (cache/frames.py), whose heads are this far
+    // Where pages lie in the arena of layers with a window (cache/paged_kv.py), whose heads are this far
     // apart; null where all layers have one arena, as they do in ranks.
     const int32_t* frames;
     int64_t local_stride;
@@ -456,8 +456,8 @@ void run(const Decoder& d, const Pass& pass, const int32_t* tokens) {
     capture<T>(d, pass, d.num_layers);
 }
 
-// What a row of a block sees in a layer. Mirrored by `_Sight` in blocks.py, and defined by `Sight` of
-// drafters/nets/blocks.py: a window of 0 is none.
+// What a row of a block sees in a layer. Mirrored by `_Sight` in plugins/heads/native_blocks.py, and defined by `Sight` of
+// plugins/heads/blocks.py: a window of 0 is none.
 struct BlockSight {
     int32_t window, causal, from_block;
 
@@ -477,12 +477,12 @@ struct BlockSight {
     }
 };
 
-// Mirrored by `_Text` in blocks.py.
+// Mirrored by `_Text` in plugins/heads/native_blocks.py.
 struct BlockText {
     int32_t length, num_new, pending;
 };
 
-// Mirrored by `_Block` in blocks.py: texts whose new context is read and for each of which a block is
+// Mirrored by `_Block` in plugins/heads/native_blocks.py: texts whose new context is read and for each of which a block is
 // written: its pending token, then masks.
 struct Block {
     const Decoder* decoder;

@@ -142,7 +142,7 @@ template <>
 constexpr Format FORMAT<41> = FORMAT<2>;  // Q1_0
 template <>
 constexpr Format FORMAT<42> = FORMAT<2>;  // Q2_0
-// Of published checkpoints (models/published/codes.py), by numbers beyond GGUF's.
+// Of published checkpoints (plugins/published/codes.py), by numbers beyond GGUF's.
 template <>
 constexpr Format FORMAT<128> = {U4, HALF, 1, false, false, -1, nullptr};
 template <>

@@ -1,7 +1,7 @@
-// The verdict on one row of a round: the rules of verify/exact.py and verify/match.py.
+// The verdict on one row of a round: the rules of verify/exact.py.
 //
-// A distribution is made when it is looked at: after a refusal nobody reads what follows. Where all
-// that is asked of one is what it has for the drafted token, it is not written.
+// A distribution is made when it is looked at: after a refusal nothing reads what follows. If only
+// the chance of the drafted token is needed, the distribution is not written.
 #include <algorithm>
 
 #include "round.h"

@@ -30,10 +30,10 @@ struct Net {
     Linear gate_up, down;
 };
 
-// In the order of `_GATINGS` in mixture.py.
+// In the order of `_GATINGS` in kernels/native/layers.py.
 enum Gating { SILU, GELU, CLAMPED, SQUARED };
 
-// Mirrored by `_Mixture` in mixture.py. The router scores `num_experts` and, behind them, the net
+// Mirrored by `_Mixture` in kernels/native/layers.py. The router scores `num_experts` and, behind them, the net
 // that all tokens share.
 struct Mixture {
     Team* team;
@@ -50,7 +50,7 @@ struct Mixture {
     int32_t num_groups, top_groups, group_best;
 };
 
-// Mirrored by `_Latent` in latent.py. Without a query rank, the first product gives the queries
+// Mirrored by `_Latent` in kernels/native/layers.py. Without a query rank, the first product gives the queries
 // themselves. `keys` and `values` have a matrix for each head.
 struct Latent {
     Team* team;

@@ -1,5 +1,5 @@
 // What drafters that look up share: hash tables, rates that are learnt, and how they are called.
-// estimate/online.py and drafters/ have the definitions; P has the same bits as there.
+// estimate/acceptance.py and drafters/ have the definitions; P has the same bits as there.
 #pragma once
 
 #include <cstdint>
@@ -75,7 +75,7 @@ struct RequestRates {
     }
 };
 
-// Mirrored by `LookupRoom` in kernels/native/lookups.py: what is new in a text, and room for a draft,
+// Mirrored by `LookupRoom` in kernels/native/rounds.py: what is new in a text, and room for a draft,
 // its parents where it is a tree, and P of each node.
 struct LookupRoom {
     const int32_t* unread;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int NUM_KINDS = 6, NUM_LENGTHS = 16, NOWHERE = -1;
 
-// Mirrored by `NgramSettings` in kernels/native/lookups.py.
+// Mirrored by `NgramSettings` in kernels/native/rounds.py.
 struct NgramSettings {
     double first[NUM_KINDS], weight, evenness, fade, highest, least_begun, least_gone_on;
     int32_t kinds[NUM_LENGTHS], max_n, min_n;

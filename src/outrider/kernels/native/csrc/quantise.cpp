@@ -1,4 +1,4 @@
-// Chooses codes of 4 and 8 bits for weights, with the bits of reference/quantise.py.
+// Chooses codes of 4 and 8 bits for weights, with the bits of kernels/reference/linear.py.
 //
 // A lane has a group of UNIT inputs, and sums go over its inputs in order, as they do there.
 #include <algorithm>

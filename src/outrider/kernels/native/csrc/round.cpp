@@ -1,9 +1,8 @@
 // A whole speculative round of a batch in one call: draft, verify, accept.
 //
 // Nothing new is computed here. Passes, softmax, draws and leftovers are the operators that the
-// stages in Python call one by one, in the same order, and the rules are those of verify/exact.py
-// and verify/match.py; so the tokens are the same. What is saved is the way through
-// Python between them: a plan, a distribution and a random number for every drafted token.
+// stages in Python call one by one, in the same order, and the rules are those of verify/exact.py;
+// so the tokens are the same. What is saved is the way through Python between them: a plan, a distribution and a random number for every drafted token.
 //
 // Memory is not committed here: the text may end before the round does, and only Python knows.
 #include <algorithm>

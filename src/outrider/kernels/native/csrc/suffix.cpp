@@ -1,5 +1,5 @@
 // Suffix lookup: what followed the text's longest suffix that occurred in any text. The definitions
-// are drafters/suffix_automaton.py, of the automaton, and drafters/suffix.py, of all else.
+// are drafters/common/suffix_automaton.py, of the automaton, and drafters/suffix.py, of all else.
 #include <algorithm>
 #include <memory>
 
@@ -12,7 +12,7 @@ namespace {
 constexpr int32_t ROOT = 0, NONE = HashTable::NONE;
 constexpr int NUM_LENGTHS = 5, NUM_SHARES = 4, NUM_KINDS = NUM_LENGTHS * NUM_SHARES;
 
-// Mirrored by `SuffixSettings` in kernels/native/lookups.py.
+// Mirrored by `SuffixSettings` in kernels/native/rounds.py.
 struct SuffixSettings {
     double first_hits[NUM_KINDS], first_trials, fade, shared_fade, likeness, evenness, highest;
     double least_kept, least_in_tree;

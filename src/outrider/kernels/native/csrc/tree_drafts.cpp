@@ -1,7 +1,7 @@
 // Trees of a batch in one call: the pass over what is new in each text, then a pass a level.
 //
 // Passes are those of forward.cpp, greedy nodes are chosen by trees.cpp, and others are drawn here,
-// as drafters/growth.py defines it; so trees are those that Python grows level by level. What is
+// as drafters/common/growth.py defines it; so trees are those that Python grows level by level. What is
 // saved is the way through Python between them. Only heads that know fewer ids than the target may
 // differ in greedy trees, where worths are all but equal: here a distribution is summed over those
 // ids alone, and ties go to the first of them, not to the lowest id of the target. Memory is not
@@ -15,7 +15,7 @@ namespace outrider {
 
 namespace {
 
-// Mirrored by `Drawing` in kernels/native/trees.py: how the nodes of a tree are drawn, in a shape of
+// Mirrored by `Drawing` in kernels/native/sampling.py: how the nodes of a tree are drawn, in a shape of
 // `num_places` that is settled, level by level. `nodes` has the node at each place that was come to.
 struct Drawing {
     const Row* row;
@@ -31,7 +31,7 @@ struct Drawing {
 // At a place whose distribution had no token left, and at those below it.
 constexpr int32_t NOT_DRAWN = -2;
 
-// Mirrored by `TreeRow` in kernels/native/trees.py: one sequence, whose tree is greedy if there is
+// Mirrored by `TreeRow` in kernels/native/sampling.py: one sequence, whose tree is greedy if there is
 // no `drawing`. What was read is told in `tokens` and `parents`, with room for all that may be;
 // parents are places in there, or ROOT.
 struct TreeRow {
@@ -41,7 +41,7 @@ struct TreeRow {
     int32_t length, num_unread, num_staged, unused;
 };
 
-// Mirrored by `TreeDrafts` in kernels/native/trees.py.
+// Mirrored by `TreeDrafts` in kernels/native/sampling.py.
 struct TreeDrafts {
     Team* team;
     Memory* memory;

@@ -1,4 +1,4 @@
-// A greedy draft tree while it grows (kernels/native/trees.py; core/sampling.py defines it).
+// A greedy draft tree while it grows (kernels/native/sampling.py; core/sampling.py defines it).
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace outrider {
 constexpr int MOST_NODES = 256, MOST_WIDTH = 16;
 constexpr int ROOT = -1;
 
-// Mirrored by `Tree` in kernels/native/trees.py. Nodes are sorted, the worthiest first and, of equal
+// Mirrored by `Tree` in kernels/native/sampling.py. Nodes are sorted, the worthiest first and, of equal
 // ones, those that were found first; so parents come before children. Parents are places among them.
 struct Tree {
     int32_t num_nodes, most_depth, width;  // limits
