@@ -23,11 +23,11 @@ from outrider.drafters.none import NoDrafter
 from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes, LaneRunner
-from outrider.engine.requests import Counts, RequestTable
+from outrider.engine.requests import Counts, Failures, RequestTable
 from outrider.engine.round import LiveSequence, Round, StopMatch
 from outrider.engine.stages import Stages
 from outrider.plugins.compaction import Compaction
-from outrider.sched.jobs import Ledger, Limits, Schedule, SingleLane
+from outrider.sched.jobs import Ledger, Limits, Schedule, SingleLane, job_observers
 from outrider.verify.exact import BlockRule
 
 MANY = 2000
@@ -125,14 +125,17 @@ class Rig:
             reserve=self.reserve,
         )
         runner = LaneRunner(self.stages(), self.stages())
+        residents = RequestTable(
+            self.target,
+            DrafterHandle(self.drafter),
+            Ledger(),
+            limits,
+            compaction=self.compaction,
+        )
         return Engine(
-            residents=RequestTable(
-                self.target,
-                DrafterHandle(self.drafter),
-                Ledger(),
-                limits,
-                compaction=self.compaction,
-            ),
+            residents=residents,
+            failures=Failures(residents),
+            observers=job_observers(schedule),
             executor=InlineLanes(dict.fromkeys(schedule.lanes, runner)),
             schedule=schedule,
         )

@@ -15,8 +15,8 @@ from outrider.api.memory import Part, draft_room, fitted, table_of, target_room
 from outrider.api.plan import LoadPlan, plan_pair
 from outrider.api.tokenizer import Tokenizer
 from outrider.cache.pool import Keep
-from outrider.core.clock import give_back, uncollected
 from outrider.core.config import EngineConfig
+from outrider.core.env import give_back, uncollected
 from outrider.core.errors import (
     CapacityError,
     CheckpointError,

@@ -48,8 +48,8 @@ from outrider.models.heads import (
     verifier_of,
     worth_of,
 )
+from outrider.models.loading import ALIASES, spec_of_config
 from outrider.models.loading import resolve as find_model
-from outrider.models.loading import spec_of_config
 from outrider.models.weights import stored_in
 from outrider.pairs.catalog import draft_of
 from outrider.sched.jobs import OPEN_TOKENS
@@ -226,8 +226,10 @@ def plan_pair(
     draft.
     Raises ConfigError, CheckpointError, VocabularyError or CapacityError."""
     folder = find_model(model)
-    draft = draft or draft_of(model, config.drafter)
-    verifier = verifier_of(folder)
+    if not draft and model in ALIASES:
+        draft = draft_of(model, config.drafter)
+    # A file is no folder of heads.
+    verifier = verifier_of(folder) if folder.is_dir() else None
     if verifier is not None:
         draft, folder = draft or str(folder), _target_of(folder, verifier)
     if config.drafter_device != AUTO:

@@ -1,15 +1,10 @@
-"""The host: time as an argument, tensors read on it, and the release of unused memory.
+"""The host: time as an argument, and tensors read on it.
 
 Code that measures gets a clock, so a test can set the time. Reading a tensor waits for the device.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -46,30 +41,3 @@ def host_floats(tensor: Tensor) -> list[float]:
 def host_rows(tensor: Tensor) -> list[list[int]]:
     """The rows of a two-dimensional tensor. Waits for the device."""
     return cast("list[list[int]]", cast("Any", tensor).tolist())
-
-
-@contextmanager
-def uncollected() -> Generator[None]:
-    """Suspend garbage collection. A collection would walk all objects of torch, a tenth of a
-    second, and free nothing. Also a decorator."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-def keep_objects() -> None:
-    """Leave all objects that there are now out of later garbage collections, for a process that
-    only serves a model: a collection of torch's objects holds up all requests."""
-    gc.collect()
-    gc.freeze()
-
-
-def give_back() -> None:
-    """Return freed memory to the operating system; glibc's allocator would hold on to it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)

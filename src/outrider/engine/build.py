@@ -32,13 +32,13 @@ from outrider.engine.drafting import DrafterHandle, RequestDrafters
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes, LaneRunner, Lanes
 from outrider.engine.native_round import NativeRound, native_round
-from outrider.engine.requests import KneeOnceNeeded, RequestTable, observed
+from outrider.engine.requests import Failures, KneeOnceNeeded, RequestTable
 from outrider.engine.round import FixedLengths, Round, StepwiseLM
 from outrider.engine.stages import Stages
 from outrider.kernels.operators import pick_device
 from outrider.models.decoder import ModelCapacity
-from outrider.sched.admission import BatchLimit, Limit, PromptPace
-from outrider.sched.jobs import Ledger, Limits, single_lane
+from outrider.sched.admission import BatchLimit, Limit, PromptPace, observed
+from outrider.sched.jobs import Ledger, Limits, job_observers, single_lane
 from outrider.verify.batched import exact_rules, rule_for
 
 if TYPE_CHECKING:
@@ -213,8 +213,11 @@ def build_engine(
             stages, controller=GuardedController(controller, most), fixed=None, trim=None
         )
     lanes = _lanes(resolved, models, stages)
+    residents = _residents(resolved, models, stages, limit, num_slots)
     return Engine(
-        residents=_residents(resolved, models, stages, limit, num_slots),
+        residents=residents,
+        failures=Failures(residents),
+        observers=job_observers(lanes.order, lanes.schedule),
         executor=lanes.executor,
         schedule=lanes.schedule,
         order=lanes.order,

@@ -480,7 +480,7 @@ class DrafterHandle:
     hung: str = ""
     _opened: set[int] = field(default_factory=set[int])
     _late: set[int] = field(default_factory=set[int])
-    _window: FadingMean = field(default_factory=lambda: FadingMean(0.25))
+    _window: FadingMean = field(default_factory=partial(FadingMean, 0.25))
     _rounds: dict[int, AheadRow] = field(default_factory=dict[int, AheadRow])
     _jobs: dict[int, DraftingJob] = field(default_factory=dict[int, DraftingJob])
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -70,20 +69,6 @@ class KneeOnceNeeded:
                 return
             self._knee = Knee(highest=self.highest)
         self._knee.observe(trace)
-
-
-def observed(
-    sink: Callable[[RoundTrace], None], limit: Limit | None
-) -> Callable[[RoundTrace], None]:
-    """Return `sink`, called after `limit` has seen the trace."""
-    if limit is None:
-        return sink
-
-    def observe(trace: RoundTrace) -> None:
-        limit.observe(trace)
-        sink(trace)
-
-    return observe
 
 
 # Seconds of a round's mask; a faster one is no burden on others.

@@ -29,6 +29,7 @@ from outrider.kernels.native.ops import (
     NativeInt4,
     NativeInt8,
     NativeOps,
+    function,
     join_lane,
 )
 from outrider.kernels.native.rounds import NativeLookups
@@ -194,7 +195,7 @@ def _native(make: Callable[[], NativeOps], library: ctypes.CDLL) -> Kernels:
     ops = make()
     return Kernels(
         **decoder_ops(ops),
-        delta=NativeDelta(library, ops.team),
+        delta=NativeDelta(function(library, "delta"), ops.team),
         argmax=ops.argmax,
         sampling=native_sampling(library, ops.team),
         choices=tuple(Choice(op, "native") for op in OPS),

@@ -13,7 +13,7 @@ from dataclasses import replace
 from outrider.models import expert_kinds
 from outrider.models import layer_kinds as kinds
 from outrider.models.configs import Family
-from outrider.models.rope_config import (
+from outrider.models.rope import (
     PHI3_ROPE,
 )
 

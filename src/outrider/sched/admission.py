@@ -29,7 +29,7 @@ prompt tokens count in both.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from statistics import median
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -386,6 +386,20 @@ _PASS = (Stage.PREFILL, Stage.VERIFY)
 # may have slowed the others down. Of passes with rounds, where a slow pass does harm, the median
 # counts, and so it does of rounds, which differ by their drafts.
 _NUM_REMEMBERED = 3
+
+
+def observed(
+    sink: Callable[[RoundTrace], None], limit: Limit | None
+) -> Callable[[RoundTrace], None]:
+    """Return `sink`, called after `limit` has seen the trace."""
+    if limit is None:
+        return sink
+
+    def observe(trace: RoundTrace) -> None:
+        limit.observe(trace)
+        sink(trace)
+
+    return observe
 
 
 class PromptPace:

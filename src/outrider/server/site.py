@@ -19,8 +19,8 @@ from msgspec import Struct
 from starlette.requests import Request
 
 from outrider.api.result import GenerationResult
-from outrider.core.clock import give_back
 from outrider.core.draft import TokenLogprobs
+from outrider.core.env import give_back
 from outrider.core.errors import ConfigError
 from outrider.core.fields import default_of
 from outrider.core.params import ADVISED, SamplingParams

@@ -17,8 +17,7 @@ from doubles.gguf_writer import LLAMA, Gguf, small_llama
 from outrider.core.errors import CheckpointError
 from outrider.models.configs import LlamaConfig
 from outrider.models.families import read_native_config
-from outrider.models.rope import frequencies
-from outrider.models.rope_config import Rope
+from outrider.models.rope import Rope, frequencies
 
 S = "rope.scaling."
 

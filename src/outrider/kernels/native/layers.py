@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, c_float, c_int32, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
@@ -47,18 +47,20 @@ class _Pass(Structure):
     )
 
 
+@dataclass(slots=True)
 class NativeDelta:
-    """The operator `delta` of `Kernels`. `team` is the address of the threads that run it.
+    """The operator `delta` of `Kernels`: `call` of the library, on the threads at address `team`.
 
     It stores the last pass, so it is not thread-safe, but two instances may run at once."""
 
-    def __init__(self, library: ctypes.CDLL, team: int) -> None:
-        self._team = team
-        self._call = function(library, "delta")
-        self._layers: dict[int, tuple[DeltaWeights, DeltaStruct]] = {}
-        self._runs: Sequence[TokenRun] | None = None
-        self._arrays: tuple[_Numbers | _Addresses, ...] = ()
-        self._pass = _Pass()
+    call: Any
+    team: int
+    _layers: dict[int, tuple[DeltaWeights, DeltaStruct]] = field(
+        default_factory=dict[int, tuple[DeltaWeights, DeltaStruct]]
+    )
+    _runs: Sequence[TokenRun] | None = None
+    _arrays: tuple[_Numbers | _Addresses, ...] = ()
+    _pass: _Pass = field(default_factory=_Pass)
 
     def __call__(
         self,
@@ -69,7 +71,7 @@ class NativeDelta:
         layer: int,
         out_NO: Tensor,
     ) -> None:
-        self._call(
+        self.call(
             self.described(runs, cells),
             ctypes.addressof(self._described(weights)),
             first_NP.data_ptr(),
@@ -117,7 +119,7 @@ class NativeDelta:
             *(np.array(column, dtype=np.int32) for column in (rows, states, inputs, replayed)),
             *(np.array(column, dtype=np.int64) for column in (state_cells, input_cells)),
         )
-        self._pass = _Pass(self._team, *(a.ctypes.data for a in self._arrays), len(runs))
+        self._pass = _Pass(self.team, *(a.ctypes.data for a in self._arrays), len(runs))
         self._runs = runs
 
 
