@@ -9,7 +9,7 @@ target, tier B the same inflated to 0.4 billion weights, which is made once and 
 folder, tier R the real model that scripts/real_model fetches, if it is there. The sides take turns
 in blocks of old, new, new, old and its mirror image, never at once, so what drifts falls on both. A
 block's ratio is old over new seconds, which is the speed of new over old; a cell's is the median of
-blocks, with the bootstrap's 95 % interval (bench/frame.py).
+blocks, with the bootstrap's 95 % interval (measure/frame.py).
 
 Two processes of the same code may differ by some percent for as long as they live, by where their
 memory lies. So a cell whose interval lies wholly below 0.98 is measured again by fresh processes,

@@ -203,10 +203,10 @@ def tiers(options: Options, report: Report) -> None:
 
     Tier B is the embedded target inflated to 0.4 billion weights, with its draft model: real text,
     real acceptance. Tier C is a Llama of the same sizes whose weights are all random, and the same
-    draft model; a script says the words (lab/synthetic.py), and drafts are kept at the rate that
-    brings as many tokens a round as tier B's. Both run rounds by stages: the one call that runs a
-    whole round knows no scripts. Prompts are of HumanEval, greedy. For plain decoding and each K
-    the tiers take turns.
+    draft model; a script gives the words (outrider_lab/models/synthetic.py), and drafts are
+    accepted at the rate that brings as many tokens a round as tier B's. Both run rounds by stages:
+    the one call that runs a whole round knows no scripts. Prompts are of HumanEval, greedy. For
+    plain decoding and each K the tiers take turns.
 
     `round_ratio` is tier C's median time of a round over tier B's, with its interval; the bar is
     0.03 from 1. Below stand its parts and tokens a round.

@@ -81,7 +81,7 @@ float integers_of(const float* x, int count, std::vector<int>* to) {
     return largest / 127.0f;
 }
 
-// The layout that kernels/native/quantised.py makes. Sums of integers are exact, so results are
+// The layout that kernels/native/ops.py makes. Sums of integers are exact, so results are
 // equal.
 inline void quantised(int num_out, int num_in) {
     constexpr int ROWS = 18, GROUP = 32;

@@ -262,9 +262,9 @@ def check_acceptance(rule: AcceptanceRule) -> None:
 def best_acceptance(case: TreeCase) -> float:
     """The most tokens of a chain that any exact rule can accept in expectation.
 
-    A beginning of the draft cannot be kept more often than it is drafted, nor than the target
-    writes it given that a beginning before it was kept: the sum over drafts of p_1 + ... + p_K of
-    block.py (Sun et al. 2024, theorem 2).
+    A beginning of the draft cannot be accepted more often than it is drafted, nor than the target
+    writes it given that a beginning before it was accepted: the sum over drafts of p_1 + ... + p_K
+    of the block rule (Sun et al. 2024, theorem 2).
     """
     total = 0.0
     beginnings: list[tuple[Tokens, float, float]] = [((), 1.0, 1.0)]

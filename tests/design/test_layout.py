@@ -32,19 +32,37 @@ def test_files_stay_short() -> None:
     assert names(long) == []
 
 
-def test_comments_of_kernels_name_python_files_that_exist() -> None:
+def test_files_that_sources_name_exist() -> None:
+    """In docstrings and comments, also of C++: a path with its folder, from the package, the lab or
+    the root, or from a folder of the file's own path."""
     own = PACKAGE / "kernels" / "native"
-    folders = (PACKAGE, own.parent, own.parent / "reference", own)
     named = [
-        (path, name)
-        for path in sorted((own / "csrc").iterdir())
-        for name in re.findall(r"[\w/]+\.py", path.read_text(encoding="utf-8"))
+        (path, name, [PACKAGE, LAB, ROOT, own.parent, *path.parents[: len(path.parts)]])
+        for path in (*SOURCES, *sorted((own / "csrc").iterdir()))
+        for name in re.findall(
+            r"(?<![\w/.:{}*<])\w+(?:/\w+)+\.py\b", path.read_text(encoding="utf-8")
+        )
     ]
-    assert named
+    assert len(named) > 100
     assert [
-        f"{path.name}: {name}"
-        for path, name in named
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, name, folders in named
         if not any((folder / name).exists() for folder in folders)
+    ] == []
+
+
+def test_the_map_of_folders_is_whole() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    folders = [
+        path.parent
+        for path in SOURCES
+        if path.name == "__init__.py" and path.parent.parent in (PACKAGE, PACKAGE / "plugins", LAB)
+    ]
+    assert len(folders) > 30
+    assert [
+        name
+        for name in names(folders)
+        if name != "src/outrider/plugins" and not re.search(rf"{name}\s", text)
     ] == []
 
 

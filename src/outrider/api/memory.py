@@ -40,7 +40,7 @@ _PAGE_BYTES = 256
 WEIGHTS = "weights of the "
 # Temporary tensors and libraries; for limits of addresses also stacks and pools of threads.
 _WORKING_BYTES, _WORKING_ADDRESSES = 64 << 20, 192 << 20
-# Weights that are quantised at once, and the temporary bytes of each (kernels/linear).
+# Weights that are quantised at once, and the temporary bytes of each (kernels/reference/linear.py).
 _QUANTISED_AT_ONCE, _QUANTISING_BYTES = 1 << 23, 20
 # Temporary bytes of a weight in int4: a matrix becomes codes and blocks before it is packed.
 _BLOCK_BYTES = 3

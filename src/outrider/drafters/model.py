@@ -1,4 +1,5 @@
-"""A draft model (common/draft_model.py): chains, trees, in a process, or ahead of verdicts.
+"""A draft model (drafters/common/draft_model.py): chains, trees, in a process, or ahead of
+verdicts.
 
 A PARD model drafts all tokens in one pass (plugins/heads/masked.py)."""
 

@@ -1,4 +1,4 @@
-"""quantised-self: the target drafts for itself in fewer bits (common/draft_model.py)."""
+"""quantised-self: the target drafts for itself in fewer bits (drafters/common/draft_model.py)."""
 
 from __future__ import annotations
 

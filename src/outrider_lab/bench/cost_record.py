@@ -1,7 +1,7 @@
 """The rows of a cost study's `results.json`, its tables and sentences.
 
 AR, SD and SSD (plain decoding, drafting in turns, drafting ahead) run in the real engine on models
-that are matrix products of given sizes, with acceptance by script (lab/gemm.py, synthetic.py).
+that are matrix products of given sizes, with acceptance by script (models/gemm.py, synthetic.py).
 A row is of medians over repeats; the samples are in `samples.jsonl`, a line each. `models` says how
 much of each model was there: widths over `divisor`, and `num_layers` of `whole_layers`. `study`
 says what a cell was measured for, which is also the figure that takes it; some serve twice.

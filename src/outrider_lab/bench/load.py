@@ -278,7 +278,7 @@ class LoadNumbers:
     """What a run under load came to, computed from requests and their rounds.
 
     - ITL is the inter-token latency: every token's share of its round, without the first round
-      (metrics.py). Its percentiles are over all tokens of all requests.
+      (outrider/metrics.py). Its percentiles are over all tokens of all requests.
     - TTFT goes from a request's arrival to its first token, end-to-end to its last one.
     - A round latency is the pause between two arrivals of tokens, as a reader sees it.
     - Cumulative token time runs from a request's arrival to each of its tokens. It is no latency of

@@ -1,4 +1,6 @@
-"""layer-skip: the target drafts for itself without some of its layers (common/draft_model.py)."""
+"""layer-skip: the target drafts for itself without some of its layers
+(drafters/common/draft_model.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""medusa-lite: untrained heads that reuse the output matrix of the target (nets/medusa.py)."""
+"""medusa-lite: untrained heads that reuse the output matrix of the target
+(plugins/heads/medusa.py).
+"""
 
 from __future__ import annotations
 

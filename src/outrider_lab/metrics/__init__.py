@@ -1,3 +1,1 @@
-"""Use of lanes over time, from traces: timeline.py and lanes.py; chrome_trace.py writes jobs for
-Perfetto.
-"""
+"""Use of lanes over time, from traces: timeline.py; chrome_trace.py writes jobs for Perfetto."""

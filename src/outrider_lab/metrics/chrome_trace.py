@@ -61,7 +61,7 @@ def slices(job: JobTrace, rounds: Sequence[RoundTrace] = ()) -> list[Slice]:
     The record of a job has its begin and end, the record of a round the duration of each part. The
     parts run in the order draft, pass, accept. Pauses between them are not recorded: they show at
     the end of the job. A pass that read any prompt tokens counts as prefill, as it does in
-    `metrics.py`.
+    `outrider/metrics.py`.
     """
     if not rounds:
         return [Slice(job.kinds[-1], job.began, job.ended)]

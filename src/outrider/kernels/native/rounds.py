@@ -494,7 +494,7 @@ class NativeTexts:
     def offer(
         self, seq_id: int, tokens: Sequence[int], budget: Budget
     ) -> tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...] | None] | None:
-        """Draft the continuation of a text, as `Texts` in common/context.py defines it."""
+        """Draft the continuation of a text, as `Texts` in drafters/common/context.py defines it."""
         start, depth, size = self._num_read[seq_id], budget.depth, budget.size
         unread = tokens[start:]
         count = len(unread)

@@ -1,4 +1,4 @@
-"""Families whose norms are layer norms, with a row for each, as in family_table.py."""
+"""Families whose norms are layer norms, with a row for each, as in models/family_table.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Memory of hybrid models: KV pages of the attention layers and states of the recurrent layers.
 
-`paged_kv.py` holds text, pages and nodes, `recurrent.py` knows the held states and their cells.
+`cache/paged_kv.py` holds text, pages and nodes, `states.py` knows the held states and their cells.
 Both change in one call, so a commit, fork or close never leaves them inconsistent. A new text
 reuses the common part of both: whole pages, up to one with a stored state. A sequence whose state
 was not stored is read again from an earlier state before its next pass; its keys and values are

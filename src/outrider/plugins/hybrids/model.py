@@ -1,10 +1,10 @@
 """Hybrids as one decoder: layers that attend, and layers with a recurrence, or both at once.
 
-A layer is x += mix(norm(x)) and then x += feed(norm(x)), where a mix is attention (llama.py), a
-gated delta rule (Qwen3-Next, Qwen3.5), Mamba-2 (Granite 4, Nemotron H), a gated short convolution
-(LFM2), or attention plus Mamba-2 (Falcon H1). Layers of Nemotron H are only one of these, or only
-an FFN. Each kind of recurrence has a reader and its products, around the operator `delta`
-(kernels/reference/delta.py):
+A layer is x += mix(norm(x)) and then x += feed(norm(x)), where a mix is attention
+(models/llama.py), a gated delta rule (Qwen3-Next, Qwen3.5), Mamba-2 (Granite 4, Nemotron H), a
+gated short convolution (LFM2), or attention plus Mamba-2 (Falcon H1). Layers of Nemotron H are only
+one of these, or only an FFN. Each kind of recurrence has a reader and its products, around the
+operator `delta` (kernels/reference/delta.py):
 
     u, z, b, a = first(y);        o = delta(silu(conv(u)), b, a);         out(norm(o) * silu(z))
     z, x, B, C, dt = first(y);    o = scan(silu(conv(x, B, C)), dt);      out(norm(o * silu(z)))

@@ -3,7 +3,7 @@
 A part is what one results file says. A claim is a ratio with its interval and what it is a ratio
 of; the summary at the top of the page is made from the claims of all parts and from nothing else.
 Anybody may have edited a results file: what is not as it should be is a RecordError
-(bench/store.py), which says what is wrong in the file's own words.
+(measure/store.py), which says what is wrong in the file's own words.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where numbers come from (bench/machine.py), with what is unknown left out."""
+    """Where numbers come from (measure/machine.py), with what is unknown left out."""
 
     facts: Sequence[tuple[str, str]]
     machine: str
@@ -162,7 +162,7 @@ def by_tier(record: Record) -> list[tuple[Record, str]]:
 
 
 def origin_of(record: Record) -> Origin:
-    """Of the object that bench/machine.py made; empty facts are left out."""
+    """Of the object that measure/machine.py made; empty facts are left out."""
     given = object_of(record, "provenance")
     versions = [f"{k} {v}" for k, v in object_of(given, "packages").items()]
     commit, dirty = given.get("commit"), given.get("dirty") is True

@@ -2,8 +2,9 @@
 
 A cell is an engine at a level: medians over repeats that did not fail, and counts added up over
 them. A comparison is the ratio of two engines' rates within visits, as the median over repeats with
-its bootstrap interval (bench/frame.py). The best fixed engine of a level is chosen after the fact,
-by its median; some of its lead is luck, so comparing `auto` with it is at `auto`'s disadvantage.
+its bootstrap interval (measure/frame.py). The best fixed engine of a level is chosen after the
+fact, by its median; some of its lead is luck, so comparing `auto` with it is at `auto`'s
+disadvantage.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _DIGITS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSample(Sample[LoadNumbers]):
-    """One engine at one level and repeat. `usage` sums up what the process used (bench/machine.py).
+    """One engine at one level and repeat. `usage` sums up what the process used
+    (measure/machine.py).
     `digest` is of the token ids, None if a request has none."""
 
     level: int
@@ -64,8 +66,8 @@ class EngineCell:
     """What is None could not be told. Busy, overlap and window use are those of all lanes in
     metrics/timeline.py; `ahead_over_verify` is T_ahead / T_verify of a round. `queues` are mean
     depths of (prefill, draft, verify), `waiting` that of requests not yet
-    admitted, `least_free_tokens` the least room that any job found in the arena. CPU percent is of
-    one core, GPU percent as bench/machine.py has it."""
+    admitted, `least_free_tokens` the fewest free tokens that any job found in the arena. CPU
+    percent is of one core, GPU percent as measure/machine.py has it."""
 
     level: int
     engine: str

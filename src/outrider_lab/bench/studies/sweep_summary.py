@@ -1,9 +1,9 @@
 """From the samples of a sweep to cells, each axis by itself, and the files that sum them up.
 
-A cell is one configuration beside plain decoding of the same moments. Means and standard deviations
+A cell is one configuration, with plain decoding of the same moments. Means and standard deviations
 are over successful samples, the speed-up is a ratio of paired medians with its interval
-(bench/frame.py). An axis by itself has, for each of its values, the geometric mean of the speed-ups
-of all cells with it: ratios average so. The same samples give the same cells.
+(measure/frame.py). An axis by itself has, for each of its values, the geometric mean of the
+speed-ups of all cells with it: ratios average so. The same samples give the same cells.
 """
 
 from __future__ import annotations

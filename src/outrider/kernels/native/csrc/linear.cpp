@@ -101,7 +101,7 @@ AddSlice<W> kernel_for(int rows, int blocks) {
     return ONE_BLOCK[rows - 1];
 }
 
-// Mirrored by `_Weights` in ops.py.
+// Mirrored by `WeightsStruct` in ops.py.
 struct Weights {
     Team* team;
     const void* packed;

@@ -7,7 +7,7 @@
 
 namespace outrider {
 
-// Mirrored by `Pass` in ops.py. Strides count elements of the arena.
+// Mirrored by `PassStruct` in ops.py. Strides count elements of the arena.
 struct Pass {
     Team* team;
     int64_t head_stride, slot_stride;

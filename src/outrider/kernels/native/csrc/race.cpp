@@ -46,7 +46,7 @@ inline Doubles doubles(Words words) {
 
 inline Doubles choose(Signed condition, Doubles yes, Doubles no) { return condition ? yes : no; }
 
-// -log(x) for x in (0, 1): `minus_log` of core/rng.py.
+// -log(x) for x in (0, 1): `minus_log` of core/philox.py.
 inline Doubles minus_log(Doubles x) {
     const Words bits = cast<Words>(x);
     const Doubles exponent = doubles(bits >> 52) - 1022.0;

@@ -21,7 +21,7 @@ namespace outrider {
 enum Role { DRAFT, ACCEPT, NEXT, POSITION };
 enum Rule { TOKEN, BLOCK, MATCH, COUPLED };
 
-// Mirrored by `Memory` in rounds.py: one model, its arena and room for the plan of a pass.
+// Mirrored by `MemoryStruct` in rounds.py: one model, its arena and room for the plan of a pass.
 struct Memory {
     const void* decoder;
     Pass pass;
@@ -85,7 +85,7 @@ struct Memory {
     int32_t num_wanted, num_logits, state_size, num_ids;
 };
 
-// Mirrored by `Shaping` in rounds.py: what bias, penalties, masks and bans of core/logits.py do to a
+// Mirrored by `ShapingStruct` in rounds.py: what bias, penalties, masks and bans of core/logits.py do to a
 // row. Ids that the sequence has are listed once, with how often its text has them. Masks have a row
 // of `allowed` for each row of logits, bans the ids from one of `ban_starts` to the next; null is none.
 struct Shaping {
@@ -150,7 +150,7 @@ struct Row {
     }
 };
 
-// Mirrored by `Round` in rounds.py. Without a `draft` memory the drafts are given. `drafts` and
+// Mirrored by `RoundStruct` in rounds.py. Without a `draft` memory the drafts are given. `drafts` and
 // `paths`, the nodes that were kept, have room for `most_drafted` a row.
 struct Round {
     Team* team;

@@ -10,8 +10,8 @@ namespace outrider {
 constexpr int MOST_NODES = 256, MOST_WIDTH = 16;
 constexpr int ROOT = -1;
 
-// Mirrored by `Tree` in kernels/native/sampling.py. Nodes are sorted, the worthiest first and, of equal
-// ones, those that were found first; so parents come before children. Parents are places among them.
+// Mirrored by `TreeStruct` in kernels/native/sampling.py. Nodes are sorted, the worthiest first and, of
+// equal ones, those that were found first; so parents come before children, and are given by index.
 struct Tree {
     int32_t num_nodes, most_depth, width;  // limits
     float sharpness;
