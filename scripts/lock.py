@@ -223,7 +223,9 @@ def main() -> None:
     LOCK.write_text("".join(parts))
     extras = [entry for entry in extras if not APART.fullmatch(entry.name)]
     EXTRAS_LOCK.write_text("".join([EXTRAS_HEADER, *(entry.text() for entry in extras)]))
-    BILL.write_text(json.dumps(bill([*base, torch], development), indent=1) + "\n")
+    listed = json.dumps(bill([*base, torch], development), separators=(",", ":"))
+    # A line for each component.
+    BILL.write_text(listed.replace('{"type":"library"', '\n{"type":"library"') + "\n")
 
 
 if __name__ == "__main__":

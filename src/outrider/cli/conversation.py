@@ -453,6 +453,10 @@ def _typed(prompt: str) -> str | None:
 #
 # An instruct model was trained on its chat template; without it, its text is seldom useful. A model
 # counts as an instruct model if one of its stop tokens is the end of a turn, or by its name.
+INSTRUCT_NOTE = (
+    "note: an instruct model: the prompt is a message, by its chat template; --raw gives the text "
+    "alone"
+)
 _NAMED = re.compile(r"instruct|chat|assistant|(?<![a-z])it(?![a-z])", re.IGNORECASE)
 
 
@@ -467,10 +471,7 @@ def given_prompt(
         return text, False
     prompt = llm.encode_chat(text)
     if not options.chat:
-        say(
-            "note: an instruct model: the prompt is a message, by its chat template; --raw gives "
-            "the text alone, and --chat leaves out this note"
-        )
+        say(f"{INSTRUCT_NOTE}, and --chat leaves out this note")
     return prompt, True
 
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 
 from outrider.api.found import num_weight_bytes
+from outrider.api.llm import LLM
 from outrider.cache.pages import free_bytes
-from outrider.cli.output import Meter, prose
+from outrider.cli.conversation import INSTRUCT_NOTE, is_instruct
+from outrider.cli.output import Meter, prose, say
 from outrider.core.config import EngineConfig
 from outrider.core.errors import OutriderError
 from outrider.core.fields import size, words_of
@@ -19,7 +21,7 @@ from outrider.estimate.forecast import sheet_like
 from outrider.kernels.operators import pick_device
 from outrider.models.loading import resolve
 from outrider_lab.bench.calibrate.extent import BESIDE_WEIGHTS, Bounds, extent_of
-from outrider_lab.bench.calibrate.found import Asked, Found, Watch
+from outrider_lab.bench.calibrate.found import Asked, Encoder, Found, Watch
 from outrider_lab.bench.requests import texts_of
 from outrider_lab.bench.studies.drafters_lineup import (
     PLAIN,
@@ -46,7 +48,7 @@ _NO_DRAFTS = Drafts(None, {})
 class Wish:
     """What is to be known: of which drafters, for so many texts at once. Rounds are timed for
     `timing` seconds at most, of one text `alone` or of others too. `drafts` are what contestants
-    draft from that name no draft."""
+    draft from that name no draft. Texts are `messages` if the target is an instruct model."""
 
     target: str
     spec: ModelSpec
@@ -57,6 +59,7 @@ class Wish:
     params: SamplingParams
     timing: float
     drafts: Drafts | None = None
+    messages: bool = False
     compares: bool = True
     alone: bool = False
 
@@ -100,8 +103,25 @@ class Wish:
             texts=self.texts,
             params=self.params,
             timing=self.timing,
+            encoder=self._encoder,
             compares=self.compares,
         )
+
+    def _encoder(self, llm: LLM) -> Encoder:
+        """Encoder of prompts as `outrider generate` sends them; a template stays whole."""
+        encode, decode = llm.tokenizer.encode, llm.tokenizer.decode
+        if not (self.messages and is_instruct(llm, self.target)):
+            return lambda text, most: encode(text)[-(most or 0) :]
+        say(INSTRUCT_NOTE)
+
+        def message(text: str, most: int | None) -> list[int]:
+            ids = llm.encode_chat(text)
+            if most is None or len(ids) <= most:
+                return ids
+            end = encode(text)[len(ids) - most :]
+            return llm.encode_chat(decode(end) if end else text[-1:])[-most:]
+
+        return message
 
     def _draft_bytes(self, one: Contestant) -> int:
         """Of the files of its draft model or heads, which add to the weights."""

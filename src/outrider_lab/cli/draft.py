@@ -143,6 +143,7 @@ def known_of(
         drafts=drafts,
         batch=1,
         texts=prompt_texts(options.prompts, options.domains),
+        messages=options.prompts is not None and not options.raw,
         params=SamplingParams(max_tokens=COUNTED_TOKENS, temperature=options.temperature, seed=0),
         timing=_TIMING_SECONDS * len(contestants),
         compares=False,

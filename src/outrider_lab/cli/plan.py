@@ -36,6 +36,7 @@ from outrider_lab.cli.plan_page import (
     page_parts,
     record_of,
     replicas_part,
+    with_carrier,
 )
 from outrider_lab.cli.verb_options import PlanOptions
 from outrider_lab.planner.advise import Question, ReplicaPlan, advise, must_fit, replica_plans
@@ -74,7 +75,7 @@ def plan(call: Call[PlanOptions]) -> int:
         memory = free_bytes(pick_device(engine.device))
         origin = _here(call, program, engine, memory)
         question = _question(options, origin, memory)
-    made = advise(origin.calibration, question)
+    made = with_carrier(advise(origin.calibration, question), origin)
     fleet = _fleet(options, origin, question)
     decides = "" if made.known else deciding_command(call)
     record = record_of(made, program, engine, origin, decides) | {
@@ -147,6 +148,7 @@ def _here(
         drafts=drafts,
         batch=_batch(options),
         texts=texts,
+        messages=options.prompts is not None and not options.raw,
         params=replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit)),
         timing=_TIMING_SHARE * options.seconds,
     )
@@ -160,7 +162,7 @@ def _here(
             ),
         )
     # Shipped prompts interest nobody one by one.
-    return found if options.prompts else replace(found, texts=())
+    return replace(found, raw=options.raw) if options.prompts else replace(found, texts=())
 
 
 def _check_counted(options: PlanOptions) -> None:

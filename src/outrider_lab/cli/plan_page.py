@@ -8,6 +8,8 @@ counting there. A draft model may have a device of its own; tokens are handed ov
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from shlex import quote
@@ -51,6 +53,7 @@ def command_of(
     """What runs as planned, with the settings of `engine`, for which it was planned; with the
     drafter that is taken by default where nobody knows."""
     words = ["outrider", "generate", '"..."', "--target", quote(program.target)]
+    words += ["--raw"] if found is not None and found.raw else []
     best = plan.best
     if not plan.known:
         return " ".join([*words, *_settings(engine)])
@@ -247,6 +250,9 @@ _HEADER = (
 )
 # Letters that are shown of a prompt.
 _SHOWN_LETTERS = 32
+# What the others gain at the least where no single prompt carries the result, and how many times as
+# much one gains that does.
+_LEAST_GAIN, _OWN_GAIN = 1.1, 1.25
 
 # Where costs come from: this machine, or data sheets.
 Origin: TypeAlias = Found | Elsewhere
@@ -293,7 +299,12 @@ def page_parts(
     """`decides` is the command to run where nobody knows whether to speculate, or ""."""
     job, found = plan.job, origin if isinstance(origin, Found) else None
     yield _words(plan.verdict)
-    first = f"Decide it:\n    {decides}\nUntil then, this is the best guess. " if decides else ""
+    then = ""
+    if found is not None and found.is_disturbed:
+        then = " then"
+        wait = f"Others used {100 * (found.others or 0.0):.0f} % of the CPU: wait until the machine"
+        yield _words(f"{wait} is quiet, and plan again.")
+    first = f"Decide it{then}:\n    {decides}\nUntil then, this is the best guess. " * bool(decides)
     yield f"{first}Run it:\n    {command_of(plan, program, engine, found)}"
     basis = _basis(origin)
     yield _words(
@@ -326,22 +337,54 @@ def page_parts(
 
 def by_prompt(plan: AdvisedPlan, found: Found | None) -> Iterator[str]:
     """A row for each prompt: what the best drafter is expected to gain on it alone."""
-    best, probes = plan.best, () if found is None else found.probes
-    probe = next((one for one in probes if best and one.name == best.drafter), None)
-    if best is None or probe is None or found is None or not found.texts:
+    best, every = plan.best, _gains(plan, found)
+    if best is None or found is None or not every:
         return
-    costs = next(one for one in found.calibration.drafters if one.name == best.drafter)
     rows: list[tuple[str, ...]] = []
-    for number, (text, ahead) in enumerate(zip(found.texts, probe.texts, strict=False), start=1):
-        alone, figures = replace(probe, texts=(ahead,)), ("-", "-")
-        if alone.rounds(best.k):
-            stats = alone.stats(best.k)
-            speed_up = gain(found.calibration, costs, plan.job, stats)
-            figures = f"{speed_up:.2f}", f"{stats.tokens:.2f}"
+    for number, (text, known) in enumerate(zip(found.texts, every, strict=False), start=1):
+        figures = ("-", "-") if known is None else (f"{known[0]:.2f}", f"{known[1]:.2f}")
         begins = json.dumps(text[:_SHOWN_LETTERS], ensure_ascii=False)
         rows.append((f"{number}", *figures, begins))
     table = screen_table(rows, header=("prompt", "speed-up", "tok/round", "begins with"))
-    yield f"{table}\n\nof {best.drafter} K={best.k}, by what was accepted on each prompt"
+    about = f"of {best.drafter} K={best.k}, by what was accepted on each prompt"
+    if None in every:
+        about += "\n-: the model ended its text at once, or there was no time to write it"
+    yield f"{table}\n\n{about}"
+
+
+def _gains(plan: AdvisedPlan, found: Found | None) -> list[tuple[float, float] | None]:
+    """Speed-up and tokens a round of the best drafter on each prompt alone, None of a prompt on
+    which nothing was drafted; empty where they are not known."""
+    best, probes = plan.best, () if found is None else found.probes
+    probe = next((one for one in probes if best and one.name == best.drafter), None)
+    if best is None or probe is None or found is None or not found.texts:
+        return []
+    costs = next(one for one in found.calibration.drafters if one.name == best.drafter)
+    every: list[tuple[float, float] | None] = []
+    for ahead in probe.texts:
+        alone = replace(probe, texts=(ahead,))
+        stats = alone.stats(best.k) if alone.rounds(best.k) else None
+        every.append(stats and (gain(found.calibration, costs, plan.job, stats), stats.tokens))
+    return every
+
+
+def with_carrier(plan: AdvisedPlan, origin: Origin) -> AdvisedPlan:
+    """The plan, whose verdict says so if one prompt carries the gain: the geometric mean of the
+    others is small, or they leave it open whether there is a gain."""
+    every = _gains(plan, origin if isinstance(origin, Found) else None)
+    gains = {number: one[0] for number, one in enumerate(every, start=1) if one is not None}
+    best = plan.best
+    if best is None or best.words not in plan.verdict or len(gains) < 2:
+        return plan
+    top = max(gains, key=gains.__getitem__)
+    logs = [math.log(one) for number, one in gains.items() if number != top]
+    rest = math.exp(statistics.fmean(logs))
+    doubt = 2 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else 0.0
+    carries = best.speed_up > rest and gains[top] >= _OWN_GAIN * max(rest, 1.0)
+    if not carries or (rest >= _LEAST_GAIN and math.log(rest) > doubt):
+        return plan
+    words = f"prompt {top} carries this, and without it the mean is {rest:.2f}"
+    return replace(plan, verdict=f"{plan.verdict.removesuffix('.')}; {words}.")
 
 
 def _basis(origin: Origin) -> OriginOfFigure:

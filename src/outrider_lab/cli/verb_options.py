@@ -21,6 +21,7 @@ class CountingOption(JsonOption):
         "Your own prompts: a text file with one in each line, or a .jsonl file whose lines are "
         '{"prompt": "..."} or {"turns": ["..."]}. The first 16 are used.',
     )
+    raw: bool = setting(False, "Continue --prompts as they are, even with an instruct model.")
     domains: str = setting(
         "code,maths",
         "Otherwise comma-separated domains of shipped prompts: code, maths, conversation, "

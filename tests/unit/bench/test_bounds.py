@@ -228,6 +228,7 @@ def asked(machine: Machine, *, seconds: float, most_bytes: int | None = None) ->
         extent=extent_of(target, batch=1, num_engines=4, left_bytes=300_000_000),
         bounds=machine.bounds(seconds, most_bytes),
         texts=["def add(a, b):"],
+        encoder=lambda _: lambda _, __: [1],
         params=SamplingParams(max_tokens=32),
         timing=10,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from doubles.command_line import Command
 from doubles.planned import costs, flat
 from doubles.tiny_hybrids import HYBRIDS
+from outrider.api.request import RequestMaker
 from outrider.core.config import EngineConfig
 from outrider.core.settings import ProgramConfig
 from outrider_lab.bench.calibrate import answer
@@ -20,7 +22,7 @@ from outrider_lab.bench.calibrate.found import Found
 from outrider_lab.bench.calibrate.probe import Ahead, Probe
 from outrider_lab.cli import advice
 from outrider_lab.cli import plan as verb
-from outrider_lab.cli.plan_page import by_prompt, command_of
+from outrider_lab.cli.plan_page import by_prompt, command_of, with_carrier
 from outrider_lab.planner.advise import Question, advise
 from outrider_lab.planner.candidates import DraftOption, PlannedJob
 from outrider_lab.planner.suppose import Origins
@@ -335,4 +337,43 @@ def test_each_of_your_prompts_has_a_row_of_the_best_drafter() -> None:
     assert rows[0].split() == ["1", "3.57", "5.00", '"all"']
     assert rows[1].split()[:3] == ["2", "-", "-"]
     assert rows[2].split(maxsplit=3) == ["3", "0.71", "1.00", '"none of it, in a line of many wo"']
-    assert last == "of model K=4, by what was accepted on each prompt"
+    assert last.startswith("-: the model ended its text at once")
+    assert "of model K=4, by what was accepted on each prompt" in table
+    made = with_carrier(made, found)
+    assert made.verdict.endswith("; prompt 1 carries this, and without it the mean is 0.71.")
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("raw", [(), ("--raw",)])
+def test_a_plan_reads_the_tokens_that_generate_sends(
+    outrider: Command, cache: Path, monkeypatch: pytest.MonkeyPatch, raw: tuple[str, ...]
+) -> None:
+    """Those of the chat template of an instruct model, or of the text alone."""
+    del cache
+
+    def always(*_: object) -> bool:
+        return True
+
+    for module in ("outrider.cli.conversation", "outrider_lab.cli.advice"):
+        monkeypatch.setattr(f"{module}.is_instruct", always)
+    read: list[list[int]] = []
+    reader = RequestMaker.reader
+
+    def noted(self: RequestMaker, ids: Sequence[int], *rest: Any, **more: Any) -> Any:
+        read.append(list(ids))
+        return reader(self, ids, *rest, **more)
+
+    monkeypatch.setattr(RequestMaker, "reader", noted)
+    question = "What is 3 plus 4?"
+    Path("mine.txt").write_text(f"{question}\n")
+    words = (*SMALL[:3], "--prompts", "mine.txt", *SMALL[5:], *raw)
+    shown = outrider(*words, "--json")
+    assert shown.code == 0, shown.err
+    assert ("an instruct model: the prompt is a message" in shown.err) is not bool(raw)
+    record = json.loads(shown.out)
+    planned = list(read)
+    assert outrider("generate", question, "--max-tokens", "6", *raw).code == 0
+    sent = read[-1]
+    assert sent in planned
+    assert record["plan"]["job"]["context"] == len(sent)
+    assert ("--raw" in record["command"]) is bool(raw)

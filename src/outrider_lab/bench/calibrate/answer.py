@@ -8,6 +8,7 @@ as it was supposed (planner/suppose.py), and `Found.origins` says of every figur
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -147,6 +148,9 @@ COUNTED_TOKENS = 96
 _COUNTING_SHARE, _TIMING_SHARE = 0.5, 0.9
 # Passes below which rounds are not timed: to see how fast they are takes as many.
 _LEAST_PASSES = 40
+# Tokens of a prompt that a large target may read for each pass that there is time for. A row of
+# many takes an eighth of a pass or less.
+_READ_OF_PASSES = 0.4
 # The K at which drafters are ranked for timing.
 _RANKED_K = 4
 
@@ -177,7 +181,8 @@ def _prompts(asked: Asked, so_far: Answer, engines: TimedEngines) -> list[list[i
     """Raises ConfigError if none of the texts fits the window."""
     llm, extent = engines.plain.llm, asked.extent
     most = llm.spec.max_tokens - extent.deepest - asked.params.max_tokens - 2
-    ids = [llm.tokenizer.encode(text) for text in asked.texts]
+    encode = asked.encoder(llm)
+    ids = [encode(text, None) for text in asked.texts]
     fits = [0 < len(one) <= most for one in ids]
     prompts = list(compress(ids, fits))
     so_far.texts = tuple(compress(asked.texts, fits))
@@ -189,10 +194,12 @@ def _prompts(asked: Asked, so_far: Answer, engines: TimedEngines) -> list[list[i
     if len(prompts) < len(ids):
         so_far.notes.append(f"{len(ids) - len(prompts)} prompts are too long for the window")
     room = extent.room - extent.deepest - asked.params.max_tokens - 2
-    room = min(room, extent.longest or room)
+    if extent.longest is not None:
+        passes = max(asked.bounds.left, 0.0) / (so_far.pass_seconds or math.inf)
+        room = int(min(room, max(extent.longest, _READ_OF_PASSES * passes)))
     if max(map(len, prompts)) > room:
         so_far.notes.append(f"of long prompts the last {room} tokens were read, to save time")
-        prompts = [one[-room:] for one in prompts]
+        prompts = [encode(text, room) for text in so_far.texts]
     so_far.context = round(statistics.fmean(map(len, prompts)))
     return prompts
 

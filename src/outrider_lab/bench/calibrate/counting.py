@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 
+from outrider.api.request import RequestHandle
 from outrider.api.result import GenerationResult
 from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.draft import Budget, common_prefix
@@ -171,8 +172,9 @@ class _Asked:
 # What plain decoding, where its texts are replayed and where not, and a drafter that is replayed
 # count for where the time is shared out; any other drafter counts for 1.
 _PLAIN_WEIGHT, _PLAIN_ALONE, _REPLAYED_WEIGHT = 3.0, 0.5, 0.75
-# Passes of a large target in which a drafter that is replayed shows what its rounds take.
-_SHOWN_PASSES = 12
+# Passes of a large target, and those of them with drafts, in which a drafter that is replayed shows
+# what its rounds take.
+_SHOWN_PASSES, _SHOWN_DRAFTS = 12, 6
 
 GoOn = Callable[[], bool]
 
@@ -264,7 +266,7 @@ class Counting:
     def _written(self, engine: TimedEngine, until: float, *, shows: bool) -> list[GenerationResult]:
         """With drafts as deep as any that is planned; one that only `shows` what its rounds take
         has shorter ones among them, and does not write for long."""
-        extent, passes = self.extent, iter(range(_SHOWN_PASSES))
+        extent = self.extent
         ks = (0,) if engine.is_plain else (extent.deepest,)
         if shows:
             ks = (*ks, *extent.least_ks[:1])
@@ -274,7 +276,7 @@ class Counting:
             self.params,
             ks,
             at_once=self._at_once,
-            go_on=lambda: self.goes_on(until) and (not shows or next(passes, None) is not None),
+            go_on=lambda handles: self.goes_on(until) and not (shows and _has_shown(handles)),
         )
 
     def _replayed(
@@ -335,6 +337,12 @@ def _miss_seconds(engine: TimedEngine, results: Sequence[GenerationResult]) -> f
         if trace.num_emitted and not trace.num_drafted and not trace.num_prompt_tokens
     ]
     return statistics.median(misses) if misses else 0.0
+
+
+def _has_shown(handles: Sequence[RequestHandle]) -> bool:
+    traces = [trace for one in handles for trace in one.reader.traces]
+    num_drafts = sum(trace.num_drafted > 0 for trace in traces)
+    return len(traces) >= _SHOWN_PASSES and num_drafts >= _SHOWN_DRAFTS
 
 
 def _timed(

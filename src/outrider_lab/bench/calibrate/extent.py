@@ -29,8 +29,8 @@ _LEAST_KS = (3, 7)
 _KS_ALONE = (1, 2, 3, 5, 7, 11, 16)
 # Texts at once on which drafts of a large target are counted.
 _AT_ONCE = 1
-# Tokens of a prompt that a large target reads: a row takes it milliseconds, for every drafter, and
-# each engine keeps them.
+# Tokens of a prompt that a large target reads even if there is little time: a row takes it
+# milliseconds, for every drafter, and each engine keeps them.
 _PROMPT_OF_LARGE = 40
 # Keys and values that one engine holds: tokens at the least and bytes at the most.
 _LEAST_ROOM, _MOST_ROOM_BYTES = 512, 96_000_000
@@ -43,7 +43,7 @@ _CHUNK, _CHUNK_OF_LARGE = 256, 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
     """`room` is how many tokens an engine holds, `chunk` how many of a prompt it reads at once, and
-    `longest` how many of a prompt it reads at all, None for no limit. Rounds are timed with
+    `longest` how many of a prompt it reads in short time, None for no limit. Rounds are timed with
     `batches` of texts, and up to `batch_size` texts are written at once. With `is_large` rounds are
     timed while what is kept of them is counted, since there is no time for both. With `alone` only
     rounds of one text are timed, of about the length that texts will have."""

@@ -14,7 +14,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.spec import ModelSpec
 from outrider.estimate.cost import Curve
 from outrider.plugins.measure.turns import Neighbours
-from outrider_lab.bench.calibrate.engines import TimedEngines
+from outrider_lab.bench.calibrate.engines import TimedEngines, TimedLLM
 from outrider_lab.bench.calibrate.extent import Bounds, Extent
 from outrider_lab.bench.calibrate.probe import Probe
 from outrider_lab.bench.calibrate.session import Calibrated, assembled
@@ -30,13 +30,16 @@ _LEAST_SCATTER = 0.03
 DISTURBED, _DISTURBED_SCATTER = 0.1, 0.15
 
 Tell = Callable[[str, float], None]
+# The ids of a text as a prompt, of the end of the text if there are more than so many.
+Encoder = Callable[[str, int | None], list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """`drafts` are what `contestants` draft from that name no draft. `estimated` has the target and
     all of them as they are supposed, `num_bytes` what the weights of each take. Rounds are timed
-    for `timing` seconds at most, and texts are compared with plain decoding's if `compares`."""
+    for `timing` seconds at most, and texts are compared with plain decoding's if `compares`.
+    The `encoder` of the target makes prompts of the texts."""
 
     target: str
     spec: ModelSpec
@@ -48,6 +51,7 @@ class Asked:
     extent: Extent
     bounds: Bounds
     texts: Sequence[str]
+    encoder: Callable[[TimedLLM], Encoder]
     params: SamplingParams
     timing: float
     compares: bool = True
@@ -75,6 +79,8 @@ class Found:
     others: float | None = None
     # The prompts, in the order of the texts of a probe.
     texts: tuple[str, ...] = ()
+    # Whether an instruct model continues them as they are.
+    raw: bool = False
 
     @property
     def is_disturbed(self) -> bool:

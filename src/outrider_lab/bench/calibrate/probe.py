@@ -188,7 +188,7 @@ def written_until(
     ks: Sequence[int],
     *,
     at_once: int,
-    go_on: Callable[[], bool],
+    go_on: Callable[[Sequence[RequestHandle]], bool],
 ) -> list[GenerationResult]:
     """What `engine` wrote of the first prompts while `go_on`, `at_once` of them at a time, with
     rounds of `ks` in turns."""
@@ -196,7 +196,7 @@ def written_until(
     engine.llm.forget()
     handles: list[RequestHandle] = []
     try:
-        while go_on():
+        while go_on(handles):
             running = sum(not handle.done for handle in handles)
             if running < at_once and len(handles) < len(prompts):
                 handles.append(engine.llm.submit(prompts[len(handles)], params))
