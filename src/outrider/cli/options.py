@@ -6,8 +6,8 @@ They are specific to one run, so they have no environment variable and no file k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from outrider.core.fields import setting
@@ -60,8 +60,9 @@ class Verb:
     """A verb. `target` ("module:function") takes a `Call`; a verb with `parts` only groups them.
 
     `settings` are the groups of settings whose flags it takes, except those that it decides itself
-    (`without`); `options` are its own options. `example` is a line that a user can paste. The front
-    page lists it under `group`; verbs without a group are old or seldom used ones.
+    (`without`); `stated` are defaults of its own, in words. `options` are its own options.
+    `example` is a line that a user can paste. The front page lists it under `group`; verbs without
+    a group are old or seldom used ones.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Verb:
     options: type[Options] = Options
     settings: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    stated: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     parts: tuple[Verb, ...] = ()
 
     def named(self, words: Sequence[str], *, without: str = "") -> dict[str, str]:

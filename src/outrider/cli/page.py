@@ -11,6 +11,7 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain, zip_longest
 
 from outrider.cli.options import CONFIG_TEXT, SET_TEXT, Verb, setting_flags
@@ -199,12 +200,20 @@ def _head(verb: Verb, path: Sequence[str]) -> str:
 
 def _daily(verb: Verb) -> list[Row]:
     """Return a verb's own options and the common settings, the most used first."""
-    offered = {item.name: item for item in verb.offered_settings()}
+    offered = {item.name: item for item in _stated(verb)}
     own = sorted(verb.own_options(), key=lambda item: item.name == "json")
     items = [*own, *(offered[name] for name in DAILY if name in offered)]
     return [
         (_usage(item, most=_MOST_FLAGS), _brief(item, _first_sentence(item.meta.help)))
         for item in items
+    ]
+
+
+def _stated(verb: Verb) -> list[Setting]:
+    """Return the settings that a verb takes, with its own defaults."""
+    return [
+        replace(item, default=verb.stated.get(item.name, item.default))
+        for item in verb.offered_settings()
     ]
 
 
@@ -224,7 +233,7 @@ def _sections(verb: Verb) -> list[tuple[str, list[Row]]]:
     for group in verb.settings:
         rows = [
             (_usage(item), f"{item.meta.help} [{_details(item)}]")
-            for item in verb.offered_settings()
+            for item in _stated(verb)
             if item.group == group
         ]
         if group == verb.settings[0]:

@@ -54,6 +54,7 @@ class GenerateOptions(StructureOption, OutputOption):
     group="Write text",
     alias="run",
     settings=ALL,
+    stated={"max_tokens": "until the turn ends"},
 )
 class ChatOptions(StructureOption, JsonOption):
     """Talk to a model, with history and commands such as /help.
@@ -193,7 +194,7 @@ class ServeOptions(ReplicasOption, JsonOption):
     ssl_keyfile: str | None = setting(None, "The certificate's private key, in PEM.")
     max_queued: int = setting(
         0,
-        "Maximum number of requests that wait; 0 is four times as many as run at once. Further "
+        "Maximum number of requests that wait, 0 for four times as many as run at once. Further "
         "ones are refused, and may be repeated later.",
         minimum=0,
         maximum=1_000_000,
@@ -321,7 +322,7 @@ class ClusterConfigOptions(Options):
     )
     max_queued: int = setting(
         0,
-        "Maximum number of requests that wait at a gateway; 0 is four times --batch-size per "
+        "Maximum number of requests that wait at a gateway, 0 for four times --batch-size per "
         "replica. Further ones are refused, and may be repeated later.",
         minimum=0,
         maximum=1_000_000,

@@ -108,7 +108,7 @@ class CoreSettings:
     quantise: str = setting(
         "none",
         "Hold the target's matrices in 8 or 4 bits: faster, less memory, but the text changes "
-        f"(perplexity of SmolLM2-135M: {QUANTISE_COSTS['int8'][0]:+.1%} and "
+        f"(perplexity of SmolLM2-135M: int8 {QUANTISE_COSTS['int8'][0]:+.1%}, int4 "
         f"{QUANTISE_COSTS['int4'][0]:+.1%}).",
         choices=QUANTISE,
     )

@@ -325,6 +325,7 @@ class DraftersOptions(JsonOption):
     Argument("DRAFT", "The same as --draft.", setting="draft"),
     group="Check exactness",
     settings=ALL,
+    stated={"max_tokens": "64, or 192 with --deep"},
 )
 class VerifyOptions(OutputOption):
     """Certify on this machine that speculation changes nothing.

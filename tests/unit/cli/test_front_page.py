@@ -295,7 +295,10 @@ def test_an_interrupt_ends_quietly_with_130() -> None:
         ("serve", "--port PORT Listen at this port. [default 8000]"),
         ("generate", "--temperature TEMPERATURE 0 is greedy. [default 0]"),
         ("generate", "ngram | ...; default auto]"),
-        ("verify", "--max-tokens TOKENS Write at most this many tokens. [default 128]"),
+        (
+            "verify",
+            "--max-tokens TOKENS Write at most this many tokens. [default 64, or 192 with --deep]",
+        ),
     ],
 )
 def test_short_help_has_defaults_and_choices(outrider: Command, words: str, line: str) -> None:
@@ -424,3 +427,10 @@ def test_a_model_is_no_prompt(outrider: Command, tmp_path: Path) -> None:
         assert f"{name} is a model, and no prompt is given." in shown.err
         assert f"outrider chat {name}" in shown.err
     assert "no such folder" not in outrider("generate", "--k", "-1", "--prompt", "folder").err
+
+
+def test_a_verb_s_page_names_its_own_default(outrider: Command) -> None:
+    chat, generate = (outrider(verb, "--help").out for verb in ("chat", "generate"))
+    assert "default until" in chat
+    assert "default 128" not in chat
+    assert "default 128" in generate
