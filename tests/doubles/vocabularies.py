@@ -53,10 +53,11 @@ def relabelled(folder: Path, *, num_merges: int | None = None) -> Path:
     for name in ("config.json", "generation_config.json"):
         _edit(folder / name, bos_token_id=order[0], eos_token_id=order[0])
     tensors = cast("Any", safetensors_torch).load_file(folder / "model.safetensors")
-    old_VD = tensors["model.embed_tokens.weight"]
-    new_VD = torch.empty_like(old_VD)
-    new_VD[torch.tensor(order)] = old_VD
-    save_tensors(folder / "model.safetensors", {**tensors, "model.embed_tokens.weight": new_VD})
+    for name in [name for name in tensors if name.startswith("model.embed_tokens.")]:
+        old_V = tensors[name]
+        tensors[name] = torch.empty_like(old_V)
+        tensors[name][torch.tensor(order)] = old_V
+    save_tensors(folder / "model.safetensors", tensors)
     return folder
 
 

@@ -47,7 +47,8 @@ def test_the_embedded_pair_comes_first_and_its_sizes_are_those_of_its_files() ->
     assert draft_of(EMBEDDED_TARGET, "eagle") == "outrider/embedded-eagle"
     for side in (pair.target, pair.draft):
         config = read_config(resolve(side.model_id))
-        spec = config.spec("x", bytes_per_weight=2, bytes_per_kv=2)
+        stored = {"bfloat16": 2, "int8": 1}[side.dtype]
+        spec = config.spec("x", bytes_per_weight=stored, bytes_per_kv=2)
         assert side.kv_bytes_per_token == spec.kv_bytes_per_token
         assert side.weights_gb == pytest.approx(spec.weight_bytes / 1e9, rel=0.02)
 
