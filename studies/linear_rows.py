@@ -18,9 +18,9 @@ from torch import Tensor
 from outrider.core import env
 from outrider.core.errors import given
 from outrider.kernels.native.build import built_kernels
-from outrider.kernels.native.cpu import DOTS, TILES, VECTORS, hardware_threads, refused_kinds
+from outrider.kernels.native.cpu import DOTS, TILES, VECTORS, hardware_threads
 from outrider.kernels.native.ops import NativeGrouped, NativeInt8, NativeOps
-from outrider.kernels.native.tuning import arithmetic_ceilings
+from outrider.kernels.native.tuning import arithmetic_ceilings, refused_kinds
 from outrider.kernels.plan import BlockRows, PackedLinear
 
 ROWS, QUICK_ROWS = (1, 4, 8, 16, 32, 128, 512), (1, 16)

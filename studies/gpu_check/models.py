@@ -25,7 +25,7 @@ from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.families import read_native_config
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model, resolve
-from outrider.models.rope import Rope
+from outrider.models.rope_config import Rope
 from outrider.models.weights import HEAD, Placement, Weights
 from outrider.plugins.hybrids.model import HybridModel
 from outrider_lab.models.inflate import Inflation, ModelShape, inflated_config

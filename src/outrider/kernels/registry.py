@@ -20,7 +20,7 @@ from outrider.core import env
 from outrider.core.errors import given
 from outrider.core.sampling import PLAIN
 from outrider.kernels.native.build import built_kernels
-from outrider.kernels.native.cpu import RULE, TILES, VECTORS, refused_kinds
+from outrider.kernels.native.cpu import RULE, TILES, VECTORS
 from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.layers import NativeDelta, NativeLatent, NativeMixture
 from outrider.kernels.native.ops import (
@@ -34,7 +34,7 @@ from outrider.kernels.native.ops import (
 )
 from outrider.kernels.native.rounds import NativeLookups
 from outrider.kernels.native.sampling import native_sampling
-from outrider.kernels.native.tuning import kind_answer, thread_answer
+from outrider.kernels.native.tuning import kind_answer, refused_kinds, thread_answer
 from outrider.kernels.operators import OPS, Choice, Kernels, changed, decoder_ops
 from outrider.kernels.reference import pointwise
 from outrider.kernels.reference.attention import TorchAttention

@@ -23,7 +23,7 @@ from outrider.models.layer_kinds import (
     LayerTraits,
     Norms,
 )
-from outrider.models.rope import COMMON_ROPE, Rope, RopeRules, rope_scaled
+from outrider.models.rope_config import COMMON_ROPE, Rope, RopeRules, rope_scaled
 
 LONG_FACTORS = "the long factors of longrope"
 

@@ -43,7 +43,7 @@ from outrider.models.json_object import (
     stored_dtype,
 )
 from outrider.models.layer_kinds import LayerKind
-from outrider.models.rope import Rope, check_rotary
+from outrider.models.rope_config import Rope, check_rotary
 
 _DEFAULTS: Mapping[str, object] = {"eos_token_id": 50256}
 # The only value of each switch that this decoder has, which is also the default.

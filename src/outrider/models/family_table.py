@@ -13,9 +13,7 @@ from dataclasses import replace
 from outrider.models import expert_kinds
 from outrider.models import layer_kinds as kinds
 from outrider.models.configs import Family
-from outrider.models.rope import (
-    PHI3_ROPE,
-)
+from outrider.models.rope_config import PHI3_ROPE
 
 NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 NO_MLP_BIAS = {"mlp_bias": False}

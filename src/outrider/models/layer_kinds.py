@@ -13,7 +13,7 @@ from enum import Enum
 
 from outrider.core.errors import CheckpointError
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
-from outrider.models.rope import Rope, RopeRules, parse_rope
+from outrider.models.rope_config import Rope, RopeRules, parse_rope
 
 
 class Norms(Enum):

@@ -63,7 +63,8 @@ from outrider.models.llama_weights import (
     read_norm,
     read_tables,
 )
-from outrider.models.rope import Rope, Turns, growth_of, still_turns, turns_of
+from outrider.models.rope import Turns, growth_of, still_turns, turns_of
+from outrider.models.rope_config import Rope
 from outrider.models.weights import VISION_PREFIXES, Placement, TextNames, WeightReader, Weights
 
 ALONE = Alone()

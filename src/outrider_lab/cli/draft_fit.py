@@ -36,7 +36,7 @@ from outrider.models.heads import (
     misfits,
 )
 from outrider.models.json_object import JsonObject
-from outrider.models.rope import parse_rope
+from outrider.models.rope_config import parse_rope
 from outrider.models.weights import Weights
 from outrider_lab.bench.workload import builtin_texts
 

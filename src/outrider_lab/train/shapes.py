@@ -14,7 +14,7 @@ import torch
 from outrider.core.errors import ConfigError
 from outrider.core.spec import DecoderConfig, StateShape
 from outrider.models.configs import HybridConfig, LlamaConfig
-from outrider.models.rope import Rope
+from outrider.models.rope_config import Rope
 from outrider_lab.models.inflate_files import llama_json, sizes_json
 
 HEAD_DIM = 64

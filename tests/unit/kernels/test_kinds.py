@@ -1,4 +1,4 @@
-"""Which kinds of linear a machine is told to have, and why not the others."""
+"""Kinds of linears that a machine has, and why it does not have the others."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 
 from outrider.core import env
 from outrider.core.errors import ContractError
-from outrider.kernels.native import cpu as kinds
 from outrider.kernels.native import tuning as contests
+from outrider.kernels.native import tuning as kinds
 from outrider.kernels.native.build import built_kernels
-from outrider.kernels.native.cpu import DOTS, TILES, VECTORS, refused_kinds
+from outrider.kernels.native.cpu import DOTS, TILES, VECTORS
 from outrider.kernels.native.ops import NativeOps
-from outrider.kernels.native.tuning import kind_answer
+from outrider.kernels.native.tuning import kind_answer, refused_kinds
 from outrider.kernels.registry import choose
 from unit.kernels.implementations import CPU
 
@@ -30,7 +30,7 @@ def _nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[re
 def machine(
     no_dots: int, no_tiles: str | None, monkeypatch: pytest.MonkeyPatch, *, amd: bool = False
 ) -> Any:
-    """A library that answers as it is told."""
+    """A library with these answers."""
     monkeypatch.setattr(kinds, "tiles_refusal", lambda _: no_tiles)  # pyright: ignore
     return SimpleNamespace(
         outrider_dots_missing=lambda: no_dots, outrider_dots_faster=lambda: int(amd)
@@ -38,7 +38,9 @@ def machine(
 
 
 @pytest.mark.parametrize(("missing", "part"), [(1, "this CPU"), (2, "the compiler")])
-def test_what_is_missing_is_told(missing: int, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_reported(
+    missing: int, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = machine(missing, "AMX: no", monkeypatch)
     refused = refused_kinds(library, torch.bfloat16, "none")
     assert refused[DOTS].startswith("AVX512-BF16: ")

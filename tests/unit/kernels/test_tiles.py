@@ -19,9 +19,9 @@ from outrider.core import env
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels import registry
 from outrider.kernels.native.build import Built, built_kernels
-from outrider.kernels.native.cpu import DOTS, TILES, VECTORS, refused_kinds
+from outrider.kernels.native.cpu import DOTS, TILES, VECTORS
 from outrider.kernels.native.ops import NativeInt8, NativeOps
-from outrider.kernels.native.tuning import TunedKernel
+from outrider.kernels.native.tuning import TunedKernel, refused_kinds
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.linear import TorchInt8
 from outrider.models.decoder import LoadOptions, ModelCapacity

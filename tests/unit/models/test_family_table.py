@@ -13,7 +13,7 @@ from outrider.models.configs import LlamaConfig
 from outrider.models.families import DECODER_FAMILIES, FAMILIES, parse_llama
 from outrider.models.json_object import JsonObject
 from outrider.models.layer_kinds import Gate, Norms
-from outrider.models.rope import Rope
+from outrider.models.rope_config import Rope
 
 SIZES = {
     "vocab_size": 96,

@@ -17,7 +17,8 @@ from doubles.gguf_writer import LLAMA, Gguf, small_llama
 from outrider.core.errors import CheckpointError
 from outrider.models.configs import LlamaConfig
 from outrider.models.families import read_native_config
-from outrider.models.rope import Rope, frequencies
+from outrider.models.rope import frequencies
+from outrider.models.rope_config import Rope
 
 S = "rope.scaling."
 

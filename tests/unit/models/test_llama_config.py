@@ -7,7 +7,7 @@ import pytest
 from outrider.core.errors import CheckpointError
 from outrider.models.configs import LlamaConfig
 from outrider.models.layer_kinds import LayerKind
-from outrider.models.rope import Rope
+from outrider.models.rope_config import Rope
 from unit.models.configs import ABSENT, parse
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from outrider.core.clock import host_ints
-from outrider.models.rope import Rope, frequencies, rope_tables, turning_order
+from outrider.models.rope import frequencies, rope_tables, turning_order
+from outrider.models.rope_config import Rope
 
 LLAMA3 = Rope("llama3", 500000.0, 8.0, 8192)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from outrider.core.errors import CheckpointError
-from outrider.models.rope import Rope
+from outrider.models.rope_config import Rope
 from unit.models.configs import ABSENT, parse
 
 LLAMA3 = {

@@ -12,7 +12,7 @@ from doubles.repeating import Repeating
 from doubles.tiny_hybrids import hybrid_config, write_hybrid
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.models.configs import HybridConfig
-from outrider.models.rope import Rope
+from outrider.models.rope_config import Rope
 from outrider.plugins.heads.mtp import read_mtp_config
 from outrider_lab.train.folder import fill
 from outrider_lab.train.hybrid_module import Hybrid, HybridDecoder, fresh_hybrid

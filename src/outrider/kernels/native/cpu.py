@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from outrider.core.files import FileKind, read_text
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 _SYSTEM = Path("/sys/devices/system")
 # A core is fast if it has at least this share of the fastest core's speed. Cores of one kind differ
@@ -217,37 +217,6 @@ RULE = (
     "by rule, since kinds of bfloat16 differ in bits: tiles where they can be used, else dots on "
     "AMD's CPUs, else vectors"
 )
-
-# As in csrc/pairs.cpp.
-_NO_DOTS = (
-    None,
-    "AVX512-BF16: this CPU has no dot products of bfloat16",
-    "AVX512-BF16: the compiler does not know it",
-)
-
-
-def refused_kinds(library: ctypes.CDLL, dtype: torch.dtype, scheme: str) -> dict[str, str]:
-    """Kinds that linears of `dtype` (or of `scheme`, unless that is "none") cannot use, each with
-    the reason in one sentence. All other kinds can be used."""
-    import torch
-
-    # Called for every precision: permission must come before the first team of threads.
-    no_tiles = tiles_refusal(library)
-    missing: int = library.outrider_dots_missing()
-    no_dots: str | None = _NO_DOTS[missing]
-    if scheme != "none" or dtype != torch.bfloat16:
-        no_dots = "they multiply bfloat16 only"
-    if scheme == "none" and dtype != torch.bfloat16:
-        no_tiles = "they multiply bfloat16 and integers only"
-    return {kind: why for kind, why in ((DOTS, no_dots), (TILES, no_tiles)) if why}
-
-
-def kind_by_rule(library: ctypes.CDLL, refused: Mapping[str, str]) -> str:
-    """The kind that RULE names if `refused` kinds cannot be used."""
-    if TILES not in refused:
-        return TILES
-    return DOTS if DOTS not in refused and library.outrider_dots_faster() else VECTORS
-
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

@@ -41,16 +41,15 @@ from outrider.core.files import NotPrivateError, read_private, write_private
 from outrider.kernels.native import huge_pages
 from outrider.kernels.native.build import needed_library
 from outrider.kernels.native.cpu import (
+    DOTS,
     ENDINGS,
     TILES,
     VECTORS,
     cache_bytes,
     hardware_threads,
-    kind_by_rule,
     last_cache_bytes,
     num_fast_cores,
     num_physical_cores,
-    refused_kinds,
     tiles_refusal,
 )
 from outrider.kernels.native.ops import NativeInt8, NativeOps, function, team
@@ -65,6 +64,35 @@ MIN_TURNS, MAX_TURNS = 3, 15
 # A turn takes between a nanosecond and minutes; an answer has a few kilobytes.
 _MICROSECONDS = (1e-3, 1e9)
 _MAX_BYTES = 1 << 20
+
+
+# As in csrc/pairs.cpp.
+_NO_DOTS = (
+    None,
+    "AVX512-BF16: this CPU has no dot products of bfloat16",
+    "AVX512-BF16: the compiler does not know it",
+)
+
+
+def refused_kinds(library: ctypes.CDLL, dtype: torch.dtype, scheme: str) -> dict[str, str]:
+    """Kinds that linears of `dtype` (or of `scheme`, unless that is "none") cannot use, each with
+    the reason in one sentence. All other kinds can be used."""
+    # Called for every precision: permission must come before the first team of threads.
+    no_tiles = tiles_refusal(library)
+    missing: int = library.outrider_dots_missing()
+    no_dots: str | None = _NO_DOTS[missing]
+    if scheme != "none" or dtype != torch.bfloat16:
+        no_dots = "they multiply bfloat16 only"
+    if scheme == "none" and dtype != torch.bfloat16:
+        no_tiles = "they multiply bfloat16 and integers only"
+    return {kind: why for kind, why in ((DOTS, no_dots), (TILES, no_tiles)) if why}
+
+
+def kind_by_rule(library: ctypes.CDLL, refused: Mapping[str, str]) -> str:
+    """The kind that RULE names if `refused` kinds cannot be used."""
+    if TILES not in refused:
+        return TILES
+    return DOTS if DOTS not in refused and library.outrider_dots_faster() else VECTORS
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from outrider.core.errors import CheckpointError
 from outrider.models.gguf.reader import Entry, Header, Texts, map_file
 from outrider.models.gguf.vocabulary import special_ids
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
-from outrider.models.rope import Rope, frequencies
+from outrider.models.rope import frequencies
+from outrider.models.rope_config import Rope
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 # Keys of every architecture; the last two change nothing.

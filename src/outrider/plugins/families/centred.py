@@ -10,7 +10,7 @@ from outrider.models import layer_kinds as kinds
 from outrider.models.configs import Family
 from outrider.models.expert_kinds import renamed
 from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject
-from outrider.models.rope import PARTIAL_ROPE
+from outrider.models.rope_config import PARTIAL_ROPE
 from outrider.plugins.families import kinds as own
 
 _NO_MLP_BIAS = {"mlp_bias": False}

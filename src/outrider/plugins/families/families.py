@@ -12,7 +12,7 @@ from outrider.models import expert_kinds
 from outrider.models import layer_kinds as kinds
 from outrider.models.configs import Family
 from outrider.models.family_table import GRANITE_MOE, NO_BIAS, NO_MLP_BIAS, QWEN, QWEN3_MOE, TIED
-from outrider.models.rope import MROPE, PARTIAL_ROPE
+from outrider.models.rope_config import MROPE, PARTIAL_ROPE
 from outrider.plugins.families import kinds as own
 from outrider.plugins.families.centred import CENTRED_TABLE
 from outrider.plugins.families.latent import LATENT_TABLE

@@ -31,7 +31,7 @@ from outrider.models.layer_kinds import (
     stretched_by,
     where_sliding,
 )
-from outrider.models.rope import Rope, RopeRules, parse_rope
+from outrider.models.rope_config import Rope, RopeRules, parse_rope
 
 
 def dots_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:

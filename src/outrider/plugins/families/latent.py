@@ -15,7 +15,7 @@ from outrider.models.configs import Family
 from outrider.models.expert_kinds import Experts, deepseek_experts
 from outrider.models.json_object import CONTRADICTION, JsonObject
 from outrider.models.layer_kinds import LayerTraits, one_rope, query_growth, query_reach
-from outrider.models.rope import LATENT_ROPE, Rope, RopeRules
+from outrider.models.rope_config import LATENT_ROPE, Rope, RopeRules
 
 # The norms of both latents, whose epsilon no config.json has.
 _NORM_EPS = 1e-6

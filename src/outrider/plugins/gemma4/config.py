@@ -19,7 +19,7 @@ from outrider.models.configs import Family, FamilyFile, LlamaConfig
 from outrider.models.expert_kinds import ExpertNames, Experts
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
 from outrider.models.layer_kinds import Gate
-from outrider.models.rope import COMMON_ROPE, PROPORTIONAL_ROPE, Rope, RopeRules, parse_rope
+from outrider.models.rope_config import COMMON_ROPE, PROPORTIONAL_ROPE, Rope, RopeRules, parse_rope
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _PATTERN = 6

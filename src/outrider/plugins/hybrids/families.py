@@ -26,7 +26,7 @@ from outrider.models.layer_kinds import (
     of_kinds,
     one_rope,
 )
-from outrider.models.rope import PARTIAL_ROPE, Rope, RopeRules
+from outrider.models.rope_config import PARTIAL_ROPE, Rope, RopeRules
 
 
 def _config(file: FamilyFile) -> HybridConfig:
