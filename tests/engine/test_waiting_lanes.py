@@ -23,11 +23,11 @@ PROMPTS = [PROMPT, PROMPT[2:], (4,), (0, 0, 0, 0)]
 
 
 class Reluctant(PrefillDraftVerify):
-    """Waits whenever it may, and keeps what it was told."""
+    """Waits whenever it may, and collects the traces of jobs."""
 
     def __init__(self) -> None:
         super().__init__(LaneSizes(chunk=3, decode=2), threshold=0)
-        self.told: list[JobTrace] = []
+        self.traces: list[JobTrace] = []
         self.num_waits = 0
 
     def next_job(self, lane: str, pool: ReadyQueues, num_live: int) -> Job | None:
@@ -37,7 +37,7 @@ class Reluctant(PrefillDraftVerify):
         return super().next_job(lane, pool, num_live)
 
     def observe(self, trace: JobTrace) -> None:
-        self.told.append(trace)
+        self.traces.append(trace)
         super().observe(trace)
 
 
@@ -47,7 +47,9 @@ def lanes_of(rig: Rig, schedule: PrefillDraftVerify) -> Engine:
     assert isinstance(engine.executor, InlineLanes)
     runner = engine.executor.runners["main"]
     lanes = InlineLanes(dict.fromkeys(schedule.lanes, runner))
-    return replace(engine, executor=lanes, schedule=schedule, order=FixedOrder())
+    return replace(
+        engine, executor=lanes, schedule=schedule, order=FixedOrder(), observers=[schedule]
+    )
 
 
 def served(engine: Engine, rig: Rig) -> list[list[int]]:
@@ -72,7 +74,7 @@ def test_lanes_that_would_rather_wait_still_write_the_text_of_plain_decoding(
     texts = served(lanes_of(rig, schedule), rig)
     assert texts == [list(plain(TinyAttentionLM, prompt, 9)) for prompt in PROMPTS]
     assert schedule.num_waits > 0
-    kinds = {trace.kinds for trace in schedule.told}
+    kinds = {trace.kinds for trace in schedule.traces}
     assert {("prefill",), ("draft",), ("verify",)} <= kinds
-    num_judged = sum(len(job.seq_ids) for job in schedule.told if job.kinds == ("verify",))
+    num_judged = sum(len(job.seq_ids) for job in schedule.traces if job.kinds == ("verify",))
     assert num_judged == sum(trace.num_emitted > 0 for trace in rig.traces)
