@@ -27,7 +27,7 @@ from outrider.engine.requests import Counts, Failures, RequestTable
 from outrider.engine.round import LiveSequence, Round, StopMatch
 from outrider.engine.stages import Stages
 from outrider.plugins.compaction import Compaction
-from outrider.sched.jobs import Ledger, Limits, Schedule, SingleLane, job_observers
+from outrider.sched.jobs import Ledger, Limits, Schedule, SingleLane
 from outrider.verify.exact import BlockRule
 
 MANY = 2000
@@ -135,7 +135,6 @@ class Rig:
         return Engine(
             residents=residents,
             failures=Failures(residents),
-            observers=job_observers(schedule),
             executor=InlineLanes(dict.fromkeys(schedule.lanes, runner)),
             schedule=schedule,
         )

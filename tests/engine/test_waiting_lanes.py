@@ -47,9 +47,7 @@ def lanes_of(rig: Rig, schedule: PrefillDraftVerify) -> Engine:
     assert isinstance(engine.executor, InlineLanes)
     runner = engine.executor.runners["main"]
     lanes = InlineLanes(dict.fromkeys(schedule.lanes, runner))
-    return replace(
-        engine, executor=lanes, schedule=schedule, order=FixedOrder(), observers=[schedule]
-    )
+    return replace(engine, executor=lanes, schedule=schedule, order=FixedOrder())
 
 
 def served(engine: Engine, rig: Rig) -> list[list[int]]:

@@ -38,7 +38,7 @@ from outrider.engine.stages import Stages
 from outrider.kernels.operators import pick_device
 from outrider.models.decoder import ModelCapacity
 from outrider.sched.admission import BatchLimit, Limit, PromptPace, observed
-from outrider.sched.jobs import Ledger, Limits, job_observers, single_lane
+from outrider.sched.jobs import Ledger, Limits, single_lane
 from outrider.verify.batched import exact_rules, rule_for
 
 if TYPE_CHECKING:
@@ -217,7 +217,6 @@ def build_engine(
     return Engine(
         residents=residents,
         failures=Failures(residents),
-        observers=job_observers(lanes.order, lanes.schedule),
         executor=lanes.executor,
         schedule=lanes.schedule,
         order=lanes.order,

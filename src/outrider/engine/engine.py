@@ -27,6 +27,7 @@ from outrider.sched.jobs import (
     ReadyQueues,
     Schedule,
     Stage,
+    job_observers,
 )
 
 _log = logging.getLogger(__name__)
@@ -37,20 +38,21 @@ _VERIFYING = (JobKind.VERIFY, JobKind.PREFILL)
 
 @dataclass(slots=True)
 class Engine:
-    """The engine loop. `failures` are those of `residents`; `observers` learn from jobs. `order`
-    arranges idle lanes; None keeps the schedule's own order. When a job ends, `deliver` passes on
-    the traces of its rounds, which a lane may not do, and `jobs` gets its own trace. `pace` bounds
-    the prompt tokens of a job; None leaves that to the schedule."""
+    """The engine loop. `failures` are those of `residents`. `order` arranges idle lanes; None keeps
+    the schedule's own order. When a job ends, `deliver` passes on the traces of its rounds, which a
+    lane may not do, and `jobs` gets its own trace. `pace` bounds the prompt tokens of a job; None
+    leaves that to the schedule."""
 
     residents: RequestTable
     executor: Executor
     schedule: Schedule
     failures: Failures
-    observers: Sequence[JobObserver] = ()
     order: LaneOrder | None = None
     deliver: Callable[[], None] | None = None
     jobs: Callable[[JobTrace], None] | None = None
     pace: PromptPace | None = None
+    # Found when the first job ends: what learns from jobs.
+    _observers: Sequence[JobObserver] | None = field(default=None, init=False)
     _undelivered: list[Outcome] = field(default_factory=list[Outcome])
     _ended: deque[LaneResult] = field(default_factory=deque[LaneResult])
     _running: dict[str, LaneTask] = field(default_factory=dict[str, LaneTask])
@@ -288,7 +290,9 @@ class Engine:
     def _report(self, done: LaneResult, num_failed: int) -> None:
         if self.pace is not None:
             self.pace.observe(done.task.job, (done.ended - done.began) / (len(done.task.ends) + 1))
-        if self.jobs is None and not self.observers:
+        if self._observers is None:
+            self._observers = job_observers(self.order, self.schedule)
+        if self.jobs is None and not self._observers:
             return
         traces = done.traces(num_failed)
         if self.jobs is not None:
@@ -299,7 +303,7 @@ class Engine:
             except Exception:  # noqa: BLE001 - an observer may be any code
                 self.jobs = None
                 _log.warning("An observer of jobs failed and gets no more of them.", exc_info=True)
-        for observer in self.observers:
+        for observer in self._observers:
             for trace in traces:
                 observer.observe(trace)
 
