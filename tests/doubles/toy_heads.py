@@ -31,7 +31,7 @@ from outrider.core.protocols import (
     StepOutput,
     StepRow,
 )
-from outrider.core.rng import KeyedRng
+from outrider.core.rng import KeyedRng, Rng
 from outrider.core.spec import ModelSpec
 from outrider.plugins.heads.passes import NetOutput
 from outrider_lab.models.block_net import BlockContext, Guess
@@ -187,12 +187,16 @@ class ToyBlock:
 
 
 def state_row(
-    text: Sequence[int], budget: Budget, params: SamplingParams, seq_id: int = 0
+    text: Sequence[int],
+    budget: Budget,
+    params: SamplingParams,
+    seq_id: int = 0,
+    rng: Rng | None = None,
 ) -> DraftRow:
     """A row whose states the target has made of all but the pending token."""
     hidden = HiddenStates(len(text) - 1, partial(states_of, tuple(text)))
-    rng = KeyedRng(params.rng_seed, 0, len(text))
-    return DraftRow(seq_id, list(text), None, budget, params, rng, hidden=hidden)
+    own = rng or KeyedRng(params.rng_seed, 0, len(text))
+    return DraftRow(seq_id, list(text), None, budget, params, own, hidden=hidden)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ import torch
 from checks.distribution import TOLERANCE
 from doubles.every_branch import EveryBranch, Tokens, distribution
 from doubles.rig import BRANCHING
-from doubles.toy_heads import ToyNet, states_of
+from doubles.toy_heads import ToyNet, state_row, states_of
 from outrider.core.draft import Budget, Draft
 from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
-from outrider.core.rng import KeyedRng, Rng
+from outrider.core.rng import Rng
 from outrider.core.sampling import sharp_shares
 from outrider.core.tree import ROOT
 from outrider.estimate.cost import LEAST_WORTH
@@ -49,16 +49,7 @@ def row(
     params: SamplingParams = GREEDY,
     rng: Rng | None = None,
 ) -> DraftRow:
-    told = tuple(text)
-    return DraftRow(
-        seq_id,
-        told,
-        None,
-        Budget(depth, num_nodes=size),
-        params,
-        rng or KeyedRng(params.rng_seed, 0, len(told)),
-        hidden=HiddenStates(len(told) - 1, partial(states_of, told)),
-    )
+    return state_row(text, Budget(depth, num_nodes=size), params, seq_id, rng)
 
 
 def fresh_draft(one: DraftRow, limits: HeadLimits = LIMITS) -> Draft:
@@ -168,8 +159,7 @@ def test_nothing_is_drafted_before_the_target_has_read_the_text(length: int) -> 
     asked.open(0, TEXT)
     early = HiddenStates(length, partial(states_of, TEXT))
     for hidden in (early, None):
-        unread = DraftRow(0, TEXT, None, one.budget, GREEDY, one.rng, hidden=hidden)
-        assert asked.propose([unread]) == [Draft.empty()]
+        assert asked.propose([replace(one, hidden=hidden)]) == [Draft.empty()]
     check_same(asked.propose([one])[0], fresh_draft(one))
     assert asked.propose([one]) == [Draft.empty()], "the text has nothing new"
 

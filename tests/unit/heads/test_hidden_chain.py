@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,12 +14,12 @@ from torch import Tensor
 from checks.distribution import TOLERANCE
 from doubles.every_branch import EveryBranch, Tokens, distribution
 from doubles.rig import first_maximum
-from doubles.toy_heads import LAYER, ToyNet, states_of
+from doubles.toy_heads import LAYER, ToyNet, state_row, states_of
 from outrider.core.draft import Budget, Draft
 from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
-from outrider.core.rng import KeyedRng, Rng
+from outrider.core.rng import Rng
 from outrider.drafters.common.growth import DraftSampler
 from outrider.plugins.heads.hidden import HeadLimits, HiddenDrafter
 from outrider.plugins.heads.passes import NetOutput
@@ -49,16 +50,7 @@ def row(
     params: SamplingParams = GREEDY,
     rng: Rng | None = None,
 ) -> DraftRow:
-    told = tuple(text)
-    return DraftRow(
-        seq_id,
-        told,
-        None,
-        Budget(depth),
-        params,
-        rng or KeyedRng(params.rng_seed, 0, len(told)),
-        hidden=HiddenStates(len(told) - 1, partial(states_of, told)),
-    )
+    return state_row(text, Budget(depth), params, seq_id, rng)
 
 
 def fresh_draft(count: int, limits: HeadLimits, one: DraftRow) -> Draft:
@@ -159,8 +151,7 @@ def test_nothing_is_drafted_before_the_target_has_read_the_text(length: int) -> 
     asked.open(0, TEXT)
     early = HiddenStates(length, partial(states_of, TEXT))
     for hidden in (early, None):
-        unread = DraftRow(0, TEXT, None, one.budget, GREEDY, one.rng, hidden=hidden)
-        assert asked.propose([unread]) == [Draft.empty()]
+        assert asked.propose([replace(one, hidden=hidden)]) == [Draft.empty()]
     check_same(asked.propose([one])[0], fresh_draft(1, LIMITS, one))
 
 
