@@ -14,7 +14,7 @@ from time import perf_counter
 
 from common import Report, cells_before, note, study
 from options import Options
-from synthetic_files import SHAPES, written
+from random_gguf import MIX, QWENS, write_random_gguf
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.config import RULES
@@ -160,7 +160,10 @@ Key = tuple[str, str]
 def measured(case: Case, options: Options) -> list[dict[str, object]]:
     """The cells of a case: every contestant in turns, after a turn that does not count."""
     options.folder.mkdir(parents=True, exist_ok=True)
-    files = [written(options.folder, name) for name in (case.target, case.draft) if name]
+    names = [name for name in (case.target, case.draft) if name]
+    files = [options.folder / f"{name}-{MIX}.gguf" for name in names]
+    for file in files:
+        write_random_gguf(file, QWENS)
     with ExitStack() as stack:
         runs = dict(ours(stack, files, case, options))
         if options.programs:
@@ -204,7 +207,7 @@ def ratio(texts: Sequence[Text], others: Sequence[Text]) -> float:
 
 def prompt_of(case: Case) -> list[int]:
     dice = Random(0)
-    return [dice.randrange(300, SHAPES[case.target].vocab) for _ in range(PROMPT)]
+    return [dice.randrange(300, QWENS[case.target].vocab) for _ in range(PROMPT)]
 
 
 def ours(
