@@ -70,8 +70,8 @@ class ToyBackbone:
             hidden.append(torch.einsum("v,vsd->sd", logits_MV[0], self._out_VSD).tanh())
         return torch.stack(hidden)
 
-    def write(self, parts: Sequence[NewContext], depth: int, *, chooses: bool = False) -> Written:
-        del depth, chooses
+    def write(self, parts: Sequence[NewContext], depth: int) -> Written:
+        del depth
         hidden_BSD = self.read(parts)
         return Written(hidden_BSD, hidden_BSD)
 

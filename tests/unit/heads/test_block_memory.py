@@ -62,6 +62,8 @@ def test_a_failed_pass_changes_no_later_draft(
     backbone = backbone_of(pair, monkeypatch)
     assert backbone.state.length(0) == 5
 
+    asked = pair.states(0, 10)
+
     def fail(*_args: object, **_kwargs: object) -> None:
         raise NumericsError("the layers")
 
@@ -69,10 +71,11 @@ def test_a_failed_pass_changes_no_later_draft(
         if fails == "in the layers":
             patch.setattr(Backbone, "_feed", fail)
             patch.setattr(NativeBlocks, "__call__", fail)
-        else:
+        else:  # A native pass makes chains, but no tree.
             patch.setattr(AtOnce, "__call__", fail)
+            asked = replace(asked, budget=replace(asked.budget, num_nodes=9))
         with pytest.raises(NumericsError):
-            pair.drafter.propose([pair.states(0, 10)])
+            pair.drafter.propose([asked])
     assert backbone.state.num_staged(0) == 0
     assert backbone.state.length(0) == (5 if fails == "in the layers" else 9)
     for _ in range(2):  # The same text may be drafted for again.

@@ -12,14 +12,20 @@ from doubles.published_drafters import CASES, Case
 from outrider.core.draft import Budget, Draft
 from outrider.core.errors import NumericsError, given
 from outrider.core.params import SamplingParams
+from outrider.core.rng import KeyedRng
 from outrider.plugins.heads.blocks import Backbone
-from outrider.plugins.heads.native_blocks import NativeBlocks, Written
+from outrider.plugins.heads.native_blocks import NativeBlocks, TokenBefore, Written
 from outrider.testing import GREEDY
 from unit.heads.test_published_drafters import Pair, drafter_in
 
 pytestmark = pytest.mark.usefixtures("native_library")
-# Plain layers, windows of both kinds, fewer ids, logits after the token before, and by rounds.
-NAMES = ("dflash", "dflash-window", "dflash-zlab", "dspark-vanilla", "dspark-gated", "xpress")
+# Plain layers, windows of both kinds, fewer ids, convolutions and candidates; logits after the
+# token before, behind a gate and by a state along the path, from either row on; logits by rounds.
+NAMES = (
+    *("dflash", "dflash-window", "dflash-zlab", "dflash2"),
+    *("dspark-vanilla", "dspark-gated", "dspark-rnn", "dspark-deepspec"),
+    "xpress",
+)
 SAMPLED = SamplingParams(temperature=1.0, seed=3)
 LENGTHS = ((6, 4), (13, 20), (30, 21))
 
@@ -36,8 +42,14 @@ def drafts_of(pair: Pair, params: SamplingParams, num_nodes: int) -> list[list[D
     for lengths in LENGTHS:
         rows = [pair.states(seq_id, length) for seq_id, length in enumerate(lengths)]
         budgets = [Budget(depth, num_nodes=num_nodes) for depth in (3, 2)]
+        pick = pair.target.kernels.sampling.pick
         asked = [
-            replace(row, params=params, budget=budget)
+            replace(
+                row,
+                params=params,
+                budget=budget,
+                rng=KeyedRng(params.rng_seed, 0, len(row.tokens), choose=pick),
+            )
             for row, budget in zip(rows, budgets, strict=True)
         ]
         found.append(pair.drafter.propose(asked))
@@ -47,12 +59,15 @@ def drafts_of(pair: Pair, params: SamplingParams, num_nodes: int) -> list[list[D
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, "float32") for name in NAMES), ("dspark-gated", "bfloat16"), ("dflash2", "bfloat16")],
+)
 def test_one_call_writes_what_the_operators_write(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case.read(CASES / f"{name}.json")
-    native = Pair(case, *drafter_in(case.write(tmp_path / "one"), chunk=8))
+    native = Pair(case, *drafter_in(case.write(tmp_path / "one"), chunk=8, dtype=dtype))
     calls: list[Written] = []
     called = NativeBlocks.__call__
 
@@ -62,12 +77,14 @@ def test_one_call_writes_what_the_operators_write(
 
     with monkeypatch.context() as patch:
         patch.setattr(Backbone, "_native_pass", none)
-        plain = Pair(case, *drafter_in(case.write(tmp_path / "other"), chunk=8))
+        plain = Pair(case, *drafter_in(case.write(tmp_path / "other"), chunk=8, dtype=dtype))
     monkeypatch.setattr(NativeBlocks, "__call__", counted)
     for params in (GREEDY, SAMPLED):
         for num_nodes in (0, 6):
             ours = drafts_of(native, params, num_nodes)
             assert len(calls) == len(LENGTHS), "one call a round, for both texts"
+            makes_chains = num_nodes == 0 and name != "xpress"
+            assert [bool(one.drafts) for one in calls] == [makes_chains] * len(calls)
             calls.clear()
             for own, other in zip(ours, drafts_of(plain, params, num_nodes), strict=True):
                 assert [one.tokens for one in own] == [one.tokens for one in other]
@@ -83,7 +100,27 @@ def same_probs(own: list[Draft], other: list[Draft]) -> None:
             torch.testing.assert_close(one.probs_NV, two.probs_NV, atol=1e-5, rtol=1e-3)
 
 
-def test_logits_that_are_no_numbers_are_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["dspark-gated", "dspark-rnn", "dflash2"])
+def test_a_call_that_left_the_gate_out_would_be_noticed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case.read(CASES / f"{name}.json")
+    whole = Pair(case, *drafter_in(case.write(tmp_path / "one"), chunk=8))
+    follow = NativeBlocks.follow
+
+    def without(self: NativeBlocks, before: TokenBefore) -> None:
+        if before.after_VR is None:
+            follow(self, replace(before, gate=None, joint=None))
+
+    monkeypatch.setattr(NativeBlocks, "follow", without)
+    bare = Pair(case, *drafter_in(case.write(tmp_path / "other"), chunk=8))
+    own, other = (drafts_of(pair, SAMPLED, 0) for pair in (whole, bare))
+    with pytest.raises(AssertionError, match="not close"):
+        same_probs(own[0], other[0])
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_logits_that_are_no_numbers_are_an_error(tmp_path: Path, params: SamplingParams) -> None:
     case = Case.read(CASES / "dspark-vanilla.json")
     pair = Pair(case, *drafter_in(case.write(tmp_path), chunk=8))
     pair.open(0)
@@ -93,8 +130,11 @@ def test_logits_that_are_no_numbers_are_an_error(tmp_path: Path) -> None:
     def broken(start: int, stop: int) -> torch.Tensor:
         return torch.full_like(hidden.read(start, stop), torch.nan)
 
+    rng = KeyedRng(3, 0, 9, choose=pair.target.kernels.sampling.pick)
     with pytest.raises(NumericsError, match="DSpark"):
-        pair.drafter.propose([replace(row, hidden=replace(hidden, read=broken))])
+        pair.drafter.propose(
+            [replace(row, hidden=replace(hidden, read=broken), params=params, rng=rng)]
+        )
 
 
 def test_a_mask_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from outrider.kernels.native.rounds import (
     SuffixSettings,
 )
 from outrider.kernels.native.sampling import Drawing, TreeDrafts, TreeRow, TreeStruct
+from outrider.plugins.heads import native_blocks
 
 _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] = {
     "round.cpp": (
@@ -50,6 +51,10 @@ _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] 
         ("Entrance", forward._Entrance, {}),  # pyright: ignore[reportPrivateUsage]
         ("Layer", forward._Layer, {}),  # pyright: ignore[reportPrivateUsage]
         ("Decoder", forward._Decoder, {}),  # pyright: ignore[reportPrivateUsage]
+        ("BlockSight", native_blocks._Sight, {}),  # pyright: ignore[reportPrivateUsage]
+        ("BlockText", native_blocks._Text, {}),  # pyright: ignore[reportPrivateUsage]
+        ("BlockConv", native_blocks._Conv, {}),  # pyright: ignore[reportPrivateUsage]
+        ("Block", native_blocks._Block, {}),  # pyright: ignore[reportPrivateUsage]
     ),
 }
 

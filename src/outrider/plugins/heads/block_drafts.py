@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.common.growth import DraftSampler, draft_some
+from outrider.drafters.common.growth import draft_some
 from outrider.plugins.heads.blocks import Backbone, NewContext
 from outrider.plugins.heads.medusa import ParallelHeadSampler
 from outrider.plugins.heads.native_blocks import Written
@@ -29,9 +29,9 @@ Write: TypeAlias = Callable[[Sequence[DraftRow], Written], list[Draft]]
 
 
 class BlockDrafter:
-    """A drafter with a backbone, whose blocks `write` makes drafts of. One pass reads at most
-    `chunk` tokens of a text; there are blocks up to position `window`. If drafts depend on the
-    `whole` block, logits of all its positions are made.
+    """A drafter with a backbone, whose blocks `write` makes drafts of that no native pass made. One
+    pass reads at most `chunk` tokens of a text; there are blocks up to position `window`. If drafts
+    depend on the `whole` block, logits of all its positions are made.
 
     It drafts nothing before the target has read a text up to its pending token."""
 
@@ -70,7 +70,8 @@ class BlockDrafter:
         size, drafts = self._backbone.num_texts, list[Draft]()
         for at in range(0, len(rows), size):
             some = rows[at : at + size]
-            drafts += self._write(some, self._written(some))
+            written = self._written(some)
+            drafts += written.drafts or self._write(some, written)
         return drafts
 
     def _written(self, rows: Sequence[DraftRow]) -> Written:
@@ -89,7 +90,7 @@ class BlockDrafter:
         most = self._backbone.config.most
         depth = most if self._whole else max(row.budget.depth for row in rows)
         with self._retained(parts):
-            return self._backbone.write(parts, depth, chooses=all(_is_chosen(row) for row in rows))
+            return self._backbone.write(parts, depth)
 
     @contextmanager
     def _retained(self, parts: Sequence[NewContext]) -> Generator[Sequence[NewContext]]:
@@ -112,8 +113,6 @@ class AtOnce:
     refine: Callable[[Sequence[DraftRow], Tensor, Tensor], Tensor] | None = None
 
     def __call__(self, rows: Sequence[DraftRow], written: Written) -> list[Draft]:
-        if self.refine is None and written.best_BK is not None:
-            return chosen_chains(self.backbone, self.sampler.sampler, rows, written.best_BK)
         return [
             self.sampler.draft(row, logits_KV[: row.budget.depth])
             for row, logits_KV in zip(rows, self._logits(rows, written), strict=True)
@@ -127,21 +126,3 @@ class AtOnce:
             logits_BKW = self.refine(rows, written.hidden_BSD, logits_BKW)
         shape = logits_BKW.shape[:2]
         return self.backbone.over_all(logits_BKW.flatten(0, 1)).view(*shape, -1)
-
-
-def _is_chosen(row: DraftRow) -> bool:
-    """Return whether the row's draft is a chain of the likeliest tokens."""
-    return row.params.greedy and row.shaper is None and row.budget.size <= row.budget.depth
-
-
-def chosen_chains(
-    backbone: Backbone,
-    sampler: DraftSampler,
-    rows: Sequence[DraftRow],
-    best_BK: Sequence[Sequence[int]],
-) -> list[Draft]:
-    """Return the greedy drafts that a native pass chose."""
-    return [
-        Draft.chain(backbone.chosen(best_K[: row.budget.depth], sampler))
-        for row, best_K in zip(rows, best_BK, strict=True)
-    ]

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.core.draft import Draft
-from outrider.core.errors import CheckpointError
+from outrider.core.errors import CheckpointError, given
 from outrider.core.protocols import DraftRow
 from outrider.core.spec import ModelSpec
 from outrider.drafters.common.context import BuildContext
@@ -41,7 +41,7 @@ from outrider.models.json_object import JsonObject
 from outrider.models.llama_weights import read_layer
 from outrider.models.rope import turns_of
 from outrider.models.weights import WeightReader, Weights
-from outrider.plugins.heads.block_drafts import AtOnce, BlockDrafter, Write, chosen_chains
+from outrider.plugins.heads.block_drafts import AtOnce, BlockDrafter, Write
 from outrider.plugins.heads.blocks import (
     Backbone,
     BlockConfig,
@@ -181,14 +181,15 @@ def block_drafter(
     )
 
 
+Before = TypeVar("Before", bound=TokenBefore)
 # Makes the path of a round from the layers, what is behind them, the texts and their blocks.
-BeginPath = Callable[[Backbone, Extra, Sequence[DraftRow], Written], DraftPath]
+BeginPath = Callable[[Backbone, Before, Sequence[DraftRow], Written], DraftPath]
 
 
 def path_drafter(
     context: BuildContext,
-    read_extra: ReadExtra[Extra | None],
-    begin: BeginPath[Extra],
+    read_extra: ReadExtra[Before | None],
+    begin: BeginPath[Before],
     *,
     model: str,
     from_anchor: bool = False,
@@ -197,13 +198,12 @@ def path_drafter(
     nothing behind its layers. `model` names them in errors. Raises as `load_blocks` does."""
     backbone, extra = load_blocks(context, read_extra, from_anchor=from_anchor)
     if extra is None:
-        return block_drafter(
-            context, backbone, AtOnce(backbone, ParallelHeadSampler.of(context, model))
-        )
+        parallel = ParallelHeadSampler.of(context, model)
+        backbone.choose(parallel.sampler)
+        return block_drafter(context, backbone, AtOnce(backbone, parallel))
     sampler = context.sampler(model, branches=context.resolved.wants_trees)
-    before = extra.token_before if isinstance(extra, MarkovHead) else None
-    chooser = backbone if before is not None and backbone.follow(before) else None
-    write = AlongPaths(sampler, partial(begin, backbone, extra), chooser)
+    backbone.choose(sampler, extra)
+    write = AlongPaths(sampler, partial(begin, backbone, extra))
     return block_drafter(context, backbone, write)
 
 
@@ -244,8 +244,7 @@ def _conv(reader: WeightReader, config: BlockConfig, name: str) -> BlockConv | N
     )
 
 
-@dataclass(frozen=True, slots=True)
-class MarkovHead:
+class MarkovHead(TokenBefore):
     """A head whose logits depend on the token before: rows of `table_VR`, multiplied by `out`.
 
     With a `gate` rows are scaled by a gate of state and row. With `joint`, a recurrent state, which
@@ -253,11 +252,7 @@ class MarkovHead:
     through tanh, what `out` reads.
     """
 
-    table_VR: Tensor
-    out: PackedLinear
-    gate: PackedLinear | None = None
-    joint: PackedLinear | None = None
-    bias: Tensor | None = None
+    __slots__ = ()
 
     @classmethod
     def read(cls, reader: WeightReader, config: BlockConfig) -> MarkovHead | None:
@@ -272,7 +267,7 @@ class MarkovHead:
             ("joint", "joint_proj", 3 * rank, hidden + 2 * rank),
         ):
             linear = {f"markov_head.{part}": num_out}
-            if f"markov_head.{part}.weight" in reader:
+            if not inner and f"markov_head.{part}.weight" in reader:
                 inner[key] = reader.linear(linear, num_in)
                 inner["bias"] = reader.bias(linear, present=True)
         return cls(
@@ -281,26 +276,24 @@ class MarkovHead:
             **inner,
         )
 
-    @property
-    def token_before(self) -> TokenBefore | None:
-        """The part of the token before, if it depends on nothing else."""
-        if self.gate is not None or self.joint is not None:
-            return None
-        return TokenBefore(self.table_VR, self.out)
-
     def step(
         self, kernels: Kernels, tokens_M: Tensor, hidden_MD: Tensor, state_MR: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the added logits, [M, W], and the next state."""
+        """Return the added logits, [M, W], and the next state. Its operators define those of native
+        passes."""
         row_MR = self.table_VR[tokens_M].float()
         if self.gate is not None:
             both = torch.cat([hidden_MD, row_MR], -1)
-            row_MR = row_MR * rows_of(kernels, both, self.gate, self.bias).sigmoid()
+            kernels.sigmoid_mul(rows_of(kernels, both, self.gate, self.bias), row_MR)
         if self.joint is not None:
             all_three = torch.cat([state_MR, row_MR, hidden_MD], -1)
-            gate, value, read = rows_of(kernels, all_three, self.joint, self.bias).chunk(3, -1)
-            state_MR = torch.lerp(value.tanh(), state_MR, gate.sigmoid())
-            row_MR = read.tanh()
+            parts = rows_of(kernels, all_three, self.joint, self.bias).chunk(3, -1)
+            gate_MR, value_MR, row_MR = (part.contiguous() for part in parts)
+            kernels.soft_cap(value_MR, 1.0)
+            kernels.soft_cap(row_MR, 1.0)
+            kept_MR = state_MR - value_MR
+            kernels.sigmoid_mul(gate_MR, kept_MR)
+            state_MR = kept_MR + value_MR
         return rows_of(kernels, row_MR, self.out), state_MR
 
 
@@ -342,16 +335,12 @@ class MarkovPath:
         return self._backbone.over_all(logits_MW.add_(added_MW))
 
 
-@dataclass(frozen=True, slots=True)
-class Selector:
+class Selector(TokenBefore):
     """Scores of a position's likeliest `num_candidates` tokens, which alone may be drafted: the
-    block's logit, plus the product of three rows: of the token before, of the state, and of the
-    candidate."""
+    block's logit, plus the product of three rows: of the token before, of the state, which `out`
+    makes, and of the candidate."""
 
-    before_VR: Tensor
-    after_VR: Tensor
-    states: PackedLinear
-    num_candidates: int
+    __slots__ = ()
 
     @classmethod
     def read(cls, reader: WeightReader, config: BlockConfig) -> Selector | None:
@@ -367,8 +356,9 @@ class Selector:
             for name in (f"{prefix}predecessor_codebook", f"{prefix}successor_codebook")
         ]
         states = reader.linear({f"{prefix}hidden_projection": rank}, config.layer.hidden_size)
-        before_VR, after_VR = tables
-        return cls(before_VR, after_VR, states, config.own.integer("selector_top_k"))
+        table_VR, after_VR = tables
+        most = config.own.integer("selector_top_k")
+        return cls(table_VR, states, after_VR=after_VR, num_candidates=most)
 
 
 class SelectedPath:
@@ -377,11 +367,13 @@ class SelectedPath:
     def __init__(
         self, backbone: Backbone, selector: Selector, rows: Sequence[DraftRow], written: Written
     ) -> None:
-        hidden_BSD, logits_BKV = written.hidden_BSD, written.logits_BKW
+        hidden_BSD, logits_BKW = written.hidden_BSD, written.logits_BKW
         hidden_BKD, self._selector = hidden_BSD[:, -backbone.config.most :], selector
-        num_candidates = min(selector.num_candidates, logits_BKV.shape[-1])
-        self._best_BKT, self._ids_BKT = logits_BKV.topk(num_candidates)
-        self._states_BKR = rows_of(backbone.kernels, hidden_BKD, selector.states)
+        num_candidates = min(selector.num_candidates, logits_BKW.shape[-1])
+        self._best_BKT, ids_BKT = logits_BKW.topk(num_candidates)
+        self._ids_BKT = backbone.target_ids(ids_BKT)
+        self._after_VR = given(selector.after_VR, "rows of candidates")
+        self._states_BKR = rows_of(backbone.kernels, hidden_BKD, selector.out)
         self._pending = [row.tokens[-1] for row in rows]
         self._text_M = torch.arange(len(rows), device=hidden_BSD.device)
         self._vocab_size = backbone.config.layer.vocab_size
@@ -396,11 +388,11 @@ class SelectedPath:
     @torch.inference_mode()
     def _scores(self, tokens: Sequence[int], depth: int) -> Tensor:
         text_M, selector = self._text_M, self._selector
-        before_MR = selector.before_VR[torch.tensor(tokens, device=text_M.device)].float()
+        before_MR = selector.table_VR[torch.tensor(tokens, device=text_M.device)].float()
         context_MR = before_MR * self._states_BKR[text_M, depth]
         ids_MT = self._ids_BKT[text_M, depth]
         # A row's sum must not depend on the number of rows.
-        added_MT = (context_MR[:, None] * selector.after_VR[ids_MT].float()).sum(-1)
+        added_MT = (context_MR[:, None] * self._after_VR[ids_MT].float()).sum(-1)
         scores_MT = self._best_BKT[text_M, depth] + added_MT
         out_MV = scores_MT.new_full((len(scores_MT), self._vocab_size), NOT_DRAFTED)
         return out_MV.scatter_(1, ids_MT, scores_MT)
@@ -483,14 +475,10 @@ class Refiner:
 
 @dataclass(frozen=True, slots=True)
 class AlongPaths:
-    """Drafts along the paths that `begin` makes of texts and their blocks. Native passes of a
-    `chooser`, if given, choose greedy drafts as these paths do."""
+    """Drafts along the paths that `begin` makes of texts and their blocks."""
 
     sampler: DraftSampler
     begin: Callable[[Sequence[DraftRow], Written], DraftPath]
-    chooser: Backbone | None = None
 
     def __call__(self, rows: Sequence[DraftRow], written: Written) -> list[Draft]:
-        if self.chooser is not None and written.best_BK is not None:
-            return chosen_chains(self.chooser, self.sampler, rows, written.best_BK)
         return grown(self.sampler, rows, self.begin(rows, written))

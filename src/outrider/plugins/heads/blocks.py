@@ -30,16 +30,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.core.clock import host_ints
 from outrider.core.errors import NumericsError, given
 from outrider.core.protocols import DraftRow, StepRow
 from outrider.drafters.common.growth import NOT_DRAFTED, DraftSampler
+from outrider.drafters.common.native import keyed_draws
 from outrider.kernels.native.forward import (
     DecoderTraits,
     ForwardParts,
     LayerWeights,
     NativeForward,
 )
+from outrider.kernels.native.rounds import Draws
 from outrider.kernels.operators import Kernels, normed
 from outrider.kernels.plan import PackedLinear, PackedPlan, sent
 from outrider.models.configs import LlamaConfig
@@ -51,6 +52,7 @@ from outrider.plugins.heads.hidden import TargetStates
 from outrider.plugins.heads.native_blocks import (
     BlockSizes,
     BlockText,
+    BlockWeights,
     NativeBlocks,
     TokenBefore,
     Written,
@@ -190,46 +192,64 @@ class Backbone:
             capacity.max_rows, config.layer.hidden_size, device=placement.device
         )
         self.state = self._passes.kv
+        self._sampler: DraftSampler | None = None
         self._native = self._native_pass()
         self.num_texts = max(capacity.max_rows // (2 * config.block_size), 1)
 
-    def follow(self, before: TokenBefore) -> bool:
-        """Choose greedy drafts by logits with the part of the token `before`, if there is a native
-        pass that can; return whether there is."""
-        if self._native is None or before.table_VR.dtype != self._parts.embedding_VD.dtype:
-            return False
-        self._native.follow(before, self._parts.ids_W)
-        return True
+    def choose(self, sampler: DraftSampler, before: TokenBefore | None = None) -> None:
+        """Let native passes make chains with the choices of `sampler`, by logits that depend on the
+        token `before`, if it is given."""
+        self._sampler = sampler
+        if self._native is not None and before is not None:
+            self._native.follow(before)
 
-    def write(self, parts: Sequence[NewContext], depth: int, *, chooses: bool = False) -> Written:
-        """Read new context, which is staged, and write a block for each text, in one call if it has
-        a native pass, which then `chooses` greedy drafts too. Logits are of the first `depth`
-        drafted positions."""
+    def write(self, parts: Sequence[NewContext], depth: int) -> Written:
+        """Read new context, which is staged, and write a block for each text, in one call if there
+        is a native pass, which makes chains too. Logits are of the first `depth` drafted positions.
+        Raises NumericsError for logits that are no numbers, of which a pass chooses."""
         if self._native is not None:
-            return self._natively(self._native, parts, depth, chooses=chooses)
+            return self._natively(self._native, parts, depth)
         hidden_BSD = self.read(parts)
         first = self.config.block_size - self.config.most
         hidden_BKD = hidden_BSD[:, first : first + depth]
         logits_RW = self.logits(hidden_BKD.flatten(0, 1))
         return Written(hidden_BSD, logits_RW.view(*hidden_BKD.shape[:2], -1))
 
-    @torch.inference_mode()
-    def _natively(
-        self, native: NativeBlocks, parts: Sequence[NewContext], depth: int, *, chooses: bool
-    ) -> Written:
+    def _natively(self, native: NativeBlocks, parts: Sequence[NewContext], depth: int) -> Written:
         counts = {part.row.seq_id: part.stop - part.start for part in parts}
         size = self.config.block_size
         self.state.reserve({seq_id: count + size for seq_id, count in counts.items()})
-        states_PX = torch.cat([part.states().flatten(1) for part in parts]).float()
+        with torch.inference_mode():
+            states_PX = torch.cat([part.states().flatten(1) for part in parts]).float()
         texts = [
-            BlockText(part.start, count, self.state.pages(seq_id), part.row.tokens[-1])
+            BlockText(
+                part.start,
+                count,
+                self.state.pages(seq_id),
+                part.row.tokens[-1],
+                part.row.budget.depth,
+            )
             for part, (seq_id, count) in zip(parts, counts.items(), strict=True)
         ]
-        written = native(texts, states_PX, depth, chooses=chooses)
+        written = native(texts, states_PX, depth, self._draws([part.row for part in parts]))
+        if any(min(draft.tokens) < 0 for draft in written.drafts):
+            raise NumericsError(given(self._sampler, "sampler").model_name)
         for part, (seq_id, count) in zip(parts, counts.items(), strict=True):
             if count:
                 self.state.note_chain(seq_id, part.row.tokens[part.start : part.stop])
         return written
+
+    def _draws(self, rows: Sequence[DraftRow]) -> list[Draws] | None:
+        """Return how a native pass chooses these drafts; None if it cannot."""
+        sampler, found = self._sampler, list[Draws]()
+        for row in rows:
+            if sampler is None or row.shaper is not None or row.budget.size > row.budget.depth:
+                return None
+            draws = keyed_draws(sampler, row, row.rng, self.config.layer.vocab_size)
+            if draws is None:
+                return None
+            found.append(draws)
+        return found
 
     @torch.inference_mode()
     def read(self, parts: Sequence[NewContext], *, writes: bool = True) -> Tensor:
@@ -259,10 +279,9 @@ class Backbone:
         return hidden_MD.view(len(parts), size, -1)
 
     def _native_pass(self) -> NativeBlocks | None:
-        """Return the native pass; None without native kernels, and for layers that convolve."""
+        """Return the native pass; None without native kernels."""
         config, parts, buffers = self.config, self._parts, self._passes.scratch.for_native
-        convolves = any(one.attention_conv or one.ffn_conv for one in parts.layers)
-        if self.kernels.forward is None or convolves or parts.states.join is None:
+        if self.kernels.forward is None or parts.states.join is None:
             return None
         forward = self.kernels.forward(
             ForwardParts(
@@ -288,12 +307,24 @@ class Backbone:
             return None
         return NativeBlocks(
             forward,
-            join=parts.states.join,
-            context_norm_D=parts.context_norm_D,
+            BlockWeights(
+                parts.states.join,
+                parts.context_norm_D,
+                [
+                    (conv.kernels, conv.base_2CD) if conv else None
+                    for one in parts.layers
+                    for conv in (one.attention_conv, one.ffn_conv)
+                ],
+                parts.ids_W,
+            ),
             reads_ND=self._reads_ND,
             sights=[(one.window, one.causal, one.from_block) for one in config.sights],
             sizes=BlockSizes(
-                config.block_size, config.most, config.mask_token, self.state.page_size
+                config.block_size,
+                config.most,
+                config.mask_token,
+                self.state.page_size,
+                config.layer.vocab_size,
             ),
         )
 
@@ -315,14 +346,6 @@ class Backbone:
             return logits_RW
         out_RV = logits_RW.new_full((len(logits_RW), self.config.layer.vocab_size), NOT_DRAFTED)
         return out_RV.index_copy_(1, ids_W, logits_RW)
-
-    def chosen(self, best: Sequence[int], sampler: DraftSampler) -> list[int]:
-        """Return the target's ids of chosen ones. Raises NumericsError for logits that are no
-        numbers, of which none was chosen."""
-        if min(best) < 0:
-            raise NumericsError(sampler.model_name)
-        ids_W = self._parts.ids_W
-        return list(best) if ids_W is None else host_ints(ids_W[list(best)])
 
     def target_ids(self, ids: Tensor) -> Tensor:
         """Return the target's ids of drafted ones."""

@@ -1,76 +1,124 @@
-"""A pass of a block drafter as one native call: context, layers, output head, likeliest tokens.
+"""A pass of a block drafter as one native call: context, layers, output head, chains of tokens.
 
-See `outrider_write_blocks` in csrc/forward.cpp; plugins/heads/blocks.py defines the pass operator
-by operator.
+See `outrider_write_blocks` in csrc/forward.cpp and csrc/block_drafts.cpp; plugins/heads/blocks.py
+and block_heads.py define both, operator by operator.
 
 Shapes:  B = texts, S = size of a block, K = drafted positions, N = packed rows, P = rows of
-         context, X = inputs of the product that fuses states, D = hidden size, W = drafted ids.
+         context, X = inputs of the product that fuses states, D = hidden size, W = drafted ids,
+         R = rank, V = vocabulary, C = taps of a convolution, T = candidates of a position.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import Structure, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_int32, c_void_p
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.ops import (
+    SUFFIXES,
     LinearStruct,
     PassStruct,
     function,
     pointer,
     struct_fields,
 )
+from outrider.kernels.native.rounds import Draws, Row, describe_draws
 from outrider.kernels.plan import PackedLinear
+
+# A convolution of blocks: the product that computes weights, and base_2CD.
+Conv: TypeAlias = tuple[PackedLinear, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
     """A block of each text: hidden states after the last norm, and logits of the first K drafted
-    positions over the ids that are drafted. If a native pass chose greedy drafts, `best_BK` has
-    their tokens among these ids, -1 where logits are no numbers."""
+    positions over the ids that are drafted. `drafts` are chains that a native pass made of them, of
+    tokens below 0 where logits are no numbers; there are none if it made none."""
 
     hidden_BSD: Tensor
     logits_BKW: Tensor
-    best_BK: list[list[int]] | None = None
+    drafts: Sequence[Draft] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSizes:
-    """Rows of a block, the last `most` of which draft; the id of masks; tokens of a page."""
+    """Rows of a block, the last `most` of which draft; the id of masks; tokens of a page and of the
+    vocabulary."""
 
     block: int
     most: int
     mask_token: int
     page: int
+    vocab: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeights:
+    """Weights around the layers: `join` and `context_norm_D` make rows of context, `convs` has two
+    for each layer, of its attention and of its FFN, None where there is none. `ids_W` are the
+    tokens that logits are of, None for all of the vocabulary."""
+
+    join: PackedLinear
+    context_norm_D: Tensor
+    convs: Sequence[Conv | None]
+    ids_W: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class BlockText:
     """A text of a pass: its context has `length` rows on `pages` and gets `num_new` more; then
-    comes the block, which begins with the `pending` token."""
+    comes the block, which begins with the `pending` token. Its draft has `depth` tokens."""
 
     length: int
     num_new: int
     pages: Sequence[int]
     pending: int
+    depth: int
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBefore:
-    """Logits that depend on the token before: `after` multiplies that token's row of a table."""
+    """Weights of logits that depend on the token before, which has a row of `table_VR`.
+
+    `out` makes a summand of the row, after a `gate` scaled it or `joint`, whose state runs along
+    the path, replaced it; `bias` is theirs. With `after_VR`, `out` makes a row of the state
+    instead, and both score the `num_candidates` likeliest ids, each by a row of its own.
+    """
 
     table_VR: Tensor
-    after: PackedLinear
+    out: PackedLinear
+    gate: PackedLinear | None = None
+    joint: PackedLinear | None = None
+    bias: Tensor | None = None
+    after_VR: Tensor | None = None
+    num_candidates: int = 0
 
 
 class _Sight(Structure):
     _fields_ = struct_fields((c_int32, "window causal from_block"))
+
+
+class _Conv(Structure):
+    _fields_ = struct_fields(
+        (LinearStruct, "kernels"), (c_void_p, "base"), (c_int32, "taps num_groups")
+    )
+
+    @classmethod
+    def of(cls, conv: Conv | None) -> _Conv:
+        if conv is None:
+            return cls()
+        kernels, base_2CD = conv
+        taps = base_2CD.shape[1]
+        linear = LinearStruct.of(kernels, None)
+        return cls(linear, base_2CD.data_ptr(), taps, kernels.num_out // (2 * taps))
 
 
 class _Text(Structure):
@@ -82,10 +130,11 @@ class _Block(Structure):
         (c_void_p, "decoder"),
         (PassStruct, "blank"),
         (LinearStruct, "join"),
-        (c_void_p, "context_norm sights texts states reads hidden logits best table before"),
-        (LinearStruct, "after"),
-        (c_void_p, "ids"),
-        (c_int32, "num_texts block_size mask_token first depth rank"),
+        (c_void_p, "context_norm sights convs texts states reads hidden logits rows drafted ids"),
+        (c_void_p, "table successors"),
+        (LinearStruct, "out gate joint"),
+        (c_int32, "num_texts block_size mask_token first depth"),
+        (c_int32, "num_logits vocab_size hidden_size dtype rank num_candidates"),
     )
 
 
@@ -96,45 +145,58 @@ class NativeBlocks:
     def __init__(
         self,
         forward: NativeForward,
+        weights: BlockWeights,
         *,
-        join: PackedLinear,
-        context_norm_D: Tensor,
         reads_ND: Tensor,
         sights: Sequence[tuple[int, bool, bool]],
         sizes: BlockSizes,
     ) -> None:
-        self._forward, self._held = forward, (join, context_norm_D, reads_ND)
+        self._forward, self._weights = forward, weights
         self._reads_ND, self._sizes = reads_ND, sizes
         self._before: TokenBefore | None = None
-        self._ids_W: Tensor | None = None
         self._logits_RW = torch.empty(0, forward.num_logits)
         self._sights = (_Sight * len(sights))(*(_Sight(*one) for one in sights))
+        self._convs = (_Conv * len(weights.convs))(*map(_Conv.of, weights.convs))
         self._block = _Block(
             forward.address,
             forward.blank_pass(sizes.page),
-            LinearStruct.of(join, None),
-            context_norm_D.data_ptr(),
+            LinearStruct.of(weights.join, None),
+            weights.context_norm_D.data_ptr(),
             ctypes.addressof(self._sights),
+            ctypes.addressof(self._convs),
             reads=reads_ND.data_ptr(),
+            ids=pointer(weights.ids_W),
             block_size=sizes.block,
             mask_token=sizes.mask_token,
             first=sizes.block - sizes.most,
+            num_logits=forward.num_logits,
+            vocab_size=sizes.vocab,
+            hidden_size=reads_ND.shape[1],
         )
         self._run = function(forward.library, "write_blocks")
 
-    def follow(self, before: TokenBefore, ids_W: Tensor | None) -> None:
-        """Choose greedy drafts by logits with the part of the token `before`. `ids_W` are the
-        tokens that logits are of, None for all."""
-        self._before, self._ids_W = before, ids_W
-        self._block.after = LinearStruct.of(before.after, None)
-        self._block.rank, self._block.ids = before.table_VR.shape[1], pointer(ids_W)
+    def follow(self, before: TokenBefore) -> None:
+        """Choose drafts by logits that depend on the token `before`."""
+        block, self._before = self._block, before
+        block.table, block.rank = before.table_VR.data_ptr(), before.table_VR.shape[1]
+        block.dtype = list(SUFFIXES).index(before.table_VR.dtype)
+        block.successors, block.num_candidates = pointer(before.after_VR), before.num_candidates
+        block.out = LinearStruct.of(before.out, None)
+        if before.gate is not None:
+            block.gate = LinearStruct.of(before.gate, before.bias)
+        if before.joint is not None:
+            block.joint = LinearStruct.of(before.joint, before.bias)
 
     def __call__(
-        self, texts: Sequence[BlockText], states_PX: Tensor, depth: int, *, chooses: bool
+        self,
+        texts: Sequence[BlockText],
+        states_PX: Tensor,
+        depth: int,
+        draws: Sequence[Draws] | None = None,
     ) -> Written:
         """Run a pass for texts whose new context has the target's states `states_PX`, contiguous
-        float32; the logits are of `depth` positions. If it `chooses` greedy drafts, the logits are
-        those by which they were chosen, and hold until the next pass."""
+        float32; the logits are of `depth` positions. With `draws` it chooses the drafts too; the
+        logits are then those by which they were chosen, and hold until the next pass."""
         sizes, block, count = self._sizes, self._block, len(texts)
         num_rows = len(states_PX) + count * sizes.block
         if num_rows > min(len(self._reads_ND), self._forward.max_tokens):
@@ -145,20 +207,29 @@ class NativeBlocks:
             pages[index * most : index * most + len(text.pages)] = text.pages
             described[index] = _Text(text.length, text.num_new, text.pending)
         hidden_BSD = torch.empty(count, sizes.block, self._reads_ND.shape[1])
-        logits_KBW = self._logits(depth * count, keeps=not chooses).view(depth, count, -1)
-        best = (c_int64 * (count * depth))()
+        logits_KBW = self._logits(depth * count, keeps=draws is None).view(depth, count, -1)
+        rows, drafted, probs_BKV = (Row * count)(), (c_int32 * (count * depth))(), None
+        if draws is not None and any(one.temperature for one in draws):
+            probs_BKV = torch.empty(count, depth, sizes.vocab)
+        for index, one in enumerate(draws or ()):
+            describe_draws(rows[index], one, texts[index].depth)
+            if probs_BKV is not None:
+                rows[index].drawn_from = probs_BKV[index].data_ptr()
         block.blank.pages, block.blank.num_page_columns = ctypes.addressof(pages), most
         block.texts, block.states = ctypes.addressof(described), states_PX.data_ptr()
         block.hidden, block.logits = hidden_BSD.data_ptr(), logits_KBW.data_ptr()
-        block.table = None
-        if chooses and self._before is not None:
-            before_BR = torch.empty(count, block.rank)
-            block.table, block.before = self._before.table_VR.data_ptr(), before_BR.data_ptr()
-        block.best, block.num_texts, block.depth = ctypes.addressof(best), count, depth
+        block.rows = None if draws is None else ctypes.addressof(rows)
+        block.drafted, block.num_texts, block.depth = ctypes.addressof(drafted), count, depth
         if not self._run(ctypes.addressof(block)):
             raise IndexError("a pending token or the mask is not in the vocabulary")
-        best_BK = [best[index::count] for index in range(count)] if chooses else None
-        return Written(hidden_BSD, logits_KBW.transpose(0, 1), best_BK)
+        drafts: list[Draft] = []
+        for index, one in enumerate(draws or ()):
+            own, start = texts[index].depth, index * depth
+            probs_KV = None
+            if probs_BKV is not None and one.temperature:
+                probs_KV = probs_BKV[index, :own]
+            drafts.append(Draft.chain(drafted[start : start + own], probs_KV))
+        return Written(hidden_BSD, logits_KBW.transpose(0, 1), drafts)
 
     def _logits(self, num_rows: int, *, keeps: bool) -> Tensor:
         """Memory for rows of logits, which the next pass writes over unless a caller `keeps` it:

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <vector>
 
+#include "block_pass.h"
 #include "delta.h"
 #include "linears.h"
 #include "pass.h"
@@ -184,12 +185,6 @@ void add(const Decoder& d, const Linear& linear, const float* from, const float*
         return linear(from, d.x, num, d.hidden_size, true);
     linear(from, d.norm, num, d.hidden_size, false);
     add_rows(d, d.norm, weight, num);
-}
-
-template <class From, class To>
-void copy_row(const From* from, To* to, int size) {
-    for (int i = 0; i < size; i += LANES)
-        store_some(to + i, load_some(from + i, size - i), size - i);
 }
 
 template <class T>
@@ -456,149 +451,40 @@ void run(const Decoder& d, const Pass& pass, const int32_t* tokens) {
     capture<T>(d, pass, d.num_layers);
 }
 
-// What a row of a block sees in a layer. Mirrored by `_Sight` in plugins/heads/native_blocks.py, and defined by `Sight` of
-// plugins/heads/blocks.py: a window of 0 is none.
-struct BlockSight {
-    int32_t window, causal, from_block;
+// A part of a layer between the two sides of a convolution, where it has one.
+class Convolved {
+  public:
+    Convolved(const Block& block, const Decoder& decoder, const BlockConv& conv)
+        : b_(block), d_(decoder), conv_(conv), num_(block.num_rows()) {}
 
-    bool operator==(const BlockSight& other) const {
-        return window == other.window && causal == other.causal && from_block == other.from_block;
+    // The rows that the part reads; the convolution's weights are made of them.
+    void enter(float* rows) {
+        if (conv_.base == nullptr) return;
+        weights_.resize(num_ * conv_.row_size());
+        conv_.kernels(rows, weights_.data(), num_, static_cast<int>(conv_.row_size()), false);
+        conv_.run(rows, weights_.data(), 0, num_, b_.block_size, d_.hidden_size);
     }
 
-    // The first position that the row at `position` of a block from `start` to `stop` sees.
-    int begin(int position, int start) const {
-        if (window == 0) return 0;
-        return std::max((from_block ? start : position + 1) - window, 0);
+    // Adds what the part's last product gives to the residual.
+    void leave(const Linear& product, const float* from) {
+        if (conv_.base == nullptr) return add(d_, product, from, nullptr, num_);
+        product(from, d_.norm, num_, d_.hidden_size, false);
+        conv_.run(d_.norm, weights_.data(), 1, num_, b_.block_size, d_.hidden_size);
+        add_rows(d_, d_.norm, nullptr, num_);
     }
-    // The one after the last.
-    int end(int position, int stop) const {
-        const int last = causal ? position + 1 : stop;
-        return window == 0 || from_block ? last : std::min(last, position + window);
-    }
+
+  private:
+    const Block& b_;
+    const Decoder& d_;
+    const BlockConv& conv_;
+    const int num_;
+    std::vector<float> weights_;
 };
-
-// Mirrored by `_Text` in plugins/heads/native_blocks.py.
-struct BlockText {
-    int32_t length, num_new, pending;
-};
-
-// Mirrored by `_Block` in plugins/heads/native_blocks.py: texts whose new context is read and for each of which a block is
-// written: its pending token, then masks.
-struct Block {
-    const Decoder* decoder;
-    Pass blank;  // without rows
-    Linear join;
-    const float* context_norm;
-    const BlockSight* sights;  // of each layer
-    const BlockText* texts;
-    const float* states;            // of the new context, as `join` reads them
-    // What layers read; blocks after the last norm; logits, [depth][texts][ids]; of each row the
-    // likeliest id.
-    float *reads, *hidden, *logits;
-    int64_t* best;
-    // Where logits depend on the token before: rows of `table`, by the token, `after` gives their
-    // summand. Null for others, and where no draft is to be chosen.
-    const void* table;
-    float* before;       // [texts][rank]
-    Linear after;
-    const int64_t* ids;  // tokens by what logits are of; null where that is the token
-    int32_t num_texts, block_size, mask_token, first, depth, rank;
-
-    int num_rows() const { return num_texts * block_size; }
-};
-
-// The rows of a block pass: those of blocks come first, then new context.
-struct BlockRows {
-    explicit BlockRows(const Block& b) : block(b) {
-        for (int i = 0; i < b.num_texts; ++i) {
-            const int start = b.texts[i].length + b.texts[i].num_new;
-            for (int row = 0; row < b.block_size; ++row) {
-                tokens.push_back(row == 0 ? b.texts[i].pending : b.mask_token);
-                put(i, start + row);
-            }
-        }
-        for (int row = b.first; row < b.first + b.depth; ++row)
-            for (int i = 0; i < b.num_texts; ++i) wanted.push_back(i * b.block_size + row);
-        for (int i = 0; i < b.num_texts; ++i)
-            for (int row = 0; row < b.texts[i].num_new; ++row) put(i, b.texts[i].length + row);
-        visible.assign(positions.size(), 0);
-    }
-
-    int slot(int text, int position) const {
-        const int size = block.blank.page_size;
-        const int32_t* pages =
-            block.blank.pages + static_cast<int64_t>(text) * block.blank.num_page_columns;
-        return pages[position / size] * size + position % size;
-    }
-
-    void put(int text, int position) {
-        positions.push_back(position);
-        slots.push_back(slot(text, position));
-        seq.push_back(text);
-    }
-
-    Pass pass(int num_tokens) const {
-        Pass found = block.blank;
-        found.num_tokens = num_tokens;
-        found.positions = positions.data();
-        found.slots = slots.data();
-        found.seq = seq.data();
-        found.visible = visible.data();
-        found.extra_offsets = found.extra_slots = nullptr;
-        return found;
-    }
-
-    // The pass of the blocks under a sight, until the next one is asked for. A row that does not see
-    // the beginning of its text lists the slots of what it sees.
-    Pass seen(const BlockSight& sight) {
-        const int num = block.num_rows(), size = block.block_size;
-        offsets.assign(1, 0);
-        extra.clear();
-        for (int n = 0; n < num; ++n) {
-            const BlockText& text = block.texts[n / size];
-            const int start = text.length + text.num_new;
-            const int begin = sight.begin(positions[n], start);
-            const int end = sight.end(positions[n], start + size);
-            visible[n] = begin > 0 ? 0 : end;
-            for (int at = begin; begin > 0 && at < end; ++at) extra.push_back(slot(seq[n], at));
-            offsets.push_back(static_cast<int32_t>(extra.size()));
-        }
-        Pass found = pass(num);
-        if (!extra.empty()) {
-            found.extra_offsets = offsets.data();
-            found.extra_slots = extra.data();
-        }
-        return found;
-    }
-
-    const Block& block;
-    std::vector<int32_t> tokens, positions, slots, seq, visible, wanted, offsets, extra;
-};
-
-// Chooses the likeliest token of each depth after that of the depth before.
-template <class T>
-void choose_chains(const Block& b) {
-    const Decoder& d = *b.decoder;
-    const int num = b.num_texts;
-    for (int depth = 0; depth < b.depth; ++depth) {
-        float* logits = b.logits + static_cast<int64_t>(depth) * num * d.head_size;
-        int64_t* best = b.best + static_cast<int64_t>(depth) * num;
-        for (int i = 0; i < num; ++i) {
-            int64_t token = depth == 0 ? b.texts[i].pending : best[i - num];
-            if (depth > 0 && b.ids != nullptr && token >= 0) token = b.ids[token];
-            // A text whose logits were no numbers has no draft; its rows are those of any token.
-            copy_row(static_cast<const T*>(b.table) + std::max<int64_t>(token, 0) * b.rank,
-                     b.before + static_cast<int64_t>(i) * b.rank, b.rank);
-        }
-        b.after(b.before, logits, num, d.head_size, true);
-        outrider_argmax(d.team, logits, best, num, d.head_size);
-    }
-}
 
 // T is the type of the embedding.
 template <class T>
 void write_blocks(const Block& b, BlockRows& rows) {
-    const Decoder& d = *b.decoder;
+    const auto& d = *static_cast<const Decoder*>(b.decoder);
     const int num = b.num_rows(), num_context = static_cast<int>(rows.positions.size()) - num;
     const int64_t size = d.hidden_size;
     const Pass all = rows.pass(num + num_context);
@@ -613,22 +499,24 @@ void write_blocks(const Block& b, BlockRows& rows) {
     Pass seen = rows.seen(b.sights[0]);
     for (int i = 0; i < d.num_layers; ++i) {
         const Layer& layer = d.layers[i];
+        Convolved attention(b, d, b.convs[2 * i]), ffn(b, d, b.convs[2 * i + 1]);
         if (i > 0 && !(b.sights[i] == b.sights[i - 1])) seen = rows.seen(b.sights[i]);
         norm(d, d.x, layer.attention_norm, b.reads, num);
+        attention.enter(b.reads);
         layer.qkv(b.reads, d.qkv, all.num_tokens, all.row_size, false);
         if (layer.q_norm != nullptr) norm_heads(d, layer, all);
         d.rope_append(&all, d.qkv, layer.cos, layer.sin, layer.keys, layer.values);
         d.attention(&seen, d.qkv, layer.keys, layer.values, &layer.look, d.attended);
-        add(d, layer.out, d.attended, nullptr, num);
-        feed(d, layer, num);
+        attention.leave(layer.out, d.attended);
+        norm(d, d.x, layer.ffn_norm, d.norm, num);
+        ffn.enter(d.norm);
+        layer.gate_up(d.norm, d.up, num, 2 * d.ffn_size, false);
+        outrider_silu_mul(d.team, d.up, d.activated, num, d.ffn_size);
+        ffn.leave(layer.down, d.activated);
     }
     norm(d, d.x, d.final_norm, b.hidden, num);
-    const auto num_wanted = static_cast<int>(rows.wanted.size());
-    read_out(d, rows.wanted.data(), num_wanted, b.logits);
-    if (b.table == nullptr)
-        outrider_argmax(d.team, b.logits, b.best, num_wanted, d.head_size);
-    else
-        choose_chains<T>(b);
+    read_out(d, rows.wanted.data(), static_cast<int>(rows.wanted.size()), b.logits);
+    if (b.rows != nullptr) choose_drafts(b);
 }
 
 }  // namespace
@@ -638,7 +526,7 @@ void write_blocks(const Block& b, BlockRows& rows) {
 // A pass of a block drafter. 0, before anything is computed, for a token that is not in the vocabulary.
 extern "C" int outrider_write_blocks(const Block* block) {
     BlockRows rows(*block);
-    const Decoder& d = *block->decoder;
+    const auto& d = *static_cast<const Decoder*>(block->decoder);
     for (const int32_t token : rows.tokens)
         if (token < 0 || token >= d.vocab_size) return 0;
     switch (d.dtype) {

@@ -207,6 +207,12 @@ inline void store_some(Float16* to, Vec vec, int count) {
     store_halves(to, to_float16(vec), count);
 }
 
+template <class From, class To>
+inline void copy_row(const From* from, To* to, int size) {
+    for (int i = 0; i < size; i += LANES)
+        store_some(to + i, load_some(from + i, size - i), size - i);
+}
+
 // a * b + sum, rounded once where the CPU can. Compilers fuse such a sum here and leave it there (GCC
 // avoids chains of fused additions on some CPUs), so whatever is compiled in several versions that
 // must have the same bits asks by name.

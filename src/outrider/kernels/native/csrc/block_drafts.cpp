@@ -1,0 +1,209 @@
+// Chains from the logits of blocks, of the likeliest or of drawn tokens, on each of which the logits after
+// it may depend.
+//
+// Operators and their order are those of plugins/heads/block_heads.py; tokens are drawn as in round.cpp.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "block_pass.h"
+#include "round.h"
+
+extern "C" {
+
+void outrider_sigmoid_mul(outrider::Team*, const float* gate, float* x, int num_rows, int size);
+void outrider_soft_cap(outrider::Team*, float* x, float cap, int num_rows, int size);
+}
+
+namespace outrider {
+
+namespace {
+
+// The logit of tokens that are not drafted, as in drafters/common/growth.py.
+constexpr float NOT_DRAFTED = -1e10f;
+
+void read_row(const void* table, int dtype, int64_t index, int size, float* to) {
+    const int64_t at = index * size;
+    switch (dtype) {
+        case FLOAT32: return copy_row(static_cast<const float*>(table) + at, to, size);
+        case BFLOAT16: return copy_row(static_cast<const BFloat16*>(table) + at, to, size);
+        default: return copy_row(static_cast<const Float16*>(table) + at, to, size);
+    }
+}
+
+float dot(const float* x, const float* y, int size) {
+    Vec sum = {};
+    for (int i = 0; i < size; i += LANES)
+        sum = fused(load_some(x + i, size - i), load_some(y + i, size - i), sum);
+    return sum_of_lanes(sum);
+}
+
+// The logits of a place after the tokens before it.
+class TokensBefore {
+  public:
+    explicit TokensBefore(const Block& block)
+        : block_(block),
+          num_(block.num_texts),
+          rank_(block.rank),
+          rows_(static_cast<size_t>(num_) * rank_),
+          state_(rows_.size()),
+          gate_(rows_.size()),
+          value_(rows_.size()) {}
+
+    // Changes `logits` of row `place` of each block by the token before; without any, only what runs
+    // along the path goes on.
+    void read(const std::vector<int64_t>& tokens, int place, float* logits) {
+        for (int i = 0; i < num_; ++i)
+            read_row(block_.table, block_.dtype, tokens[i], rank_, row(rows_, i));
+        if (block_.gate.call != nullptr) scale(place);
+        if (block_.joint.call != nullptr) advance(place);
+        if (logits == nullptr) return;
+        if (block_.successors != nullptr) select(place, logits);
+        else block_.out(rows_.data(), logits, num_, block_.num_logits, true);
+    }
+
+  private:
+    float* row(std::vector<float>& rows, int i) const { return rows.data() + int64_t{i} * rank_; }
+
+    const float* hidden(int text, int place) const {
+        return block_.hidden + (int64_t{text} * block_.block_size + place) * block_.hidden_size;
+    }
+
+    static float* put(const float* from, int size, float* to) {
+        std::memcpy(to, from, sizeof(float) * size);
+        return to + size;
+    }
+
+    // Rows times sigmoid(gate [hidden, row]).
+    void scale(int place) {
+        joined_.resize(static_cast<size_t>(num_) * (block_.hidden_size + rank_));
+        float* to = joined_.data();
+        for (int i = 0; i < num_; ++i)
+            to = put(row(rows_, i), rank_, put(hidden(i, place), block_.hidden_size, to));
+        block_.gate(joined_.data(), gate_.data(), num_, rank_, false);
+        outrider_sigmoid_mul(team(), gate_.data(), rows_.data(), num_, rank_);
+    }
+
+    // From [state, row, hidden] the gate and the next value of the state, and what `out` reads.
+    void advance(int place) {
+        joined_.resize(static_cast<size_t>(num_) * (block_.hidden_size + 2 * rank_));
+        parts_.resize(3 * rows_.size());
+        float* to = joined_.data();
+        for (int i = 0; i < num_; ++i) {
+            to = put(row(rows_, i), rank_, put(row(state_, i), rank_, to));
+            to = put(hidden(i, place), block_.hidden_size, to);
+        }
+        block_.joint(joined_.data(), parts_.data(), num_, 3 * rank_, false);
+        for (int i = 0; i < num_; ++i) {
+            const float* from = parts_.data() + int64_t{3} * i * rank_;
+            put(from, rank_, row(gate_, i));
+            put(from + rank_, rank_, row(value_, i));
+            put(from + 2 * rank_, rank_, row(rows_, i));
+        }
+        outrider_soft_cap(team(), value_.data(), 1.0f, num_, rank_);
+        outrider_soft_cap(team(), rows_.data(), 1.0f, num_, rank_);
+        add_scaled(value_, -1.0f, state_);
+        outrider_sigmoid_mul(team(), gate_.data(), state_.data(), num_, rank_);
+        add_scaled(value_, 1.0f, state_);
+    }
+
+    static void add_scaled(const std::vector<float>& from, float sign, std::vector<float>& to) {
+        const int size = static_cast<int>(to.size());
+        for (int i = 0; i < size; i += LANES) {
+            const Vec part = load_some(from.data() + i, size - i) * sign;
+            store_some(to.data() + i, load_some(to.data() + i, size - i) + part, size - i);
+        }
+    }
+
+    // Leaves the likeliest ids alone, each with the score that its successor's row adds.
+    void select(int place, float* logits) {
+        joined_.clear();
+        for (int i = 0; i < num_; ++i)
+            joined_.insert(joined_.end(), hidden(i, place), hidden(i, place) + block_.hidden_size);
+        block_.out(joined_.data(), value_.data(), num_, rank_, false);
+        std::vector<float> after(rank_);
+        for (int i = 0; i < num_; ++i) {
+            float *own = logits + int64_t{i} * block_.num_logits, *before = row(rows_, i);
+            for (int r = 0; r < rank_; ++r) before[r] *= row(value_, i)[r];
+            if (!find_candidates(own)) continue;
+            std::fill_n(own, block_.num_logits, NOT_DRAFTED);
+            for (const auto& [logit, id] : candidates_) {
+                read_row(block_.successors, block_.dtype, block_.token(id), rank_, after.data());
+                own[id] = logit + dot(before, after.data(), rank_);
+            }
+        }
+    }
+
+    // Keeps the likeliest ids of a row, the first of equals; false if a logit is no number.
+    bool find_candidates(const float* logits) {
+        const auto is_better = [](const Candidate& a, const Candidate& b) {
+            return a.first > b.first || (a.first == b.first && a.second < b.second);
+        };
+        const size_t most = std::min(block_.num_candidates, block_.num_logits);
+        candidates_.clear();
+        for (int id = 0; id < block_.num_logits; ++id) {
+            if (std::isnan(logits[id])) return false;
+            const Candidate one{logits[id], id};
+            if (candidates_.size() == most) {
+                if (!is_better(one, candidates_.front())) continue;
+                std::pop_heap(candidates_.begin(), candidates_.end(), is_better);
+                candidates_.pop_back();
+            }
+            candidates_.push_back(one);
+            std::push_heap(candidates_.begin(), candidates_.end(), is_better);
+        }
+        return true;
+    }
+
+    Team* team() const { return block_.blank.team; }
+
+    using Candidate = std::pair<float, int>;
+    const Block& block_;
+    int num_, rank_;
+    std::vector<float> rows_, state_, gate_, value_, joined_, parts_;
+    std::vector<Candidate> candidates_;
+};
+
+// A token of one text from its logits, the first of `size` that are not chosen but drawn.
+int64_t drawn(const Block& b, const Row& row, const float* logits, int depth) {
+    float* distribution = row.drawn_from + static_cast<int64_t>(depth) * b.vocab_size;
+    if (b.ids != nullptr) {
+        std::fill_n(distribution, b.vocab_size, -std::numeric_limits<float>::infinity());
+        for (int w = 0; w < b.num_logits; ++w) distribution[b.ids[w]] = logits[w];
+        logits = distribution;
+    }
+    make_laws(b.blank.team, row, logits, distribution, 1, b.vocab_size);
+    return row.draw(b.blank.team, distribution, depth, depth, b.vocab_size);
+}
+
+}  // namespace
+
+void choose_drafts(const Block& b) {
+    const int num = b.num_texts;
+    TokensBefore before(b);
+    std::vector<int64_t> tokens(num), best(num);
+    for (int i = 0; i < num; ++i) tokens[i] = b.texts[i].pending;
+    // A state along the path begins with the pending token's own row, also where that drafts nothing.
+    for (int place = 0; b.joint.call != nullptr && place < b.first; ++place)
+        before.read(tokens, place, nullptr);
+    for (int depth = 0; depth < b.depth; ++depth) {
+        float* logits = b.logits + static_cast<int64_t>(depth) * num * b.num_logits;
+        if (b.table != nullptr) before.read(tokens, b.first + depth, logits);
+        outrider_argmax(b.blank.team, logits, best.data(), num, b.num_logits);
+        for (int i = 0; i < num; ++i) {
+            const Row& row = b.rows[i];
+            if (row.num_drafted <= depth) continue;
+            const float* own = logits + static_cast<int64_t>(i) * b.num_logits;
+            int64_t token = best[i] < 0 ? -1 : b.token(best[i]);
+            if (token >= 0 && !row.greedy()) token = drawn(b, row, own, depth);
+            b.drafted[static_cast<int64_t>(i) * b.depth + depth] = static_cast<int32_t>(token);
+            // A text whose logits were no numbers has no draft; its rows are those of any token.
+            tokens[i] = std::max<int64_t>(token, 0);
+        }
+    }
+}
+
+}  // namespace outrider
