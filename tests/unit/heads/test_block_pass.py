@@ -11,6 +11,7 @@ import torch
 from doubles.published_drafters import CASES, Case
 from outrider.core.draft import Budget, Draft
 from outrider.core.errors import NumericsError, given
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.rng import KeyedRng
 from outrider.plugins.heads.blocks import Backbone
@@ -34,8 +35,32 @@ def none(_backbone: Backbone) -> None:
     """No native pass."""
 
 
+def pairs(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: str = "float32"
+) -> tuple[Pair, Pair, list[Written]]:
+    """A drafter with a native pass, an equal one without, and what native calls wrote."""
+    case = Case.read(CASES / f"{name}.json")
+    native = Pair(case, *drafter_in(case.write(folder / "one"), chunk=8, dtype=dtype))
+    with monkeypatch.context() as patch:
+        patch.setattr(Backbone, "_native_pass", none)
+        plain = Pair(case, *drafter_in(case.write(folder / "other"), chunk=8, dtype=dtype))
+    calls: list[Written] = []
+    called = NativeBlocks.__call__
+
+    def counted(self: NativeBlocks, *args: object, **kwargs: object) -> Written:
+        calls.append(called(self, *args, **kwargs))  # pyright: ignore[reportArgumentType]
+        return calls[-1]
+
+    monkeypatch.setattr(NativeBlocks, "__call__", counted)
+    return native, plain, calls
+
+
+def tokens_of(rounds: list[list[Draft]]) -> list[tuple[int, ...]]:
+    return [draft.tokens for drafts in rounds for draft in drafts]
+
+
 def drafts_of(pair: Pair, params: SamplingParams, num_nodes: int) -> list[list[Draft]]:
-    """Drafts of two texts at once, that grow."""
+    """Drafts of two texts at once, that grow; with logits processors, if `params` have any."""
     found: list[list[Draft]] = []
     for seq_id in (0, 1):
         pair.open(seq_id)
@@ -49,6 +74,7 @@ def drafts_of(pair: Pair, params: SamplingParams, num_nodes: int) -> list[list[D
                 params=params,
                 budget=budget,
                 rng=KeyedRng(params.rng_seed, 0, len(row.tokens), choose=pick),
+                shaper=LogitsProcessor(params, prompt_length=2) if params.shapes_logits else None,
             )
             for row, budget in zip(rows, budgets, strict=True)
         ]
@@ -66,19 +92,7 @@ def drafts_of(pair: Pair, params: SamplingParams, num_nodes: int) -> list[list[D
 def test_one_call_writes_what_the_operators_write(
     name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = Case.read(CASES / f"{name}.json")
-    native = Pair(case, *drafter_in(case.write(tmp_path / "one"), chunk=8, dtype=dtype))
-    calls: list[Written] = []
-    called = NativeBlocks.__call__
-
-    def counted(self: NativeBlocks, *args: object, **kwargs: object) -> Written:
-        calls.append(called(self, *args, **kwargs))  # pyright: ignore[reportArgumentType]
-        return calls[-1]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Backbone, "_native_pass", none)
-        plain = Pair(case, *drafter_in(case.write(tmp_path / "other"), chunk=8, dtype=dtype))
-    monkeypatch.setattr(NativeBlocks, "__call__", counted)
+    native, plain, calls = pairs(name, tmp_path, monkeypatch, dtype)
     for params in (GREEDY, SAMPLED):
         for num_nodes in (0, 6):
             ours = drafts_of(native, params, num_nodes)
@@ -98,6 +112,22 @@ def same_probs(own: list[Draft], other: list[Draft]) -> None:
         assert (one.probs_NV is None) == (two.probs_NV is None)
         if one.probs_NV is not None and two.probs_NV is not None:
             torch.testing.assert_close(one.probs_NV, two.probs_NV, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["dflash", "dspark-gated", "dspark-rnn", "dflash2"])
+def test_penalties_are_those_of_the_paths(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the call where logits are of all ids and are known after each token."""
+    native, plain, calls = pairs(name, tmp_path, monkeypatch)
+    for params in (GREEDY, SAMPLED):
+        shaped = replace(params, repetition_penalty=1.5, frequency_penalty=0.5, logit_bias={5: 1.0})
+        own, other = (drafts_of(pair, shaped, 0) for pair in (native, plain))
+        assert {bool(one.drafts) for one in calls} == {name in ("dspark-rnn", "dflash2")}
+        assert tokens_of(own) == tokens_of(other) != tokens_of(drafts_of(native, params, 0))
+        for one, two in zip(own, other, strict=True):
+            same_probs(one, two)
+        calls.clear()
 
 
 @pytest.mark.parametrize("name", ["dspark-gated", "dspark-rnn", "dflash2"])

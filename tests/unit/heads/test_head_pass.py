@@ -250,18 +250,42 @@ def only(one: DraftRow, drafter: HiddenDrafter) -> Draft:
 def test_what_a_call_cannot_choose_the_loop_chooses(
     targets: Callable[[str], LlamaModel], tmp_path: Path
 ) -> None:
-    """Logits that are shaped, and numbers that are not keyed."""
+    """Penalties of heads that know few ids, bans, and numbers that are not keyed."""
     name = "EAGLE 3"
     at_once, loop, counted = drafters(name, targets("float32"), tmp_path / "plain")
     params = replace(DRAWN, presence_penalty=1.5)
     shaped = row(name, 0, TEXT, params=params, shaper=LogitsProcessor(params, prompt_length=3))
     check_same(only(shaped, at_once), only(shaped, loop))
+    whole, whole_loop, answers = drafters("llama", targets("float32"), tmp_path / "whole")
+    bans = LogitsProcessor(params, prompt_length=3, bad_words=((7,),))
+    banned = row("llama", 0, TEXT, params=params, shaper=bans)
+    check_same(only(banned, whole), only(banned, whole_loop))
+    assert (answers.asked, answers.answered) == (1, 0)
     own = KeyedRng(3, 0, len(TEXT), choose=partial(inverse_cdf))
     foreign = row(name, 0, TEXT, params=DRAWN, rng=own)
     check_same(only(foreign, at_once), only(foreign, loop))
     assert (counted.asked, counted.answered) == (2, 0)
     assert only(row(name, 0, TEXT), at_once).tokens
     assert counted.answered == 1
+
+
+@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_a_call_penalises_as_the_loop_does(
+    params: SamplingParams, targets: Callable[[str], LlamaModel], tmp_path: Path
+) -> None:
+    at_once, loop, counted = drafters("llama", targets("float32"), tmp_path)
+    plain = only(row("llama", 0, TEXT, params=params), at_once)
+    params = replace(
+        params,
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        logit_bias={plain.tokens[0]: -100.0, 40: 1.0},
+    )
+    shaper = LogitsProcessor(params, prompt_length=3)
+    shaped = row("llama", 0, TEXT, params=params, shaper=shaper)
+    check_same(only(shaped, at_once), only(shaped, loop))
+    assert (counted.asked, counted.answered) == (2, 2)
+    assert only(shaped, at_once).tokens[0] != plain.tokens[0]
 
 
 def test_a_call_draws_by_races_as_the_loop_does(

@@ -1,6 +1,6 @@
 """Native calls for drafts on CPUs: the chains or trees of a batch.
 
-With logits processors, drafts grow in Python.
+Chains with masks or bans, and trees with any logits processor, grow in Python.
 
 Shapes:  N = nodes, M = packed logits rows, V = vocabulary, W = ids that are drafted,
          K = depth of the deepest draft, B = texts, G = KV heads, S = slots, D = size of a head.
@@ -9,13 +9,15 @@ Shapes:  N = nodes, M = packed logits rows, V = vocabulary, W = ids that are dra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.errors import CapacityError
+from outrider.core.errors import CapacityError, blaming
+from outrider.core.logits import SparseShaping
 from outrider.core.protocols import AheadRow, CacheStore, CausalLM, DraftRow, StepRow
 from outrider.core.rng import KeyedRng, Rng, pick_node, race_node
 from outrider.core.sampling import MIN_TEMPERATURE
@@ -65,7 +67,7 @@ class FusedChains:
     """FusedDrafts of chains: one call for the pass that reads and those that draft on. The draft
     tokens that were read stay staged with `keeps_drafts`, else only the text does.
 
-    Not for requests with logits processors, and drawn tokens only with keyed numbers of their own.
+    Not for requests with masks or bans, and drawn tokens only with keyed numbers of their own.
     `enter` is called just before the passes; if it returns False, the chains grow in Python.
     """
 
@@ -81,10 +83,8 @@ class FusedChains:
         self._enter, self._keeps_drafts = enter, keeps_drafts
 
     def try_rows(self, parts: Sequence[TextPart]) -> list[FusedDraft] | None:
-        if not all(part.row.shaper is None for part in parts):
-            return None
         state = self._state
-        rows = [self._chains.row(part.row, part.row.rng, _span(state, part)) for part in parts]
+        rows = [self._chains.shaped_row(part.row, _span(state, part)) for part in parts]
         if None in rows:
             return None
         state.reserve({p.row.seq_id: len(p.tokens) + p.row.budget.depth - 1 for p in parts})
@@ -133,6 +133,18 @@ def keyed_draws(
     )
 
 
+def are_first(ids_W: Tensor | None) -> bool:
+    """Return whether logits of the tokens `ids_W`, None for all, are those of the first tokens in
+    order, whose bias and penalties a call can add."""
+    return ids_W is None or torch.equal(ids_W, torch.arange(len(ids_W)))
+
+
+def draft_shaping(row: DraftRow) -> SparseShaping | None:
+    """Return the bias and penalties of a chain's logits; None if a mask or ban may apply too."""
+    with blaming(row.seq_id):
+        return None if row.shaper is None else row.shaper.sparse(row.tokens)
+
+
 class KeyedChains:
     """A maker of one model's chains in one call, with the choices of `sampler`."""
 
@@ -140,7 +152,17 @@ class KeyedChains:
         self, model: RoundModel, sampler: DraftSampler, *, batch_size: int, vocab_size: int
     ) -> None:
         self._sampler, self._vocab_size = sampler, vocab_size
+        self._shapes = are_first(model.ids_V)
         self._call = NativeChains(model, batch_size=batch_size, vocab_size=vocab_size)
+
+    def shaped_row(self, row: DraftRow, span: CacheSpan) -> ChainRow | None:
+        """Return the row of a call, with the changes of its logits; None if the call cannot make
+        these, or does not draw its tokens so."""
+        found = self.row(row, row.rng, span)
+        if row.shaper is None or found is None:
+            return found
+        shaping = draft_shaping(row) if self._shapes else None
+        return None if shaping is None else replace(found, shaping=shaping)
 
     def row(
         self, row: DraftRow | AheadRow, rng: Rng, span: CacheSpan, *, branch_slot: int = 0

@@ -105,6 +105,13 @@ class ShapingStruct(Structure):
             self.ban_starts, _ = limits.starts.buffer_info()
             self.banned, _ = limits.banned.buffer_info() if limits.banned else (None, 0)
 
+    def of(self, shaping: SparseShaping | None, limits: NodeLimits | None = None) -> int | None:
+        """Return the address of this structure, which describes these; None without `shaping`."""
+        if shaping is None:
+            return None
+        self.describe(shaping, limits)
+        return ctypes.addressof(self)
+
 
 class RoundStruct(Structure):
     _fields_ = struct_fields(
@@ -344,10 +351,7 @@ class NativeRounds:
         at_target = at_draft = 0
         for index, row in enumerate(rows):
             native = self._drafts.describe(index, row, index * most)
-            native.shaping = None
-            if row.shaping is not None:
-                self._shapings[index].describe(row.shaping, row.limits)
-                native.shaping = ctypes.addressof(self._shapings[index])
+            native.shaping = self._shapings[index].of(row.shaping, row.limits)
             native.target_length, native.target_unread = (
                 row.target.length,
                 len(row.target.unread),
@@ -372,14 +376,15 @@ class NativeRounds:
 
 @dataclass(frozen=True, slots=True)
 class ChainRow:
-    """One sequence: the span that the model reads, the depth of the draft, and the sampling. A
-    chain that branches off a staged one sees `feed.length` positions; its own tokens get positions
-    from `branch_place` on, after all staged ones."""
+    """One sequence: the span that the model reads, the depth of the draft, and the sampling, after
+    `shaping`, if there is any. A chain that branches off a staged one sees `feed.length` positions;
+    its own tokens get positions from `branch_place` on, after all staged ones."""
 
     feed: CacheSpan
     depth: int
     draws: Draws
     branch_place: int = 0
+    shaping: SparseShaping | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +400,7 @@ class NativeChains:
 
     def __init__(self, model: RoundModel, *, batch_size: int, vocab_size: int) -> None:
         self._lane = Lane(model, batch_size)
-        self._rows = (Row * batch_size)()
+        self._rows, self._shapings = (Row * batch_size)(), (ShapingStruct * batch_size)()
         self._drafts = (c_int32 * (batch_size * MOST_NODES))()
         self._best = (c_int64 * batch_size)()
         self._max_logits, self._vocab_size = model.logits_MV.shape[0], vocab_size
@@ -429,6 +434,7 @@ class NativeChains:
         for index, row in enumerate(rows):
             native = self._rows[index]
             describe_draws(native, row.draws, row.depth)
+            native.shaping = self._shapings[index].of(row.shaping)
             native.draft_length, native.draft_unread = row.feed.length, len(row.feed.unread)
             native.branch_place = row.branch_place
             if probs_BKV is not None:

@@ -33,14 +33,13 @@ from torch.nn import functional
 from outrider.core.errors import NumericsError, given
 from outrider.core.protocols import DraftRow, StepRow
 from outrider.drafters.common.growth import NOT_DRAFTED, DraftSampler
-from outrider.drafters.common.native import keyed_draws
+from outrider.drafters.common.native import are_first, draft_shaping, keyed_draws
 from outrider.kernels.native.forward import (
     DecoderTraits,
     ForwardParts,
     LayerWeights,
     NativeForward,
 )
-from outrider.kernels.native.rounds import Draws
 from outrider.kernels.operators import Kernels, normed
 from outrider.kernels.plan import PackedLinear, PackedPlan, sent
 from outrider.models.configs import LlamaConfig
@@ -54,6 +53,7 @@ from outrider.plugins.heads.native_blocks import (
     BlockText,
     BlockWeights,
     NativeBlocks,
+    PlannedChain,
     TokenBefore,
     Written,
 )
@@ -193,6 +193,7 @@ class Backbone:
         )
         self.state = self._passes.kv
         self._sampler: DraftSampler | None = None
+        self._shapes = False
         self._native = self._native_pass()
         self.num_texts = max(capacity.max_rows // (2 * config.block_size), 1)
 
@@ -202,6 +203,8 @@ class Backbone:
         self._sampler = sampler
         if self._native is not None and before is not None:
             self._native.follow(before)
+            # Drafts of all positions at once are shaped for the first one alone.
+            self._shapes = are_first(self._parts.ids_W)
 
     def write(self, parts: Sequence[NewContext], depth: int) -> Written:
         """Read new context, which is staged, and write a block for each text, in one call if there
@@ -222,16 +225,14 @@ class Backbone:
         with torch.inference_mode():
             states_PX = torch.cat([part.states().flatten(1) for part in parts]).float()
         texts = [
-            BlockText(
-                part.start,
-                count,
-                self.state.pages(seq_id),
-                part.row.tokens[-1],
-                part.row.budget.depth,
-            )
+            BlockText(part.start, count, self.state.pages(seq_id), part.row.tokens[-1])
             for part, (seq_id, count) in zip(parts, counts.items(), strict=True)
         ]
-        written = native(texts, states_PX, depth, self._draws([part.row for part in parts]))
+        chains = [self._planned(part.row) for part in parts]
+        planned = [one for one in chains if one is not None]
+        # A batch makes all its chains in the call, or none.
+        planned = planned if len(planned) == len(chains) else []
+        written = native(texts, states_PX, depth, planned)
         if any(min(draft.tokens) < 0 for draft in written.drafts):
             raise NumericsError(given(self._sampler, "sampler").model_name)
         for part, (seq_id, count) in zip(parts, counts.items(), strict=True):
@@ -239,17 +240,14 @@ class Backbone:
                 self.state.note_chain(seq_id, part.row.tokens[part.start : part.stop])
         return written
 
-    def _draws(self, rows: Sequence[DraftRow]) -> list[Draws] | None:
-        """Return how a native pass chooses these drafts; None if it cannot."""
-        sampler, found = self._sampler, list[Draws]()
-        for row in rows:
-            if sampler is None or row.shaper is not None or row.budget.size > row.budget.depth:
-                return None
+    def _planned(self, row: DraftRow) -> PlannedChain | None:
+        """Return the chain that a native pass makes for `row`; None if it cannot."""
+        sampler, depth, draws = self._sampler, row.budget.depth, None
+        shaping = draft_shaping(row) if self._shapes else None
+        is_chain = row.budget.size <= depth and (row.shaper is None or shaping is not None)
+        if is_chain and sampler is not None:
             draws = keyed_draws(sampler, row, row.rng, self.config.layer.vocab_size)
-            if draws is None:
-                return None
-            found.append(draws)
-        return found
+        return None if draws is None else PlannedChain(depth, draws, shaping)
 
     @torch.inference_mode()
     def read(self, parts: Sequence[NewContext], *, writes: bool = True) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
+from outrider.core.logits import SparseShaping
 from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.ops import (
     SUFFIXES,
@@ -30,7 +31,7 @@ from outrider.kernels.native.ops import (
     pointer,
     struct_fields,
 )
-from outrider.kernels.native.rounds import Draws, Row, describe_draws
+from outrider.kernels.native.rounds import Draws, Row, ShapingStruct, describe_draws
 from outrider.kernels.plan import PackedLinear
 
 # A convolution of blocks: the product that computes weights, and base_2CD.
@@ -75,13 +76,21 @@ class BlockWeights:
 @dataclass(frozen=True, slots=True)
 class BlockText:
     """A text of a pass: its context has `length` rows on `pages` and gets `num_new` more; then
-    comes the block, which begins with the `pending` token. Its draft has `depth` tokens."""
+    comes the block, which begins with the `pending` token."""
 
     length: int
     num_new: int
     pages: Sequence[int]
     pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChain:
+    """A chain of `depth` tokens, each from logits after `shaping`, if there is any."""
+
     depth: int
+    draws: Draws
+    shaping: SparseShaping | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +201,12 @@ class NativeBlocks:
         texts: Sequence[BlockText],
         states_PX: Tensor,
         depth: int,
-        draws: Sequence[Draws] | None = None,
+        chains: Sequence[PlannedChain] = (),
     ) -> Written:
         """Run a pass for texts whose new context has the target's states `states_PX`, contiguous
-        float32; the logits are of `depth` positions. With `draws` it chooses the drafts too; the
-        logits are then those by which they were chosen, and hold until the next pass."""
+        float32; the logits are of `depth` positions. With `chains`, one for each text, it makes
+        these; the logits are then those of which tokens were chosen, and hold until the next
+        pass."""
         sizes, block, count = self._sizes, self._block, len(texts)
         num_rows = len(states_PX) + count * sizes.block
         if num_rows > min(len(self._reads_ND), self._forward.max_tokens):
@@ -207,28 +217,29 @@ class NativeBlocks:
             pages[index * most : index * most + len(text.pages)] = text.pages
             described[index] = _Text(text.length, text.num_new, text.pending)
         hidden_BSD = torch.empty(count, sizes.block, self._reads_ND.shape[1])
-        logits_KBW = self._logits(depth * count, keeps=draws is None).view(depth, count, -1)
-        rows, drafted, probs_BKV = (Row * count)(), (c_int32 * (count * depth))(), None
-        if draws is not None and any(one.temperature for one in draws):
+        logits_KBW = self._logits(depth * count, keeps=not chains).view(depth, count, -1)
+        rows, shapings = (Row * count)(), (ShapingStruct * count)()
+        drafted, probs_BKV = (c_int32 * (count * depth))(), None
+        if any(one.draws.temperature for one in chains):
             probs_BKV = torch.empty(count, depth, sizes.vocab)
-        for index, one in enumerate(draws or ()):
-            describe_draws(rows[index], one, texts[index].depth)
+        for index, one in enumerate(chains):
+            describe_draws(rows[index], one.draws, one.depth)
+            rows[index].shaping = shapings[index].of(one.shaping)
             if probs_BKV is not None:
                 rows[index].drawn_from = probs_BKV[index].data_ptr()
         block.blank.pages, block.blank.num_page_columns = ctypes.addressof(pages), most
         block.texts, block.states = ctypes.addressof(described), states_PX.data_ptr()
         block.hidden, block.logits = hidden_BSD.data_ptr(), logits_KBW.data_ptr()
-        block.rows = None if draws is None else ctypes.addressof(rows)
+        block.rows = ctypes.addressof(rows) if chains else None
         block.drafted, block.num_texts, block.depth = ctypes.addressof(drafted), count, depth
         if not self._run(ctypes.addressof(block)):
             raise IndexError("a pending token or the mask is not in the vocabulary")
         drafts: list[Draft] = []
-        for index, one in enumerate(draws or ()):
-            own, start = texts[index].depth, index * depth
-            probs_KV = None
-            if probs_BKV is not None and one.temperature:
-                probs_KV = probs_BKV[index, :own]
-            drafts.append(Draft.chain(drafted[start : start + own], probs_KV))
+        for index, one in enumerate(chains):
+            tokens, probs_KV = drafted[index * depth : index * depth + one.depth], None
+            if probs_BKV is not None and one.draws.temperature:
+                probs_KV = probs_BKV[index, : one.depth]
+            drafts.append(Draft.chain(tokens, probs_KV))
         return Written(hidden_BSD, logits_KBW.transpose(0, 1), drafts)
 
     def _logits(self, num_rows: int, *, keeps: bool) -> Tensor:

@@ -167,7 +167,7 @@ class TokensBefore {
     std::vector<Candidate> candidates_;
 };
 
-// A token of one text from its logits, the first of `size` that are not chosen but drawn.
+// A token of one text, drawn from its logits.
 int64_t drawn(const Block& b, const Row& row, const float* logits, int depth) {
     float* distribution = row.drawn_from + static_cast<int64_t>(depth) * b.vocab_size;
     if (b.ids != nullptr) {
@@ -192,6 +192,12 @@ void choose_drafts(const Block& b) {
     for (int depth = 0; depth < b.depth; ++depth) {
         float* logits = b.logits + static_cast<int64_t>(depth) * num * b.num_logits;
         if (b.table != nullptr) before.read(tokens, b.first + depth, logits);
+        for (int i = 0; i < num; ++i) {
+            const Row& row = b.rows[i];
+            if (row.num_drafted > depth && row.shaping != nullptr)
+                (*row.shaping)(logits + static_cast<int64_t>(i) * b.num_logits, b.num_logits,
+                               b.drafted + static_cast<int64_t>(i) * b.depth, depth);
+        }
         outrider_argmax(b.blank.team, logits, best.data(), num, b.num_logits);
         for (int i = 0; i < num; ++i) {
             const Row& row = b.rows[i];
