@@ -53,6 +53,7 @@ _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] 
         ("Decoder", forward._Decoder, {}),  # pyright: ignore[reportPrivateUsage]
         ("BlockSight", native_blocks._Sight, {}),  # pyright: ignore[reportPrivateUsage]
         ("BlockText", native_blocks._Text, {}),  # pyright: ignore[reportPrivateUsage]
+        ("BlockRefiner", native_blocks._Refiner, {}),  # pyright: ignore[reportPrivateUsage]
         ("BlockConv", native_blocks._Conv, {}),  # pyright: ignore[reportPrivateUsage]
         ("Block", native_blocks._Block, {}),  # pyright: ignore[reportPrivateUsage]
     ),

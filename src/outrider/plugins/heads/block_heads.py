@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from outrider.core.draft import Draft
 from outrider.core.errors import CheckpointError, given
@@ -59,7 +58,7 @@ from outrider.plugins.heads.eagle import (
 )
 from outrider.plugins.heads.hidden import TargetStates
 from outrider.plugins.heads.medusa import ParallelHeadSampler
-from outrider.plugins.heads.native_blocks import TokenBefore, Written
+from outrider.plugins.heads.native_blocks import RefinerWeights, TokenBefore, Written
 from outrider.plugins.heads.target import normed_target, placement_of
 
 # z-lab's default.
@@ -398,8 +397,7 @@ class SelectedPath:
         return out_MV.scatter_(1, ids_MT, scores_MT)
 
 
-@dataclass(frozen=True, slots=True)
-class Refiner:
+class Refiner(RefinerWeights):
     """Logits that depend on all tokens of a block before a position, added to the block's own.
 
     Position k reads its token before, its state and the mean state of the block, joined to R
@@ -407,16 +405,7 @@ class Refiner:
     the refiner's own choice of the round before, `num_rounds` times; the block's own at first.
     """
 
-    table_VR: Tensor
-    own: PackedLinear
-    mean: PackedLinear
-    join: PackedLinear
-    mix_RSS: Tensor
-    gate: PackedLinear
-    up: PackedLinear
-    down: PackedLinear
-    out: PackedLinear
-    num_rounds: int
+    __slots__ = ()
 
     @classmethod
     def read(cls, reader: WeightReader, config: BlockConfig) -> Refiner:
@@ -448,8 +437,10 @@ class Refiner:
         x_BSR = x_BSR + torch.stack(
             [torch.einsum("rkj,jr->kr", self.mix_RSS, x_SR) for x_SR in x_BSR]
         )
-        gate, up = (rows_of(kernels, x_BSR, one) for one in (self.gate, self.up))
-        x_BSR = x_BSR + rows_of(kernels, functional.silu(gate) * up, self.down)
+        both = torch.cat([rows_of(kernels, x_BSR, one) for one in (self.gate, self.up)], -1)
+        inner = both.new_empty(*both.shape[:-1], self.gate.num_out)
+        kernels.silu_mul(both.flatten(0, -2), inner.flatten(0, -2))
+        x_BSR = x_BSR + rows_of(kernels, inner, self.down)
         return rows_of(kernels, x_BSR, self.out)
 
     def refine(

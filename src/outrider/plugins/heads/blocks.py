@@ -54,6 +54,7 @@ from outrider.plugins.heads.native_blocks import (
     BlockWeights,
     NativeBlocks,
     PlannedChain,
+    RefinerWeights,
     TokenBefore,
     Written,
 )
@@ -197,10 +198,17 @@ class Backbone:
         self._native = self._native_pass()
         self.num_texts = max(capacity.max_rows // (2 * config.block_size), 1)
 
-    def choose(self, sampler: DraftSampler, before: TokenBefore | None = None) -> None:
+    def choose(
+        self,
+        sampler: DraftSampler,
+        before: TokenBefore | None = None,
+        refiner: RefinerWeights | None = None,
+    ) -> None:
         """Let native passes make chains with the choices of `sampler`, by logits that depend on the
-        token `before`, if it is given."""
+        token `before`, or that a `refiner` changes."""
         self._sampler = sampler
+        if self._native is not None and refiner is not None:
+            self._native.refine(refiner)
         if self._native is not None and before is not None:
             self._native.follow(before)
             # Drafts of all positions at once are shaped for the first one alone.
@@ -225,7 +233,13 @@ class Backbone:
         with torch.inference_mode():
             states_PX = torch.cat([part.states().flatten(1) for part in parts]).float()
         texts = [
-            BlockText(part.start, count, self.state.pages(seq_id), part.row.tokens[-1])
+            BlockText(
+                part.start,
+                count,
+                self.state.pages(seq_id),
+                part.row.tokens[-1],
+                part.row.tokens[-2:][0],
+            )
             for part, (seq_id, count) in zip(parts, counts.items(), strict=True)
         ]
         chains = [self._planned(part.row) for part in parts]

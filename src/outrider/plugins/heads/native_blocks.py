@@ -76,12 +76,13 @@ class BlockWeights:
 @dataclass(frozen=True, slots=True)
 class BlockText:
     """A text of a pass: its context has `length` rows on `pages` and gets `num_new` more; then
-    comes the block, which begins with the `pending` token."""
+    comes the block, which begins with the `pending` token, after the `previous` one."""
 
     length: int
     num_new: int
     pages: Sequence[int]
     pending: int
+    previous: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,22 @@ class TokenBefore:
     num_candidates: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class RefinerWeights:
+    """Weights of a net that refines a block's logits in rounds (`Refiner` of block_heads.py)."""
+
+    table_VR: Tensor
+    own: PackedLinear
+    mean: PackedLinear
+    join: PackedLinear
+    mix_RSS: Tensor
+    gate: PackedLinear
+    up: PackedLinear
+    down: PackedLinear
+    out: PackedLinear
+    num_rounds: int
+
+
 class _Sight(Structure):
     _fields_ = struct_fields((c_int32, "window causal from_block"))
 
@@ -131,7 +148,29 @@ class _Conv(Structure):
 
 
 class _Text(Structure):
-    _fields_ = struct_fields((c_int32, "length num_new pending"))
+    _fields_ = struct_fields((c_int32, "length num_new pending previous"))
+
+
+class _Refiner(Structure):
+    _fields_ = struct_fields(
+        (c_void_p, "table"),
+        (LinearStruct, "own mean join gate up down out"),
+        (c_void_p, "mix"),
+        (c_int32, "dtype rank inner num_rounds"),
+    )
+
+    @classmethod
+    def of(cls, net: RefinerWeights) -> _Refiner:
+        linears = (net.own, net.mean, net.join, net.gate, net.up, net.down, net.out)
+        return cls(
+            net.table_VR.data_ptr(),
+            *(LinearStruct.of(one, None) for one in linears),
+            net.mix_RSS.data_ptr(),
+            _dtype(net.table_VR),
+            net.table_VR.shape[1],
+            net.gate.num_out,
+            net.num_rounds,
+        )
 
 
 class _Block(Structure):
@@ -142,9 +181,14 @@ class _Block(Structure):
         (c_void_p, "context_norm sights convs texts states reads hidden logits rows drafted ids"),
         (c_void_p, "table successors"),
         (LinearStruct, "out gate joint"),
+        (c_void_p, "refiner"),
         (c_int32, "num_texts block_size mask_token first depth"),
         (c_int32, "num_logits vocab_size hidden_size dtype rank num_candidates"),
     )
+
+
+def _dtype(table_VR: Tensor) -> int:
+    return list(SUFFIXES).index(table_VR.dtype)
 
 
 class NativeBlocks:
@@ -162,7 +206,9 @@ class NativeBlocks:
     ) -> None:
         self._forward, self._weights = forward, weights
         self._reads_ND, self._sizes = reads_ND, sizes
-        self._before: TokenBefore | None = None
+        # What native code reads behind the layers.
+        self._behind: TokenBefore | RefinerWeights | None = None
+        self._refiner = _Refiner()
         self._logits_RW = torch.empty(0, forward.num_logits)
         self._sights = (_Sight * len(sights))(*(_Sight(*one) for one in sights))
         self._convs = (_Conv * len(weights.convs))(*map(_Conv.of, weights.convs))
@@ -186,15 +232,20 @@ class NativeBlocks:
 
     def follow(self, before: TokenBefore) -> None:
         """Choose drafts by logits that depend on the token `before`."""
-        block, self._before = self._block, before
+        block, self._behind = self._block, before
         block.table, block.rank = before.table_VR.data_ptr(), before.table_VR.shape[1]
-        block.dtype = list(SUFFIXES).index(before.table_VR.dtype)
+        block.dtype = _dtype(before.table_VR)
         block.successors, block.num_candidates = pointer(before.after_VR), before.num_candidates
         block.out = LinearStruct.of(before.out, None)
         if before.gate is not None:
             block.gate = LinearStruct.of(before.gate, before.bias)
         if before.joint is not None:
             block.joint = LinearStruct.of(before.joint, before.bias)
+
+    def refine(self, net: RefinerWeights) -> None:
+        """Choose drafts by logits that the net refines; passes then make logits of all rows."""
+        self._refiner, self._behind = _Refiner.of(net), net
+        self._block.refiner = ctypes.addressof(self._refiner)
 
     def __call__(
         self,
@@ -215,7 +266,7 @@ class NativeBlocks:
         pages, described = (c_int32 * (most * count))(), (_Text * count)()
         for index, text in enumerate(texts):
             pages[index * most : index * most + len(text.pages)] = text.pages
-            described[index] = _Text(text.length, text.num_new, text.pending)
+            described[index] = _Text(text.length, text.num_new, text.pending, text.previous)
         hidden_BSD = torch.empty(count, sizes.block, self._reads_ND.shape[1])
         logits_KBW = self._logits(depth * count, keeps=not chains).view(depth, count, -1)
         rows, shapings = (Row * count)(), (ShapingStruct * count)()

@@ -15,6 +15,7 @@
 extern "C" {
 
 void outrider_sigmoid_mul(outrider::Team*, const float* gate, float* x, int num_rows, int size);
+void outrider_silu_mul(outrider::Team*, const float* gate_up, float* out, int num_rows, int size);
 void outrider_soft_cap(outrider::Team*, float* x, float cap, int num_rows, int size);
 }
 
@@ -167,6 +168,115 @@ class TokensBefore {
     std::vector<Candidate> candidates_;
 };
 
+// Rounds of a net over the rows of all blocks, on its own choice of the round before.
+class Refinement {
+  public:
+    explicit Refinement(const Block& block)
+        : b_(block), net_(*block.refiner), rank_(net_.rank), num_(block.num_rows()),
+          states_(static_cast<size_t>(num_) * 2 * rank_), x_(numbers()), mixed_(numbers()),
+          base_(block.logits, block.logits + num_logits() * block.num_logits) {
+        find_states();
+    }
+
+    void operator()() {
+        std::vector<int64_t> best(num_logits());
+        for (int round = 0; round < net_.num_rounds; ++round) {
+            outrider_argmax(team(), b_.logits, best.data(), static_cast<int>(best.size()),
+                            b_.num_logits);
+            join(best);
+            mix();
+            feed();
+            std::copy(base_.begin(), base_.end(), b_.logits);
+            // As logits lie, position by position.
+            float* to = mixed_.data();
+            for (int depth = 0; depth < b_.depth; ++depth)
+                for (int text = 0; text < b_.num_texts; ++text, to += rank_)
+                    std::copy_n(row(x_, text, b_.first + depth), rank_, to);
+            net_.out(mixed_.data(), b_.logits, static_cast<int>(best.size()), b_.num_logits, true);
+        }
+    }
+
+  private:
+    size_t numbers() const { return static_cast<size_t>(num_) * rank_; }
+    size_t num_logits() const { return static_cast<size_t>(b_.num_texts) * b_.depth; }
+    Team* team() const { return b_.blank.team; }
+    float* row(std::vector<float>& rows, int text, int place) const {
+        return rows.data() + (int64_t{text} * b_.block_size + place) * rank_;
+    }
+
+    // Of each row its own state and the mean one of its block.
+    void find_states() {
+        const int size = b_.hidden_size;
+        std::vector<float> means(static_cast<size_t>(b_.num_texts) * size), mean(means.size());
+        for (int n = 0; n < num_; ++n) {
+            float* to = means.data() + int64_t{n / b_.block_size} * size;
+            for (int i = 0; i < size; ++i) to[i] += b_.hidden[int64_t{n} * size + i];
+        }
+        for (float& sum : means) sum /= static_cast<float>(b_.block_size);
+        net_.mean(means.data(), mean.data(), b_.num_texts, rank_, false);
+        net_.own(b_.hidden, x_.data(), num_, rank_, false);
+        for (int n = 0; n < num_; ++n) {
+            float* to = states_.data() + int64_t{2} * n * rank_;
+            std::copy_n(x_.data() + int64_t{n} * rank_, rank_, to);
+            std::copy_n(mean.data() + int64_t{n / b_.block_size} * rank_, rank_, to + rank_);
+        }
+    }
+
+    // The token before row `place` of a text, where its drafts are `best`.
+    int64_t before(const std::vector<int64_t>& best, int text, int place) const {
+        const int drafted = place - b_.first - 1;
+        if (drafted >= 0)
+            return b_.token(std::max<int64_t>(best[int64_t{drafted} * b_.num_texts + text], 0));
+        return place == b_.first ? b_.texts[text].pending : b_.texts[text].previous;
+    }
+
+    void join(const std::vector<int64_t>& best) {
+        read_.resize(3 * numbers());
+        float* to = read_.data();
+        for (int n = 0; n < num_; ++n) {
+            to = std::copy_n(states_.data() + int64_t{2} * n * rank_, 2 * rank_, to);
+            const int64_t token = before(best, n / b_.block_size, n % b_.block_size);
+            read_row(net_.table, net_.dtype, token, rank_, to);
+            to += rank_;
+        }
+        net_.join(read_.data(), x_.data(), num_, rank_, false);
+    }
+
+    // Adds to each row what it reads of those of its block up to itself.
+    void mix() {
+        const int size = b_.block_size;
+        for (int text = 0; text < b_.num_texts; ++text)
+            for (int k = 0; k < size; ++k)
+                for (int r = 0; r < rank_; ++r) {
+                    const float* weights = net_.mix + (int64_t{r} * size + k) * size;
+                    float sum = 0.0f;
+                    for (int j = 0; j <= k; ++j) sum += weights[j] * row(x_, text, j)[r];
+                    row(mixed_, text, k)[r] = sum;
+                }
+        for (size_t i = 0; i < x_.size(); ++i) x_[i] += mixed_[i];
+    }
+
+    void feed() {
+        const int inner = net_.inner;
+        std::vector<float> gate(static_cast<size_t>(num_) * inner), up(gate.size());
+        net_.gate(x_.data(), gate.data(), num_, inner, false);
+        net_.up(x_.data(), up.data(), num_, inner, false);
+        std::vector<float> both(2 * gate.size());
+        for (int n = 0; n < num_; ++n) {
+            float* to = both.data() + int64_t{2} * n * inner;
+            std::copy_n(up.data() + int64_t{n} * inner, inner,
+                        std::copy_n(gate.data() + int64_t{n} * inner, inner, to));
+        }
+        outrider_silu_mul(team(), both.data(), gate.data(), num_, inner);
+        net_.down(gate.data(), x_.data(), num_, rank_, true);
+    }
+
+    const Block& b_;
+    const BlockRefiner& net_;
+    const int rank_, num_;
+    std::vector<float> states_, x_, mixed_, base_, read_;
+};
+
 // A token of one text, drawn from its logits.
 int64_t drawn(const Block& b, const Row& row, const float* logits, int depth) {
     float* distribution = row.drawn_from + static_cast<int64_t>(depth) * b.vocab_size;
@@ -183,13 +293,16 @@ int64_t drawn(const Block& b, const Row& row, const float* logits, int depth) {
 
 void choose_drafts(const Block& b) {
     const int num = b.num_texts;
+    if (b.refiner != nullptr) Refinement{b}();
+    int deepest = 0;
+    for (int i = 0; i < num; ++i) deepest = std::max(deepest, b.rows[i].num_drafted);
     TokensBefore before(b);
     std::vector<int64_t> tokens(num), best(num);
     for (int i = 0; i < num; ++i) tokens[i] = b.texts[i].pending;
     // A state along the path begins with the pending token's own row, also where that drafts nothing.
     for (int place = 0; b.joint.call != nullptr && place < b.first; ++place)
         before.read(tokens, place, nullptr);
-    for (int depth = 0; depth < b.depth; ++depth) {
+    for (int depth = 0; depth < deepest; ++depth) {
         float* logits = b.logits + static_cast<int64_t>(depth) * num * b.num_logits;
         if (b.table != nullptr) before.read(tokens, b.first + depth, logits);
         for (int i = 0; i < num; ++i) {

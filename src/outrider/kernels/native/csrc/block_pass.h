@@ -34,9 +34,19 @@ struct BlockSight {
     }
 };
 
-// Mirrored by `_Text` in plugins/heads/native_blocks.py.
+// Mirrored by `_Text` in plugins/heads/native_blocks.py. `previous` is the token before the pending one, which
+// stands for it in a text of one token.
 struct BlockText {
-    int32_t length, num_new, pending;
+    int32_t length, num_new, pending, previous;
+};
+
+// A net that refines a block's logits in rounds, `Refiner` of plugins/heads/block_heads.py. Mirrored by
+// `_Refiner` in plugins/heads/native_blocks.py.
+struct BlockRefiner {
+    const void* table;
+    Linear own, mean, join, gate, up, down, out;
+    const float* mix;  // [rank][rows of a block][rows that they read]
+    int32_t dtype, rank, inner, num_rounds;
 };
 
 // A convolution over the rows of a block before and after a part of a layer, defined by `BlockConv` of
@@ -95,6 +105,7 @@ struct Block {
     // for others.
     const void *table, *successors;
     Linear out, gate, joint;
+    const BlockRefiner* refiner;
     int32_t num_texts, block_size, mask_token, first, depth;
     int32_t num_logits, vocab_size, hidden_size, dtype, rank, num_candidates;
 
