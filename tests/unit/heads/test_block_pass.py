@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,8 +60,8 @@ def tokens_of(rounds: list[list[Draft]]) -> list[tuple[int, ...]]:
     return [draft.tokens for drafts in rounds for draft in drafts]
 
 
-def drafts_of(pair: Pair, params: SamplingParams, num_nodes: int) -> list[list[Draft]]:
-    """Drafts of two texts at once, that grow; with logits processors, if `params` have any."""
+def drafts_of(pair: Pair, both: Sequence[SamplingParams], num_nodes: int = 0) -> list[list[Draft]]:
+    """Drafts of two texts at once, that grow; with logits processors, if parameters have any."""
     found: list[list[Draft]] = []
     for seq_id in (0, 1):
         pair.open(seq_id)
@@ -76,7 +77,7 @@ def drafts_of(pair: Pair, params: SamplingParams, num_nodes: int) -> list[list[D
                 rng=KeyedRng(params.rng_seed, 0, len(row.tokens), choose=pick),
                 shaper=LogitsProcessor(params, prompt_length=2) if params.shapes_logits else None,
             )
-            for row, budget in zip(rows, budgets, strict=True)
+            for row, budget, params in zip(rows, budgets, both, strict=True)
         ]
         found.append(pair.drafter.propose(asked))
     for seq_id in (0, 1):
@@ -93,13 +94,13 @@ def test_one_call_writes_what_the_operators_write(
     name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native, plain, calls = pairs(name, tmp_path, monkeypatch, dtype)
-    for params in (GREEDY, SAMPLED):
+    for both in ((GREEDY, GREEDY), (SAMPLED, SAMPLED), (GREEDY, SAMPLED)):
         for num_nodes in (0, 6):
-            ours = drafts_of(native, params, num_nodes)
+            ours = drafts_of(native, both, num_nodes)
             assert len(calls) == len(LENGTHS), "one call a round, for both texts"
             assert [bool(one.drafts) for one in calls] == [num_nodes == 0] * len(calls)
             calls.clear()
-            for own, other in zip(ours, drafts_of(plain, params, num_nodes), strict=True):
+            for own, other in zip(ours, drafts_of(plain, both, num_nodes), strict=True):
                 assert [one.tokens for one in own] == [one.tokens for one in other]
                 assert [one.parents for one in own] == [one.parents for one in other]
                 same_probs(own, other)
@@ -121,9 +122,9 @@ def test_penalties_are_those_of_the_paths(
     native, plain, calls = pairs(name, tmp_path, monkeypatch)
     for params in (GREEDY, SAMPLED):
         shaped = replace(params, repetition_penalty=1.5, frequency_penalty=0.5, logit_bias={5: 1.0})
-        own, other = (drafts_of(pair, shaped, 0) for pair in (native, plain))
+        own, other = (drafts_of(pair, (shaped, params)) for pair in (native, plain))
         assert {bool(one.drafts) for one in calls} == {name in ("dspark-rnn", "dflash2")}
-        assert tokens_of(own) == tokens_of(other) != tokens_of(drafts_of(native, params, 0))
+        assert tokens_of(own) == tokens_of(other) != tokens_of(drafts_of(native, (params, params)))
         for one, two in zip(own, other, strict=True):
             same_probs(one, two)
         calls.clear()
@@ -144,7 +145,7 @@ def test_a_call_that_left_the_gate_out_would_be_noticed(
     monkeypatch.setattr(NativeBlocks, "follow", without)
     monkeypatch.setattr(NativeBlocks, "refine", lambda *_: None)
     bare = Pair(case, *drafter_in(case.write(tmp_path / "other"), chunk=8))
-    own, other = (drafts_of(pair, SAMPLED, 0) for pair in (whole, bare))
+    own, other = (drafts_of(pair, (SAMPLED, SAMPLED)) for pair in (whole, bare))
     with pytest.raises(AssertionError, match="not close"):
         same_probs(own[0], other[0])
 
