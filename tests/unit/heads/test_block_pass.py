@@ -21,12 +21,12 @@ from outrider.testing import GREEDY
 from unit.heads.test_published_drafters import Pair, drafter_in
 
 pytestmark = pytest.mark.usefixtures("native_library")
-# Plain layers, windows of both kinds, fewer ids, convolutions and candidates; logits after the
-# token before, behind a gate and by a state along the path, from either row on; logits by rounds.
+# Candidates; logits after the token before, behind a gate and by a state along the path.
+ALONG_PATHS = ("dflash2", "dspark-vanilla", "dspark-gated", "dspark-rnn", "dspark-deepspec")
+# Plain layers, windows of both kinds, fewer ids; logits by rounds.
 NAMES = (
-    *("dflash", "dflash-window", "dflash-zlab", "dflash2"),
-    *("dspark-vanilla", "dspark-gated", "dspark-rnn", "dspark-deepspec"),
-    *("xpress", "xpress-from-anchor"),
+    *("dflash", "dflash-window", "dflash-zlab", "xpress", "xpress-from-anchor"),
+    *ALONG_PATHS,
 )
 SAMPLED = SamplingParams(temperature=1.0, seed=3)
 LENGTHS = ((6, 4), (13, 20), (30, 21))
@@ -37,19 +37,30 @@ def none(_backbone: Backbone) -> None:
 
 
 def pairs(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: str = "float32"
+    name: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    dtype: str = "float32",
+    tree_nodes: int = 0,
 ) -> tuple[Pair, Pair, list[Written]]:
     """A drafter with a native pass, an equal one without, and what native calls wrote."""
     case = Case.read(CASES / f"{name}.json")
-    native = Pair(case, *drafter_in(case.write(folder / "one"), chunk=8, dtype=dtype))
+
+    def pair(place: str) -> Pair:
+        written = case.write(folder / place)
+        return Pair(case, *drafter_in(written, chunk=8, dtype=dtype, tree_nodes=tree_nodes))
+
+    native = pair("one")
     with monkeypatch.context() as patch:
         patch.setattr(Backbone, "_native_pass", none)
-        plain = Pair(case, *drafter_in(case.write(folder / "other"), chunk=8, dtype=dtype))
+        plain = pair("other")
     calls: list[Written] = []
     called = NativeBlocks.__call__
 
     def counted(self: NativeBlocks, *args: object, **kwargs: object) -> Written:
-        calls.append(called(self, *args, **kwargs))  # pyright: ignore[reportArgumentType]
+        written = called(self, *args, **kwargs)  # pyright: ignore[reportArgumentType]
+        calls.append(given(written, "blocks"))
         return calls[-1]
 
     monkeypatch.setattr(NativeBlocks, "__call__", counted)
@@ -93,18 +104,38 @@ def drafts_of(pair: Pair, both: Sequence[SamplingParams], num_nodes: int = 0) ->
 def test_one_call_writes_what_the_operators_write(
     name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native, plain, calls = pairs(name, tmp_path, monkeypatch, dtype)
+    native, plain, calls = pairs(name, tmp_path, monkeypatch, dtype=dtype)
     for both in ((GREEDY, GREEDY), (SAMPLED, SAMPLED), (GREEDY, SAMPLED)):
         for num_nodes in (0, 6):
             ours = drafts_of(native, both, num_nodes)
             assert len(calls) == len(LENGTHS), "one call a round, for both texts"
-            assert [bool(one.drafts) for one in calls] == [num_nodes == 0] * len(calls)
+            # Of all positions at once, trees are grown from the logits.
+            assert {bool(one.drafts) for one in calls} == {num_nodes == 0 or name in ALONG_PATHS}
             calls.clear()
-            for own, other in zip(ours, drafts_of(plain, both, num_nodes), strict=True):
-                assert [one.tokens for one in own] == [one.tokens for one in other]
-                assert [one.parents for one in own] == [one.parents for one in other]
-                same_probs(own, other)
+            same_drafts(ours, drafts_of(plain, both, num_nodes))
             assert not calls
+
+
+@pytest.mark.parametrize("name", ALONG_PATHS)
+def test_one_call_grows_the_trees_of_the_paths(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native, plain, calls = pairs(name, tmp_path, monkeypatch, tree_nodes=9)
+    branches = 0
+    for both in ((GREEDY, GREEDY), (SAMPLED, SAMPLED), (GREEDY, SAMPLED)):
+        ours = drafts_of(native, both, 9)
+        assert [bool(one.drafts) for one in calls] == [True] * len(LENGTHS)
+        calls.clear()
+        same_drafts(ours, drafts_of(plain, both, 9))
+        branches += sum(not draft.is_chain for drafts in ours for draft in drafts)
+    assert branches > 6
+
+
+def same_drafts(own: list[list[Draft]], other: list[list[Draft]]) -> None:
+    assert tokens_of(own) == tokens_of(other)
+    for one, two in zip(own, other, strict=True):
+        assert [draft.parents for draft in one] == [draft.parents for draft in two]
+        same_probs(one, two)
 
 
 def same_probs(own: list[Draft], other: list[Draft]) -> None:
@@ -124,9 +155,8 @@ def test_penalties_are_those_of_the_paths(
         shaped = replace(params, repetition_penalty=1.5, frequency_penalty=0.5, logit_bias={5: 1.0})
         own, other = (drafts_of(pair, (shaped, params)) for pair in (native, plain))
         assert {bool(one.drafts) for one in calls} == {name in ("dspark-rnn", "dflash2")}
-        assert tokens_of(own) == tokens_of(other) != tokens_of(drafts_of(native, (params, params)))
-        for one, two in zip(own, other, strict=True):
-            same_probs(one, two)
+        same_drafts(own, other)
+        assert tokens_of(own) != tokens_of(drafts_of(native, (params, params)))
         calls.clear()
 
 

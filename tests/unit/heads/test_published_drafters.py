@@ -72,16 +72,22 @@ def loaded(name: str, root: Path, *, chunk: int = 8) -> Pair:
 
 
 def drafter_in(
-    folder: Path, *, chunk: int, dtype: str = "float32"
+    folder: Path, *, chunk: int, dtype: str = "float32", tree_nodes: int = 0
 ) -> tuple[str, LlamaModel, Drafter]:
     """The kind of a drafter's folder, a target, and the drafter."""
     kind = kind_of(folder)
     layers = () if kind == MODEL else hidden_layers_of(folder, kind, 8)
     room = ModelCapacity(num_slots=512, page_size=4, max_rows=64, max_logits=64)
     target = random_llama(TARGET, dtype=dtype, capacity=replace(room, hidden_layers=layers))
-    resolved = resolve(
-        EngineConfig(k=6, batch_size=2, prefill_chunk=chunk, page_size=4, controller="fixed"), kind
+    config = EngineConfig(
+        k=6,
+        tree_nodes=tree_nodes,
+        batch_size=2,
+        prefill_chunk=chunk,
+        page_size=4,
+        controller="fixed",
     )
+    resolved = resolve(config, kind)
     draft = heads = None
     if kind == MODEL:
         draft = load_model(folder, LoadOptions(capacity=room, device="cpu"), name="draft")

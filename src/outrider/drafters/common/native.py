@@ -227,21 +227,29 @@ class FusedTrees:
         for part, one in zip(parts, grown, strict=True):
             self._state.note_tree(part.row.seq_id, one.tokens, one.parents)
         return [
-            FusedDraft(_draft_of(one, part.row.budget), one.tokens, one.parents)
+            FusedDraft(grown_draft(one, part.row.budget), one.tokens, one.parents)
             for part, one in zip(parts, grown, strict=True)
         ]
 
     def _planned(self, part: TextPart) -> PlannedTree | None:
         """Return the tree's plan; None if nodes are not chosen as the call chooses them."""
-        row = part.row
-        draws = keyed_draws(self._sampler, row, row.rng, self._vocab_size)
-        if row.shaper is not None or draws is None:
-            return None
-        shape = None if row.params.greedy else settled_shape(row.budget)
-        return PlannedTree(_span(self._state, part), tree_limits(row), draws, shape)
+        span = _span(self._state, part)
+        return planned_tree(self._sampler, part.row, span, self._vocab_size)
 
 
-def _draft_of(grown: Grown, budget: Budget) -> Draft:
+def planned_tree(
+    sampler: DraftSampler, row: DraftRow, span: CacheSpan, vocab_size: int
+) -> PlannedTree | None:
+    """Return the plan of a tree below `span`; None if a call does not choose its nodes so."""
+    draws = keyed_draws(sampler, row, row.rng, vocab_size)
+    if row.shaper is not None or draws is None:
+        return None
+    shape = None if row.params.greedy else settled_shape(row.budget)
+    return PlannedTree(span, tree_limits(row), draws, shape)
+
+
+def grown_draft(grown: Grown, budget: Budget) -> Draft:
+    """Return the draft of a tree that a call grew."""
     if grown.probs_NV is None:
         return chosen_draft(grown.kept, budget)
     return Draft(tuple(grown.kept.tokens), tuple(grown.kept.parents), grown.probs_NV)

@@ -236,27 +236,20 @@ class NativeTreeDrafts:
             buffer.grown(row.num_staged) for buffer, row in zip(buffers, self._rows, strict=False)
         ]
 
-    def _buffers(self, index: int, tree: PlannedTree) -> _TreeBuffers:
+    def _buffers(self, index: int, tree: PlannedTree) -> TreeBuffers:
         """Buffers for `tree`, to which the row `index` then points."""
-        buffer, row = _TreeBuffers(tree, self._vocab_size), self._rows[index]
-        row.tree, row.drawing = ctypes.addressof(buffer.tree), None
-        row.tokens, row.parents = map(ctypes.addressof, buffer.staged)
+        buffer, row = TreeBuffers(tree, self._vocab_size), self._rows[index]
+        buffer.describe(row, self._drawn[index])
         row.length, row.num_unread = tree.feed.length, len(tree.feed.unread)
-        if buffer.probs_NV is not None:
-            native = self._drawn[index]
-            describe_draws(native, tree.draws, len(buffer.probs_NV))
-            native.drawn_from = buffer.probs_NV.data_ptr()
-            buffer.drawing.row = ctypes.addressof(native)
-            row.drawing = ctypes.addressof(buffer.drawing)
         return buffer
 
 
-class _TreeBuffers:
+class TreeBuffers:
     """Buffers of one tree that a call grows."""
 
     def __init__(self, planned: PlannedTree, vocab_size: int) -> None:
         count = len(planned.feed.unread) + planned.most_fed
-        self.tree = new_tree(planned.limits)
+        self.tree, self._draws = new_tree(planned.limits), planned.draws
         self.staged = (c_int32 * count)(), (c_int32 * count)()
         self.probs_NV, self.drawing = None, Drawing()
         if planned.shape is not None:
@@ -265,6 +258,16 @@ class _TreeBuffers:
             self.drawing.shape = ctypes.addressof(self._shape)
             self.drawing.num_places = len(parents)
             self.probs_NV = torch.empty(len(parents), vocab_size)
+
+    def describe(self, row: TreeRow, drawn: Row) -> None:
+        """Let `row` point here, and to `drawn` if nodes are drawn."""
+        row.tree, row.drawing = ctypes.addressof(self.tree), None
+        row.tokens, row.parents = map(ctypes.addressof, self.staged)
+        if self.probs_NV is not None:
+            describe_draws(drawn, self._draws, len(self.probs_NV))
+            drawn.drawn_from = self.probs_NV.data_ptr()
+            self.drawing.row = ctypes.addressof(drawn)
+            row.drawing = ctypes.addressof(self.drawing)
 
     def grown(self, num_staged: int) -> Grown:
         tokens, parents = self.staged

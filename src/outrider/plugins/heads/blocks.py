@@ -33,13 +33,15 @@ from torch.nn import functional
 from outrider.core.errors import NumericsError, given
 from outrider.core.protocols import DraftRow, StepRow
 from outrider.drafters.common.growth import NOT_DRAFTED, DraftSampler
-from outrider.drafters.common.native import are_first, draft_shaping, keyed_draws
+from outrider.drafters.common.native import are_first, draft_shaping, keyed_draws, planned_tree
 from outrider.kernels.native.forward import (
     DecoderTraits,
     ForwardParts,
     LayerWeights,
     NativeForward,
 )
+from outrider.kernels.native.rounds import CacheSpan
+from outrider.kernels.native.sampling import fits
 from outrider.kernels.operators import Kernels, normed
 from outrider.kernels.plan import PackedLinear, PackedPlan, sent
 from outrider.models.configs import LlamaConfig
@@ -49,8 +51,10 @@ from outrider.models.rope import Turns
 from outrider.models.weights import Placement
 from outrider.plugins.heads.hidden import TargetStates
 from outrider.plugins.heads.native_blocks import (
+    BlockChains,
     BlockSizes,
     BlockText,
+    BlockTrees,
     BlockWeights,
     NativeBlocks,
     PlannedChain,
@@ -194,7 +198,8 @@ class Backbone:
         )
         self.state = self._passes.kv
         self._sampler: DraftSampler | None = None
-        self._shapes = False
+        # Whether native logits depend on drafted tokens, and may be shaped.
+        self._along = self._shapes = False
         self._native = self._native_pass()
         self.num_texts = max(capacity.max_rows // (2 * config.block_size), 1)
 
@@ -212,7 +217,7 @@ class Backbone:
         if self._native is not None and before is not None:
             self._native.follow(before)
             # Drafts of all positions at once are shaped for the first one alone.
-            self._shapes = are_first(self._parts.ids_W)
+            self._along, self._shapes = True, are_first(self._parts.ids_W)
 
     def write(self, parts: Sequence[NewContext], depth: int) -> Written:
         """Read new context, which is staged, and write a block for each text, in one call if there
@@ -242,26 +247,40 @@ class Backbone:
             )
             for part, (seq_id, count) in zip(parts, counts.items(), strict=True)
         ]
-        chains = [self._planned(part.row) for part in parts]
-        planned = [one for one in chains if one is not None]
-        # A batch makes all its chains in the call, or none.
-        planned = planned if len(planned) == len(chains) else []
-        written = native(texts, states_PX, depth, planned)
-        if any(min(draft.tokens) < 0 for draft in written.drafts):
+        written = native(texts, states_PX, depth, self._made([part.row for part in parts]))
+        if written is None:
             raise NumericsError(given(self._sampler, "sampler").model_name)
         for part, (seq_id, count) in zip(parts, counts.items(), strict=True):
             if count:
                 self.state.note_chain(seq_id, part.row.tokens[part.start : part.stop])
         return written
 
-    def _planned(self, row: DraftRow) -> PlannedChain | None:
+    def _made(self, rows: Sequence[DraftRow]) -> BlockChains | BlockTrees | None:
+        """Return the drafts that a native pass makes; None if it cannot make all of them."""
+        sampler, vocab_size = self._sampler, self.config.layer.vocab_size
+        if sampler is None:
+            return None
+        if (self._along and not sampler.branches) or all(
+            row.budget.size <= row.budget.depth for row in rows
+        ):
+            chains = [self._chain(sampler, row) for row in rows]
+            planned = [one for one in chains if one is not None]
+            return BlockChains(planned, vocab_size) if len(planned) == len(rows) else None
+        if not self._along:
+            return None
+        none = CacheSpan(0, (), ())
+        trees = [planned_tree(sampler, row, none, vocab_size) for row in rows]
+        known = [one for one in trees if one is not None and fits(one.limits)]
+        budgets = [row.budget for row in rows]
+        return BlockTrees(known, budgets, vocab_size) if len(known) == len(rows) else None
+
+    def _chain(self, sampler: DraftSampler, row: DraftRow) -> PlannedChain | None:
         """Return the chain that a native pass makes for `row`; None if it cannot."""
-        sampler, depth, draws = self._sampler, row.budget.depth, None
         shaping = draft_shaping(row) if self._shapes else None
-        is_chain = row.budget.size <= depth and (row.shaper is None or shaping is not None)
-        if is_chain and sampler is not None:
-            draws = keyed_draws(sampler, row, row.rng, self.config.layer.vocab_size)
-        return None if draws is None else PlannedChain(depth, draws, shaping)
+        draws = keyed_draws(sampler, row, row.rng, self.config.layer.vocab_size)
+        if draws is None or (row.shaper is not None and shaping is None):
+            return None
+        return PlannedChain(row.budget.depth, draws, shaping)
 
     @torch.inference_mode()
     def read(self, parts: Sequence[NewContext], *, writes: bool = True) -> Tensor:

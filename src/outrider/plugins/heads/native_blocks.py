@@ -1,4 +1,4 @@
-"""A pass of a block drafter as one native call: context, layers, output head, chains of tokens.
+"""A pass of a block drafter as one native call: context, layers, output head, chains and trees.
 
 See `outrider_write_blocks` in csrc/forward.cpp and csrc/block_drafts.cpp; plugins/heads/blocks.py
 and block_heads.py define both, operator by operator.
@@ -19,9 +19,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from outrider.core.draft import Draft
+from outrider.core.draft import Budget, Draft
 from outrider.core.errors import ContractError
 from outrider.core.logits import SparseShaping
+from outrider.drafters.common.native import grown_draft
 from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.ops import (
     SUFFIXES,
@@ -32,6 +33,7 @@ from outrider.kernels.native.ops import (
     struct_fields,
 )
 from outrider.kernels.native.rounds import Draws, Row, ShapingStruct, describe_draws
+from outrider.kernels.native.sampling import PlannedTree, TreeBuffers, TreeRow
 from outrider.kernels.plan import PackedLinear
 
 # A convolution of blocks: the product that computes weights, and base_2CD.
@@ -41,8 +43,7 @@ Conv: TypeAlias = tuple[PackedLinear, Tensor]
 @dataclass(frozen=True, slots=True)
 class Written:
     """A block of each text: hidden states after the last norm, and logits of the first K drafted
-    positions over the ids that are drafted. `drafts` are chains that a native pass made of them, of
-    tokens below 0 where logits are no numbers; there are none if it made none."""
+    positions over the ids that are drafted. `drafts` are those of a native pass, if it made any."""
 
     hidden_BSD: Tensor
     logits_BKW: Tensor
@@ -178,13 +179,67 @@ class _Block(Structure):
         (c_void_p, "decoder"),
         (PassStruct, "blank"),
         (LinearStruct, "join"),
-        (c_void_p, "context_norm sights convs texts states reads hidden logits rows drafted ids"),
-        (c_void_p, "table successors"),
+        (c_void_p, "context_norm sights convs texts states reads hidden logits"),
+        (c_void_p, "rows drafted trees ids table successors"),
         (LinearStruct, "out gate joint"),
         (c_void_p, "refiner"),
         (c_int32, "num_texts block_size mask_token first depth"),
         (c_int32, "num_logits vocab_size hidden_size dtype rank num_candidates"),
     )
+
+
+class BlockChains:
+    """The chains of a pass, one for each text, over `vocab_size` ids."""
+
+    def __init__(self, planned: Sequence[PlannedChain], vocab_size: int) -> None:
+        count, self._planned = len(planned), planned
+        self._rows, self._shapings = (Row * count)(), (ShapingStruct * count)()
+        self._drafted = (c_int32 * 0)()
+        self._probs_BKV: Tensor | None = None
+        if any(one.draws.temperature for one in planned):
+            self._probs_BKV = torch.empty(count, max(one.depth for one in planned), vocab_size)
+        for index, one in enumerate(planned):
+            describe_draws(self._rows[index], one.draws, one.depth)
+            self._rows[index].shaping = self._shapings[index].of(one.shaping)
+            if self._probs_BKV is not None:
+                self._rows[index].drawn_from = self._probs_BKV[index].data_ptr()
+
+    def describe(self, block: _Block) -> None:
+        self._drafted = (c_int32 * (len(self._planned) * block.depth))()
+        block.rows, block.drafted = map(ctypes.addressof, (self._rows, self._drafted))
+
+    def drafts(self) -> list[Draft]:
+        found: list[Draft] = []
+        size = len(self._drafted) // len(self._planned)
+        for index, one in enumerate(self._planned):
+            probs_KV = None
+            if self._probs_BKV is not None and one.draws.temperature:
+                probs_KV = self._probs_BKV[index, : one.depth]
+            start = index * size
+            found.append(Draft.chain(self._drafted[start : start + one.depth], probs_KV))
+        return found
+
+
+class BlockTrees:
+    """The trees of a pass, one for each text, over `vocab_size` ids; `budgets` end them."""
+
+    def __init__(
+        self, planned: Sequence[PlannedTree], budgets: Sequence[Budget], vocab_size: int
+    ) -> None:
+        self._budgets = budgets
+        self._trees = [TreeBuffers(one, vocab_size) for one in planned]
+        self._rows, self._drawn = (TreeRow * len(planned))(), (Row * len(planned))()
+        for tree, row, drawn in zip(self._trees, self._rows, self._drawn, strict=True):
+            tree.describe(row, drawn)
+
+    def describe(self, block: _Block) -> None:
+        block.trees = ctypes.addressof(self._rows)
+
+    def drafts(self) -> list[Draft]:
+        return [
+            grown_draft(tree.grown(0), budget)
+            for tree, budget in zip(self._trees, self._budgets, strict=True)
+        ]
 
 
 def _dtype(table_VR: Tensor) -> int:
@@ -252,12 +307,12 @@ class NativeBlocks:
         texts: Sequence[BlockText],
         states_PX: Tensor,
         depth: int,
-        chains: Sequence[PlannedChain] = (),
-    ) -> Written:
+        makes: BlockChains | BlockTrees | None = None,
+    ) -> Written | None:
         """Run a pass for texts whose new context has the target's states `states_PX`, contiguous
-        float32; the logits are of `depth` positions. With `chains`, one for each text, it makes
-        these; the logits are then those of which tokens were chosen, and hold until the next
-        pass."""
+        float32; the logits are of `depth` positions. If it also `makes` drafts, the logits hold
+        until the next pass, and are those of which tokens were chosen; None if they are no
+        numbers."""
         sizes, block, count = self._sizes, self._block, len(texts)
         num_rows = len(states_PX) + count * sizes.block
         if num_rows > min(len(self._reads_ND), self._forward.max_tokens):
@@ -268,29 +323,19 @@ class NativeBlocks:
             pages[index * most : index * most + len(text.pages)] = text.pages
             described[index] = _Text(text.length, text.num_new, text.pending, text.previous)
         hidden_BSD = torch.empty(count, sizes.block, self._reads_ND.shape[1])
-        logits_KBW = self._logits(depth * count, keeps=not chains).view(depth, count, -1)
-        rows, shapings = (Row * count)(), (ShapingStruct * count)()
-        drafted, probs_BKV = (c_int32 * (count * depth))(), None
-        if any(one.draws.temperature for one in chains):
-            probs_BKV = torch.empty(count, depth, sizes.vocab)
-        for index, one in enumerate(chains):
-            describe_draws(rows[index], one.draws, one.depth)
-            rows[index].shaping = shapings[index].of(one.shaping)
-            if probs_BKV is not None:
-                rows[index].drawn_from = probs_BKV[index].data_ptr()
+        logits_KBW = self._logits(depth * count, keeps=makes is None).view(depth, count, -1)
         block.blank.pages, block.blank.num_page_columns = ctypes.addressof(pages), most
         block.texts, block.states = ctypes.addressof(described), states_PX.data_ptr()
         block.hidden, block.logits = hidden_BSD.data_ptr(), logits_KBW.data_ptr()
-        block.rows = ctypes.addressof(rows) if chains else None
-        block.drafted, block.num_texts, block.depth = ctypes.addressof(drafted), count, depth
-        if not self._run(ctypes.addressof(block)):
+        block.rows, block.trees, block.num_texts, block.depth = None, None, count, depth
+        if makes is not None:
+            makes.describe(block)
+        done = self._run(ctypes.addressof(block))
+        if not done:
             raise IndexError("a pending token or the mask is not in the vocabulary")
-        drafts: list[Draft] = []
-        for index, one in enumerate(chains):
-            tokens, probs_KV = drafted[index * depth : index * depth + one.depth], None
-            if probs_BKV is not None and one.draws.temperature:
-                probs_KV = probs_BKV[index, : one.depth]
-            drafts.append(Draft.chain(tokens, probs_KV))
+        if done < 0:
+            return None
+        drafts = () if makes is None else makes.drafts()
         return Written(hidden_BSD, logits_KBW.transpose(0, 1), drafts)
 
     def _logits(self, num_rows: int, *, keeps: bool) -> Tensor:

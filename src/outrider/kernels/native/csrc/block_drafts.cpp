@@ -1,7 +1,8 @@
-// Chains from the logits of blocks, of the likeliest or of drawn tokens, on each of which the logits after
-// it may depend.
+// Chains and trees from the logits of blocks, of the likeliest or of drawn tokens, on each of which the
+// logits after it may depend.
 //
-// Operators and their order are those of plugins/heads/block_heads.py; tokens are drawn as in round.cpp.
+// Operators and their order are those of plugins/heads/block_heads.py; tokens are chosen as in round.cpp
+// and tree_drafts.cpp.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,7 +11,7 @@
 #include <vector>
 
 #include "block_pass.h"
-#include "round.h"
+#include "drawn_trees.h"
 
 extern "C" {
 
@@ -42,23 +43,42 @@ float dot(const float* x, const float* y, int size) {
     return sum_of_lanes(sum);
 }
 
-// The logits of a place after the tokens before it.
+// The logits of a place after the tokens before it, along paths: of each text one, until others are
+// followed.
 class TokensBefore {
   public:
     explicit TokensBefore(const Block& block)
-        : block_(block),
-          num_(block.num_texts),
-          rank_(block.rank),
-          rows_(static_cast<size_t>(num_) * rank_),
-          state_(rows_.size()),
-          gate_(rows_.size()),
-          value_(rows_.size()) {}
+        : block_(block), num_(block.num_texts), rank_(block.rank), texts_(num_),
+          tokens_(num_), state_(static_cast<size_t>(num_) * rank_) {
+        for (int i = 0; i < num_; ++i) texts_[i] = i, tokens_[i] = block.texts[i].pending;
+        // A state begins with the pending token's own row, also where that drafts nothing.
+        for (int place = 0; block.joint.call != nullptr && place < block.first; ++place)
+            read(place, nullptr);
+    }
 
-    // Changes `logits` of row `place` of each block by the token before; without any, only what runs
-    // along the path goes on.
-    void read(const std::vector<int64_t>& tokens, int place, float* logits) {
+    int num() const { return num_; }
+    int text(int i) const { return texts_[i]; }
+    void put(int i, int64_t token) { tokens_[i] = token; }
+
+    // Goes on along other paths: of `above[i]` one with the token `tokens[i]`, for each i.
+    void follow(const std::vector<int>& above, const std::vector<int64_t>& tokens) {
+        std::vector<int> texts(above.size());
+        std::vector<float> state(above.size() * rank_);
+        for (size_t i = 0; i < above.size(); ++i) {
+            texts[i] = texts_[above[i]];
+            std::copy_n(row(state_, above[i]), rank_, state.data() + i * rank_);
+        }
+        num_ = static_cast<int>(above.size());
+        texts_ = std::move(texts), state_ = std::move(state), tokens_ = tokens;
+    }
+
+    // Changes `logits` of row `place` of each path's block by the token before; without any, only the
+    // state goes on.
+    void read(int place, float* logits) {
+        if (block_.table == nullptr) return;
+        for (auto* rows : {&rows_, &gate_, &value_}) rows->resize(static_cast<size_t>(num_) * rank_);
         for (int i = 0; i < num_; ++i)
-            read_row(block_.table, block_.dtype, tokens[i], rank_, row(rows_, i));
+            read_row(block_.table, block_.dtype, tokens_[i], rank_, row(rows_, i));
         if (block_.gate.call != nullptr) scale(place);
         if (block_.joint.call != nullptr) advance(place);
         if (logits == nullptr) return;
@@ -69,8 +89,9 @@ class TokensBefore {
   private:
     float* row(std::vector<float>& rows, int i) const { return rows.data() + int64_t{i} * rank_; }
 
-    const float* hidden(int text, int place) const {
-        return block_.hidden + (int64_t{text} * block_.block_size + place) * block_.hidden_size;
+    const float* hidden(int i, int place) const {
+        return block_.hidden
+             + (int64_t{texts_[i]} * block_.block_size + place) * block_.hidden_size;
     }
 
     static float* put(const float* from, int size, float* to) {
@@ -163,8 +184,11 @@ class TokensBefore {
 
     using Candidate = std::pair<float, int>;
     const Block& block_;
-    int num_, rank_;
-    std::vector<float> rows_, state_, gate_, value_, joined_, parts_;
+    int num_;
+    const int rank_;
+    std::vector<int> texts_;
+    std::vector<int64_t> tokens_;
+    std::vector<float> state_, rows_, gate_, value_, joined_, parts_;
     std::vector<Candidate> candidates_;
 };
 
@@ -289,40 +313,74 @@ int64_t drawn(const Block& b, const Row& row, const float* logits, int depth) {
     return row.draw(b.blank.team, distribution, depth, depth, b.vocab_size);
 }
 
-}  // namespace
+float* logits_of(const Block& b, int text, int depth) {
+    return b.logits + (int64_t{depth} * b.num_texts + text) * b.num_logits;
+}
 
-void choose_drafts(const Block& b) {
+bool choose_chains(const Block& b) {
     const int num = b.num_texts;
-    if (b.refiner != nullptr) Refinement{b}();
     int deepest = 0;
     for (int i = 0; i < num; ++i) deepest = std::max(deepest, b.rows[i].num_drafted);
     TokensBefore before(b);
-    std::vector<int64_t> tokens(num), best(num);
-    for (int i = 0; i < num; ++i) tokens[i] = b.texts[i].pending;
-    // A state along the path begins with the pending token's own row, also where that drafts nothing.
-    for (int place = 0; b.joint.call != nullptr && place < b.first; ++place)
-        before.read(tokens, place, nullptr);
+    std::vector<int64_t> best(num);
     for (int depth = 0; depth < deepest; ++depth) {
-        float* logits = b.logits + static_cast<int64_t>(depth) * num * b.num_logits;
-        if (b.table != nullptr) before.read(tokens, b.first + depth, logits);
+        before.read(b.first + depth, logits_of(b, 0, depth));
+        const auto drafts = [&](int i) { return b.rows[i].num_drafted > depth; };
+        for (int i = 0; i < num; ++i)
+            if (drafts(i) && b.rows[i].shaping != nullptr)
+                (*b.rows[i].shaping)(logits_of(b, i, depth), b.num_logits,
+                                     b.drafted + int64_t{i} * b.depth, depth);
+        outrider_argmax(b.blank.team, logits_of(b, 0, depth), best.data(), num, b.num_logits);
         for (int i = 0; i < num; ++i) {
-            const Row& row = b.rows[i];
-            if (row.num_drafted > depth && row.shaping != nullptr)
-                (*row.shaping)(logits + static_cast<int64_t>(i) * b.num_logits, b.num_logits,
-                               b.drafted + static_cast<int64_t>(i) * b.depth, depth);
-        }
-        outrider_argmax(b.blank.team, logits, best.data(), num, b.num_logits);
-        for (int i = 0; i < num; ++i) {
-            const Row& row = b.rows[i];
-            if (row.num_drafted <= depth) continue;
-            const float* own = logits + static_cast<int64_t>(i) * b.num_logits;
+            if (!drafts(i)) continue;
             int64_t token = best[i] < 0 ? -1 : b.token(best[i]);
-            if (token >= 0 && !row.greedy()) token = drawn(b, row, own, depth);
-            b.drafted[static_cast<int64_t>(i) * b.depth + depth] = static_cast<int32_t>(token);
-            // A text whose logits were no numbers has no draft; its rows are those of any token.
-            tokens[i] = std::max<int64_t>(token, 0);
+            if (token >= 0 && !b.rows[i].greedy())
+                token = drawn(b, b.rows[i], logits_of(b, i, depth), depth);
+            if (token < 0) return false;
+            b.drafted[int64_t{i} * b.depth + depth] = static_cast<int32_t>(token);
+            before.put(i, token);
         }
     }
+    return true;
+}
+
+bool grow_trees(const Block& b) {
+    Memory ids{};
+    ids.ids = b.ids;
+    ids.num_ids = ids.num_logits = b.num_logits;
+    const TreeDrafts drafts{b.blank.team, &ids, b.trees, nullptr, b.num_texts, b.vocab_size};
+    TokensBefore before(b);
+    std::vector<float> logits;
+    for (int depth = 0; before.num() > 0; ++depth) {
+        logits.resize(static_cast<size_t>(before.num()) * b.num_logits);
+        for (int i = 0; i < before.num(); ++i)
+            std::copy_n(logits_of(b, before.text(i), depth), b.num_logits,
+                        logits.data() + int64_t{i} * b.num_logits);
+        before.read(b.first + depth, logits.data());
+        std::vector<int> above;
+        std::vector<int64_t> tokens;
+        for (int i = 0, count; i < before.num(); i += count) {
+            const TreeRow& row = b.trees[before.text(i)];
+            const Tree& tree = *row.tree;
+            count = tree.num_level;
+            if (!grow(drafts, row, logits.data() + int64_t{i} * b.num_logits)) return false;
+            for (int n = 0; n < tree.num_level; ++n) {
+                above.push_back(i + tree.above[n]);
+                tokens.push_back(drafts.token(row, tree.level[n]));
+            }
+        }
+        before.follow(above, tokens);
+    }
+    drafts.name_tokens();
+    return true;
+}
+
+}  // namespace
+
+bool choose_drafts(const Block& b) {
+    if (b.rows == nullptr && b.trees == nullptr) return true;
+    if (b.refiner != nullptr) Refinement{b}();
+    return b.trees != nullptr ? grow_trees(b) : choose_chains(b);
 }
 
 }  // namespace outrider

@@ -12,6 +12,7 @@
 namespace outrider {
 
 struct Row;
+struct TreeRow;
 
 // What a row of a block sees in a layer. Mirrored by `_Sight` in plugins/heads/native_blocks.py, and defined by `Sight` of
 // plugins/heads/blocks.py: a window of 0 is none.
@@ -96,10 +97,11 @@ struct Block {
     const float* states;            // of the new context, as `join` reads them
     // What layers read; blocks after the last norm; logits, [depth][texts][ids].
     float *reads, *hidden, *logits;
-    // How each text's draft is drawn, and the tokens of drafts, [texts][depth], below 0 where logits are
-    // no numbers. Null where no draft is to be chosen.
+    // How each text's chain is drawn, and the tokens of chains, [texts][depth]; or the trees that grow.
+    // Null where there are none.
     const Row* rows;
     int32_t* drafted;
+    TreeRow* trees;
     const int64_t* ids;  // tokens by what logits are of; null where that is the token
     // Where logits depend on the token before, `TokenBefore` of that file; tables have its `dtype`. Null
     // for others.
@@ -113,8 +115,9 @@ struct Block {
     int64_t token(int64_t id) const { return ids == nullptr ? id : ids[id]; }
 };
 
-// Chooses the drafts of a block's `rows` from its logits (block_drafts.cpp).
-void choose_drafts(const Block& block);
+// Chooses the drafts of blocks, if there are to be any, from their logits (block_drafts.cpp). False if
+// some numbers are none.
+bool choose_drafts(const Block& block);
 
 // The rows of a block pass: those of blocks come first, then new context.
 struct BlockRows {

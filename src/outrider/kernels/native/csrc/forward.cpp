@@ -483,7 +483,7 @@ class Convolved {
 
 // T is the type of the embedding.
 template <class T>
-void write_blocks(const Block& b, BlockRows& rows) {
+bool write_blocks(const Block& b, BlockRows& rows) {
     const auto& d = *static_cast<const Decoder*>(b.decoder);
     const int num = b.num_rows(), num_context = static_cast<int>(rows.positions.size()) - num;
     const int64_t size = d.hidden_size;
@@ -516,25 +516,25 @@ void write_blocks(const Block& b, BlockRows& rows) {
     }
     norm(d, d.x, d.final_norm, b.hidden, num);
     read_out(d, rows.wanted.data(), static_cast<int>(rows.wanted.size()), b.logits);
-    if (b.rows != nullptr) choose_drafts(b);
+    return choose_drafts(b);
 }
 
 }  // namespace
 
 }  // namespace outrider
 
-// A pass of a block drafter. 0, before anything is computed, for a token that is not in the vocabulary.
+// A pass of a block drafter. 0, before anything is computed, for a token that is not in the vocabulary;
+// -1 if drafts are to be chosen and some logits are no numbers.
 extern "C" int outrider_write_blocks(const Block* block) {
     BlockRows rows(*block);
     const auto& d = *static_cast<const Decoder*>(block->decoder);
     for (const int32_t token : rows.tokens)
         if (token < 0 || token >= d.vocab_size) return 0;
     switch (d.dtype) {
-        case FLOAT32: write_blocks<float>(*block, rows); break;
-        case BFLOAT16: write_blocks<BFloat16>(*block, rows); break;
-        case FLOAT16: write_blocks<Float16>(*block, rows); break;
+        case FLOAT32: return write_blocks<float>(*block, rows) ? 1 : -1;
+        case BFLOAT16: return write_blocks<BFloat16>(*block, rows) ? 1 : -1;
+        default: return write_blocks<Float16>(*block, rows) ? 1 : -1;
     }
-    return 1;
 }
 
 // The first packed token that is not in the vocabulary, before anything is computed; else -1, or -2
