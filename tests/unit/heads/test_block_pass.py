@@ -152,7 +152,7 @@ def test_penalties_are_those_of_the_paths(
     """In the call where logits are of all ids and are known after each token."""
     native, plain, calls = pairs(name, tmp_path, monkeypatch)
     for params in (GREEDY, SAMPLED):
-        shaped = replace(params, repetition_penalty=1.5, frequency_penalty=0.5, logit_bias={5: 1.0})
+        shaped = replace(params, repetition_penalty=1.5, frequency_penalty=0.5, logit_bias={6: 6.0})
         own, other = (drafts_of(pair, (shaped, params)) for pair in (native, plain))
         assert {bool(one.drafts) for one in calls} == {name in ("dspark-rnn", "dflash2")}
         same_drafts(own, other)
