@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from doubles.tiny_checkpoints import VARIANTS, Variant, checksum, random_tensors, write_checkpoint
-from outrider.models.loading import ALIASES, resolve
+from outrider.models.loading import resolve
+from outrider.models.names import ALIASES
 from outrider.models.weights import EMBEDDINGS
 from parity.oracle import Oracle
 

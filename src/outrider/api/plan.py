@@ -48,8 +48,9 @@ from outrider.models.heads import (
     verifier_of,
     worth_of,
 )
-from outrider.models.loading import ALIASES, spec_of_config
 from outrider.models.loading import resolve as find_model
+from outrider.models.loading import spec_of_config
+from outrider.models.names import ALIASES
 from outrider.models.weights import stored_in
 from outrider.pairs.catalog import draft_of
 from outrider.sched.jobs import OPEN_TOKENS

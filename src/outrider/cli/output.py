@@ -392,14 +392,19 @@ def _columns(unit: str) -> list[ProgressColumn]:
 
 
 class Steps(Meter):
-    """Progress of named steps that take long: a line on a terminal; elsewhere a line of its own for
-    a step that is `new`, and for others one in _PAUSE seconds."""
+    """Progress of named steps that take long: a line on a terminal; elsewhere the title, a line of
+    its own for a step that is `new`, and for others one in _PAUSE seconds."""
 
     def __init__(self, title: str, *, hidden: bool = False) -> None:
         super().__init__(title, unit="steps", hidden=hidden)
+        self._title = "" if hidden else title
         self.began = self._shown = perf_counter()
-        if not self.drawn and not hidden:
-            say(title)
+
+    def begin(self) -> None:
+        """Say the title where no line is drawn. A line disappears, but what was said stays, so
+        inputs are checked before: an error is then alone."""
+        if not self.drawn and self._title:
+            say(self._title)
 
     def show(self, title: str, *, new: bool = True) -> None:
         now = perf_counter()

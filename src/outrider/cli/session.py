@@ -15,7 +15,15 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -40,6 +48,7 @@ from outrider.core.files import FileKind, read_text
 from outrider.core.params import ADVISED
 from outrider.core.plugins import AUTO, OFF, drafter_named, install_command
 from outrider.core.settings import DEFAULT, Chosen, ProgramConfig, Resolved
+from outrider.pairs.catalog import is_called
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
@@ -145,11 +154,53 @@ def to_load(resolved: Resolved) -> tuple[str, str | None, EngineConfig]:
     return program.target, draft, engine
 
 
+def check_models(target: str, draft: str) -> None:
+    """Check the names of models before a command says what it does. Raises CheckpointError if there
+    is no such model. Local models are found without importing the code that runs models; hub ids
+    are looked up later, when they are fetched."""
+    drafts = () if draft in ("auto", "none") else _each(draft)
+    for name in (target, *drafts):
+        if not _is_model(name):
+            from outrider.models.families import read_config
+            from outrider.models.loading import resolve
+
+            folder = resolve(name)
+            if name == target:
+                read_config(folder)
+
+
+def _is_model(name: str) -> bool:
+    """True if `name` is known to be a model, or may be a hub id."""
+    from outrider.models.gguf.reader import is_gguf
+    from outrider.models.names import ALIASES, HEAD_ALIASES, HubName, cached_models
+
+    if name in (*ALIASES, *HEAD_ALIASES):
+        return True
+    if (path := _path(name)) is not None:
+        return is_gguf(path) or (path / "config.json").is_file() or any(path.glob("*.gguf"))
+    is_path = name.startswith(("/", ".", "~", "outrider/")) or name.endswith(".gguf")
+    may_be_id = not is_path and HubName.parse(name) is not None
+    return may_be_id or any(is_called(model.name, name) for model in cached_models())
+
+
+def _path(name: str) -> Path | None:
+    """Return the file or folder called `name`; None if there is none."""
+    try:
+        path = Path(name).expanduser()
+        return path if name and path.exists() else None
+    except (OSError, RuntimeError):
+        return None
+
+
+def _each(name: str) -> Sequence[str]:
+    """Return the names in `name`: one if it is a file, else those between commas."""
+    return split(name) if _path(name) is None else (name,)
+
+
 def fetch_missing(*names: str | None) -> None:
-    """Fetch hub models that are not on this machine, with a progress bar. A name that is no file
-    may be several, with commas between them."""
+    """Fetch hub models that are not on this machine, with a progress bar."""
     for name in names:
-        for one in (name,) if name is None or Path(name).exists() else split(name):
+        for one in (name,) if name is None else _each(name):
             _fetch_one(one)
 
 

@@ -11,7 +11,7 @@ from outrider.cli.output import check_writable, say, write_whole
 from outrider.core.errors import ConfigError
 from outrider.core.fields import size
 from outrider.core.files import open_regular
-from outrider.models.loading import ALIASES
+from outrider.models.names import ALIASES
 from outrider.pairs.catalog import FIRST_MODEL
 
 if TYPE_CHECKING:

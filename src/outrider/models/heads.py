@@ -38,7 +38,8 @@ from outrider.models.checkpoint import (
 from outrider.models.decoder import ModelCapacity
 from outrider.models.families import read_config
 from outrider.models.json_object import MAX_LAYERS, JsonObject
-from outrider.models.loading import HEAD_ALIASES, resolve
+from outrider.models.loading import resolve
+from outrider.models.names import HEAD_ALIASES
 from outrider.models.weights import Weights
 
 # The name of the drafter that reads the heads; a folder of no heads holds MODEL.

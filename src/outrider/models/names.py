@@ -25,6 +25,14 @@ from outrider.core.errors import CheckpointError, did_you_mean
 from outrider.core.files import FileKind, read_json, read_text
 from outrider.models.gguf.reader import parts_of
 
+# Folders of the embedded models, and of heads for them, which are no models.
+ALIASES = {
+    "outrider/embedded": "target",
+    "outrider/embedded-draft": "draft",
+    "outrider/embedded-hybrid": "hybrid/target",
+}
+HEAD_ALIASES = {f"outrider/embedded-{kind}": kind for kind in ("eagle", "medusa", "mtp")}
+
 _PREFIX = "models--"
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.cli.call import Call
 from outrider.cli.output import Steps, answer, check_writable, duration, line_width, write_whole
-from outrider.cli.session import fetch_missing
+from outrider.cli.session import check_models, fetch_missing
 from outrider.core.env import api_key
 from outrider.core.errors import ConfigError
 from outrider.core.settings import DEFAULT, Resolved
@@ -42,9 +42,16 @@ def verify(call: Call[VerifyOptions]) -> int:
 
 def _certify(call: Call[VerifyOptions]) -> int:
     program = call.resolved.program()
-    # Shown first: imports and models take seconds.
+    check_models(program.target, program.draft)
+    # On a terminal shown first: imports and models take seconds.
     with Steps(f"verify {program.target}: 4 checks, one to several minutes") as steps:
-        from outrider_lab.proof.certificate import Certificate, ProofStep, about, certify
+        from outrider_lab.proof.certificate import (
+            Certificate,
+            ProofStep,
+            about,
+            certify,
+            check_certifiable,
+        )
         from outrider_lab.proof.parity import subject_of
 
         resolved, shown = call.resolved, call.options
@@ -52,6 +59,8 @@ def _certify(call: Call[VerifyOptions]) -> int:
         subject = subject_of(
             program.target, program.draft, resolved.engine(), resolved.repeatable_sampling()
         )
+        check_certifiable(subject)
+        steps.begin()
         header = about(subject, resolved.decided())
         checks: list[Check] = []
         forecast = Forecast(shown.seconds or math.inf)
@@ -94,6 +103,7 @@ def _audit(call: Call[VerifyOptions]) -> int:
     audit = Audit(sides, replace(amount, temperature=chosen.get("temperature") or 1.0))
     checks: list[Check] = []
     with Steps(f"verify {urls[1]}: {NUM_STEPS} checks of its answers, a minute or more") as steps:
+        steps.begin()
         number = 0
         for event in audit.run():
             if isinstance(event, Check):
@@ -122,6 +132,7 @@ def _report(audit: Audit, checks: list[Check], urls: list[str]) -> Report:
     }
     about |= {"amount": asdict(audit.amount), "requests": audit.num_requests}
     about |= {"level": FAMILY_LEVEL, "tolerance": audit.tolerance, "rounding": audit.rounding}
+    about["step"] = audit.step
     about["utc"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return Report(about, tuple(checks))
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import outrider.pairs as pairs
 from doubles.command_line import Command
 from outrider.cli.main import run
+from outrider.cli.options import KNOWN
 from outrider.core.settings import SETTINGS
 
 TARGET = Path(pairs.__path__[0]) / "tiny" / "target"
@@ -171,6 +172,58 @@ def test_debug_adds_the_traceback(outrider: Command) -> None:
     assert shown.code == 2
     assert "Traceback" in shown.err
     assert shown.err.splitlines()[-2].startswith("error: --k must be an integer")
+
+
+# Verbs that load a model, with the words that they need; M stands for its name.
+LOADERS = {
+    "generate": "x --target M",
+    "generate, draft": "x --draft M",
+    "chat": "--prompt x --target M",
+    "batch": "in.jsonl out.jsonl --target M",
+    "serve": "--target M",
+    "serve, draft": "--draft M",
+    "serve, check": "--check --target M",
+    "plan": "--target M",
+    "plan, draft": "--draft M",
+    "verify": "--target M",
+    "verify, draft": "--draft M",
+    "trace": "x --target M",
+    "bench drafters": "--target M",
+    "bench drafters, draft": "--draft M",
+    "bench engines": "--target M",
+    "bench load": "--target M",
+    "bench quality": "--target M",
+    "bench k": "--target M",
+    "bench sweep": "--over k=2 --target M",
+    "draft suggest": "M",
+    "draft check": "M outrider/embedded",
+    "models load": "M",
+    "models inspect": "M",
+    "models export": "M a.gguf",
+    "train eagle": "heads in.jsonl --steps 1 --target M",
+}
+# Of those with --target: what shows settings or the machine, writes a file for others, or fetches.
+LOAD_NOTHING = {"config", "doctor", "cluster config", "bench peers", "simulate", "bench simulate"}
+
+
+@pytest.mark.parametrize("verb", LOADERS)
+def test_what_is_no_model_is_said_first_and_alone(outrider: Command, verb: str) -> None:
+    Path("in.jsonl").write_text('{"prompt": "x"}\n{"prompt": "y"}\n')
+    words = LOADERS[verb].replace("M", "./no-such-model").split()
+    shown = outrider(*verb.partition(",")[0].split(), *words)
+    assert (shown.code, shown.out) == (3, "")
+    assert shown.err.startswith("error: ")
+    assert "no-such-model" in shown.err.splitlines()[0]
+    assert sum(not line.startswith(("  ", "error: ")) for line in shown.err.splitlines()) == 0
+
+
+def test_every_verb_that_loads_a_model_is_tried() -> None:
+    taking = {
+        path
+        for path, verb in KNOWN.items()
+        if "target" in {item.name for item in verb.offered_settings()}
+    }
+    assert taking - LOAD_NOTHING == {name for name in LOADERS if name in taking}
 
 
 WORDS = st.one_of(
