@@ -37,9 +37,16 @@ from outrider.models.hub import (
     fetch,
     local_copy,
     look,
+    small_copy,
 )
-from outrider.models.loading import ALIASES, HEAD_ALIASES, made_models, resolve, shipped_models
-from outrider.models.names import HubName, cached_models, stored_models
+from outrider.models.loading import made_models, resolve, shipped_models
+from outrider.models.names import (
+    ALIASES,
+    HEAD_ALIASES,
+    HubName,
+    cached_models,
+    stored_models,
+)
 from outrider.models.weights import stored_in
 from outrider.pairs.catalog import (
     ESTIMATE_TOKENS,
@@ -142,23 +149,15 @@ def read_notes(name: str) -> tuple[str, ...]:
 def small_files(name: str, *patterns: str) -> Path:
     """Return the folder of a model with its configuration and the files of `patterns`. For a hub
     model that is not cached, no weights are downloaded. Raises CheckpointError."""
-    if name in (*ALIASES, *HEAD_ALIASES) or "/" not in name or Path(name).exists():
+    wanted = HubName.parse(name)
+    if wanted is None or name in (*ALIASES, *HEAD_ALIASES) or Path(name).exists():
         return resolve(name)
-    # As a snapshot: without a network, the client retries a single uncached file for half a minute.
-    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
-    from huggingface_hub.errors import HFValidationError
-
-    repo, _, revision = name.partition("@")
-    wanted = ["config.json", *patterns]
     try:
-        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=wanted))
-    except (OSError, HFValidationError) as error:
-        reason = (str(error) or "no reason given").splitlines()[0]
+        return small_copy(wanted, [CONFIG, *patterns])
+    except CheckpointError as error:
         raise CheckpointError(
-            f"no model {name!r}: no such folder, and its {wanted[-1]} cannot be fetched from the "
-            f"hub ({reason})",
-            hint="`outrider models list` shows what is on this machine",
-        ) from None
+            f"no model {name!r}: there is no such folder, and {error}", hint=error.hint
+        ) from error
 
 
 def describe(spec: ModelSpec) -> dict[str, Any]:

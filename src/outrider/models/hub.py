@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import re
 import shutil
 from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, cast
+from threading import Thread
+from time import monotonic
+from typing import Any, TypeVar, cast
 
 from huggingface_hub import (
     HfApi,
@@ -40,7 +44,7 @@ from huggingface_hub.file_download import (
     http_get,  # pyright: ignore[reportUnknownVariableType]
     repo_folder_name,
 )
-from huggingface_hub.hf_api import RepoSibling
+from huggingface_hub.hf_api import ModelInfo, RepoSibling
 from huggingface_hub.utils import (
     WeakFileLock,
     build_hf_headers,  # pyright: ignore[reportUnknownVariableType]
@@ -59,6 +63,9 @@ from outrider.models.names import (
     chosen_gguf,
     tags_of,
 )
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 # The version of huggingface_hub decides which library's error its client raises for a server that
@@ -197,8 +204,45 @@ def _too_much(name: HubName, most: int) -> CheckpointError:
     return nonsense(name, f"more than the {most:,} bytes that it announced")
 
 
-# Seconds to wait for the first response.
-_PATIENCE = 10.0
+# Seconds for a connection, for the first response, and without one until a wait is said.
+_CONNECTION, PATIENCE, _SILENCE = 5.0, 10.0, 1.0
+# Seconds for which a hub that did not respond is not asked again.
+_REST = 30.0
+# What the client takes as the timeout of a request: that of the connection, and of each answer.
+TIMEOUT = cast("Any", (_CONNECTION, PATIENCE))
+# When the hub at an address did not respond.
+_unreached: dict[str, float] = {}
+
+
+def asked(name: HubName, ask: Callable[[], T]) -> T:
+    """Return what `ask` hears from the hub about `name`, within PATIENCE seconds. To look up the
+    hub's address has no timeout, so another thread asks. Raises HubUnreachableError, and as
+    `explained` does."""
+    hub = constants.ENDPOINT
+    if monotonic() < _unreached.get(hub, -_REST) + _REST:
+        raise _failed(name, TimeoutError(f"it did not answer within the last {_REST:.0f} s"))
+    heard: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            heard.set_result(ask())
+        except BaseException as error:  # noqa: BLE001 - raised where it is read
+            heard.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    if not wait([heard], _SILENCE).done:
+        _log.warning("%s is asked about %s, for %.0f s at most.", hub, name, PATIENCE)
+    try:
+        with explained(name):
+            if not wait([heard], PATIENCE - _SILENCE).done:
+                raise TimeoutError(f"no answer in {PATIENCE:.0f} s")
+            return heard.result()
+    except HubUnreachableError as error:
+        if not isinstance(error.__cause__, HfHubHTTPError | OfflineModeIsEnabled):
+            _unreached[hub] = monotonic()
+        raise
+
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -263,13 +307,17 @@ def look(name: HubName) -> HubModel:
     Raises HubUnreachableError; CheckpointError if the model is unknown or gated, has no files that
     we read, or has a large file without a hash.
     """
-    with explained(name):
+
+    def ask() -> ModelInfo:
         api = HfApi()
         info = api.model_info(
-            name.repo, revision=name.revision, files_metadata=True, timeout=_PATIENCE
+            name.repo, revision=name.revision, files_metadata=True, timeout=TIMEOUT
         )
         if info.gated:
             api.auth_check(name.repo)
+        return info
+
+    info = asked(name, ask)
     found = info.siblings or ()
     names = [item.rfilename for item in found]
     read = [one for one in names if _is_read(one)]
@@ -325,6 +373,39 @@ def local_copy(name: HubName) -> Path | None:
         if whole and any(folder.glob("*.safetensors")):
             return folder
     return None
+
+
+def small_copy(name: HubName, files: Sequence[str]) -> Path:
+    """The folder of a model with those of `files` that it has, the first of which it must have. The
+    hub is not asked if the cache has all of them, and what the cache has counts if it does not
+    respond. Raises CheckpointError."""
+    here = local_copy(name)
+    if here is not None:
+        return here
+    with explained(name):
+        found = [try_to_load_from_cache(name.repo, f, revision=name.revision) for f in files]
+    config = Path(found[0]) if isinstance(found[0], str) else None
+    if config is not None and all(found):
+        return config.parent
+
+    def ask() -> ModelInfo:
+        return HfApi().model_info(name.repo, revision=name.revision, timeout=TIMEOUT)
+
+    try:
+        asked(name, ask)
+    except HubUnreachableError:
+        if config is not None:
+            return config.parent
+        raise
+    with explained(name):
+        folder = Path(
+            snapshot_download(name.repo, revision=name.revision, allow_patterns=list(files))
+        )
+    if not (folder / files[0]).exists():
+        raise CheckpointError(
+            f"{name} has no {files[0]}.", hint=f"`outrider pull {name}` fetches a GGUF file"
+        )
+    return folder
 
 
 def local_gguf(name: HubName) -> Path | None:
@@ -414,6 +495,15 @@ def fetch(model: HubModel, report: Report = lambda _: None) -> Path:
     _check_whole(model, folder)
     report(sum(file.num_bytes for file in small))
     return model.path(folder)
+
+
+def fetch_shown(model: HubModel) -> Path:
+    """Fetch with the client's own bar, which HF_HUB_DISABLE_PROGRESS_BARS hides."""
+    if not model.missing():
+        return fetch(model)
+    total, title = model.bytes_to_fetch(), f"fetching {model.name}"
+    with hub_bar(total=total, desc=title, unit="B", unit_scale=True) as bar:
+        return fetch(model, bar.update)
 
 
 def _check_whole(model: HubModel, folder: Path) -> None:

@@ -51,19 +51,17 @@ from outrider.models.families import (
 from outrider.models.gguf.reader import gguf_in, header_of, is_gguf, parts_of
 from outrider.models.llama import ALONE, GPT2Model, LlamaModel
 from outrider.models.llama_weights import Comm, check_split
-from outrider.models.names import HUB_FILES, HUB_NOISE, HubName, cached_models
+from outrider.models.names import (
+    ALIASES,
+    HEAD_ALIASES,
+    HubName,
+    cached_models,
+)
 from outrider.models.weights import Placement, Weights
 from outrider.pairs.catalog import FIRST_MODEL, is_called, models_called
 
 _log = logging.getLogger(__name__)
 
-ALIASES = {
-    "outrider/embedded": "target",
-    "outrider/embedded-draft": "draft",
-    "outrider/embedded-hybrid": "hybrid/target",
-}
-# Heads for the embedded target, which are no models.
-HEAD_ALIASES = {f"outrider/embedded-{kind}": kind for kind in ("eagle", "medusa", "mtp")}
 _PAIRS = Path(str(files("outrider.pairs") / "tiny"))
 # Models from before the hub had organisations.
 _MOVED = {
@@ -324,32 +322,20 @@ def _as_path(name: str) -> Path:
 
 def _from_hub(name: str, folder: Path) -> Path:
     # Imported here: a local model needs no hub client, and it takes a moment to load.
-    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
-    from huggingface_hub.errors import HFValidationError
-
-    from outrider.models.hub import fetch, local_gguf, look
+    from outrider.models.hub import fetch_shown, local_copy, look
 
     wanted = given(HubName.parse(name), "name of a model on the hub")
-    if (file := local_gguf(wanted)) is not None:
-        return parts_of(file)[0]
-    if wanted.tag:
-        return fetch(look(wanted))
+    if (here := local_copy(wanted)) is not None:
+        return parts_of(here)[0] if here.is_file() else here
     try:
-        found = snapshot_download(
-            wanted.repo,
-            revision=wanted.revision,
-            allow_patterns=HUB_FILES,
-            ignore_patterns=HUB_NOISE,
-        )
-    except (OSError, HFValidationError) as error:
-        reason = (str(error) or "no reason given").splitlines()[0]
+        model = look(wanted)
+    except CheckpointError as error:
         raise CheckpointError(
-            f"no model {name!r}: there is no such folder, and as a hub id it is neither in the "
-            f"local cache nor available from the Hugging Face hub ({reason})",
+            f"no model {name!r}: there is no such folder, and as a hub id it is not in the local "
+            f"cache: {error}",
             hint=_fetching(name) + _suggest(folder, name),
         ) from error
-    folder = Path(found)
-    return folder if any(folder.glob("*.safetensors")) else fetch(look(wanted))
+    return fetch_shown(model)
 
 
 def _fetching(name: str) -> str:

@@ -10,14 +10,16 @@ Inference", 2024).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from outrider.core.errors import ConfigError, MachineError
+from outrider.core.errors import CheckpointError, ConfigError, MachineError
 from outrider.core.files import FileKind, read_text
 from outrider.core.plugins import install_command
+from outrider.models.names import HubName
 from outrider_lab.bench.workload import SUMMARIZE
 from outrider_lab.measure.store import RecordError, parse
 
@@ -111,19 +113,41 @@ def _parquet_reader() -> Callable[[Path], Iterator[Mapping[str, Any]]]:
 
 
 def _download(chosen: Published) -> Path:
-    """The set's file, from the hub or from its local cache."""
-    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
-    from huggingface_hub.errors import HFValidationError
+    """The set's file, from the local cache or from the hub."""
+    from huggingface_hub import (
+        HfApi,
+        snapshot_download,  # pyright: ignore[reportUnknownVariableType]
+    )
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.hf_api import DatasetInfo
+
+    from outrider.models.hub import TIMEOUT, asked
+
+    def fetched(*, local: bool) -> list[Path]:
+        # Prompts, which are read as data; records have their digest.
+        folder = snapshot_download(
+            chosen.repo,
+            repo_type="dataset",
+            allow_patterns=[chosen.files],
+            local_files_only=local,
+        )
+        return sorted(Path(folder).glob(chosen.files))
+
+    def ask() -> DatasetInfo:
+        return HfApi().dataset_info(chosen.repo, timeout=TIMEOUT)
 
     try:
-        # Prompts, which are read as data; records have their digest.
-        folder = snapshot_download(chosen.repo, repo_type="dataset", allow_patterns=[chosen.files])
-    except (OSError, HFValidationError) as error:
+        found = list[Path]()
+        with suppress(LocalEntryNotFoundError):
+            found = fetched(local=True)
+        if not found:
+            asked(HubName(chosen.repo), ask)
+            found = fetched(local=False)
+    except (OSError, HFValidationError, CheckpointError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise MachineError(
             f"{chosen.repo} cannot be fetched from the hub: {reason}", hint=_BUILTIN_HINT
         ) from error
-    found = sorted(Path(folder).glob(chosen.files))
     if not found:
         raise MachineError(f"{chosen.repo} has no file {chosen.files}.", hint=_BUILTIN_HINT)
     return found[0]

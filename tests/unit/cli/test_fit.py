@@ -23,6 +23,6 @@ def test_a_hub_that_is_out_of_reach_is_not_waited_for(
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(time, "sleep", sleep)
-    with pytest.raises(CheckpointError, match="cannot be fetched from the hub") as caught:
+    with pytest.raises(CheckpointError, match=r":9 cannot be reached") as caught:
         read_spec("org/name")
     assert "outrider models list" in str(caught.value.hint)

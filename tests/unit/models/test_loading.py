@@ -3,21 +3,26 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import cast
+from threading import Event
+from time import monotonic
+from typing import Any
 
-import huggingface_hub
 import pytest
 import torch
 from huggingface_hub.errors import HFValidationError
+from huggingface_hub.hf_api import ModelInfo
 
 from doubles.tiny_checkpoints import variant, write_checkpoint
+from outrider.cli.models import small_files
 from outrider.core.errors import CheckpointError, ConfigError, MachineError
 from outrider.core.plugins import install_command
 from outrider.kernels.operators import pick_device
+from outrider.models import hub
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.families import read_config
 from outrider.models.llama import GPT2Model, LlamaModel
-from outrider.models.loading import ALIASES, load_model, resolve
+from outrider.models.loading import load_model, resolve
+from outrider.models.names import ALIASES
 from outrider.plugins.hybrids.model import HybridModel
 
 CAPACITY = ModelCapacity(num_slots=64)
@@ -116,33 +121,87 @@ def test_a_hub_that_fails_is_reported(error: Exception, monkeypatch: pytest.Monk
     def fail(*_: object, **__: object) -> str:
         raise error
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(CheckpointError, match="neither in the local cache nor available") as caught:
+    monkeypatch.setattr(hub.HfApi, "model_info", fail)
+    monkeypatch.setattr(hub, "_unreached", {})
+    with pytest.raises(CheckpointError, match="it is not in the local cache: ") as caught:
         resolve("org/name")
     assert str(caught.value.hint).startswith("`outrider models pull org/name`")
+
+
+def test_a_hub_that_never_answers_is_waited_for_once_and_not_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a name server is out of reach, whose client knows no timeout."""
+    ended, calls = Event(), list[object]()
+
+    def never(*names: object, **options: object) -> None:
+        calls.append((names, options))
+        ended.wait(60)
+
+    monkeypatch.setattr(hub.HfApi, "model_info", never)
+    monkeypatch.setattr(hub, "_unreached", {})
+    monkeypatch.setattr(hub, "_SILENCE", 0.05)
+    monkeypatch.setattr(hub, "PATIENCE", 0.1)
+    began = monotonic()
+    try:
+        for name in ("org/name", "org/other"):
+            with pytest.raises(CheckpointError, match="cannot be reached"):
+                resolve(name)
+    finally:
+        ended.set()
+    assert monotonic() - began < 30
+    assert len(calls) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{hub.constants.ENDPOINT} is asked about org/name, for 0 s at most."
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "revision"),
     [("org/name", "main"), ("org/name@v1.0", "v1.0"), ("o/n@refs/pr/1", "refs/pr/1")],
 )
-def test_the_hub_is_asked_for_data_files_only(
-    name: str, revision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_hub_is_asked_for_a_revision_and_for_data_files_only(
+    name: str, revision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "model.safetensors").touch()
-    asked: dict[str, object] = {}
+    files = {
+        *("config.json", "model.safetensors", "tokenizer.model"),
+        *("modeling.py", "pytorch_model.bin", "onnx/model.onnx"),
+    }
+    asked: list[str] = []
 
-    def download(repo: str, **options: object) -> str:
-        asked.update(options, repo=repo)
-        return str(tmp_path)
+    def info(_: object, repo: str, **options: Any) -> ModelInfo:
+        asked.extend((repo, options["revision"]))
+        found = [{"rfilename": file, "blobId": "0", "size": 1} for file in files]
+        return ModelInfo(id=repo, sha="0" * 40, siblings=found, gated=False)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert resolve(name) == tmp_path
-    assert asked["repo"] == name.partition("@")[0]
-    assert asked["revision"] == revision
-    patterns = cast("list[str]", asked["allow_patterns"])
-    assert "*.safetensors" in patterns
-    assert not {"*", "*.py", "*.bin", "*.pt"} & set(patterns)
+    def fetched(model: hub.HubModel) -> Path:
+        asked.extend(sorted(file.name for file in model.files))
+        return Path("there")
+
+    monkeypatch.setattr(hub.HfApi, "model_info", info)
+    monkeypatch.setattr(hub, "fetch_shown", fetched)
+    assert resolve(name) == Path("there")
+    wanted = ["config.json", "model.safetensors", "tokenizer.model"]
+    assert asked == [name.partition("@")[0], revision, *wanted]
+
+
+def test_a_model_in_the_cache_is_loaded_without_asking_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("the hub is asked")
+
+    folder = tmp_path / "models--org--name" / "snapshots" / ("1" * 40)
+    folder.mkdir(parents=True)
+    for file in ("config.json", "model.safetensors"):
+        (folder / file).write_text("{}")
+    refs = tmp_path / "models--org--name" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("1" * 40)
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub.HfApi, "model_info", fail)
+    assert resolve("org/name") == small_files("org/name", "tokenizer.json") == folder
 
 
 def test_a_folder_wins_over_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
