@@ -154,7 +154,8 @@ def _extra(name: str, kind: Any, described: Parameter | str) -> inspect.Paramete
 
 def call_of(verb: Verb, words: tuple[str, ...], given: Mapping[str, object]) -> Call[Options]:
     """Return the call; `given` has values by option and setting. Raises ConfigError."""
-    named = verb.named(words, without="" if given.get("prompt") is None else "PROMPT")
+    has_prompt = any(given.get(name) is not None for name in ("prompt", "prompts"))
+    named = verb.named(words, without="PROMPT" if has_prompt else "")
     for item in verb.arguments:
         check_value(item.name, named.get(item.name), Meta("", choices=item.choices))
     own = {item.name: item for item in verb.own_options()}

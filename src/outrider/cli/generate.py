@@ -18,20 +18,29 @@ from outrider.cli.session import open_llm, run_record, show, show_notes, structu
 from outrider.cli.verb_options import GenerateOptions
 from outrider.cli.verdict import RoundsPage, details, headline, is_cut, say_toy
 from outrider.core.errors import ConfigError
-from outrider.core.plugins import drafter_named
 
 if TYPE_CHECKING:
     from outrider.plugins.measure.compare import Comparison
 
 
 def generate(call: Call[GenerateOptions]) -> int:
+    if call.options.prompts is None:
+        return _complete(call)
+    from outrider.plugins.measure.compare import compare_prompts
+
+    return compare_prompts(call, lambda line: print(line, flush=True))
+
+
+def _complete(call: Call[GenerateOptions]) -> int:
     shown, resolved = call.options, call.resolved
     text = _prompt_of(call)
     structure = structure_of(shown)
     llm = open_llm(resolved, details=shown.stats)
     prompt, is_message = given_prompt(llm, text, shown, resolved.program().target)
-    if shown.compare and not drafter_named(llm.drafter).drafts:
-        raise ConfigError("--compare: speculation is off already.", hint="choose a --drafter")
+    if shown.compare:
+        from outrider.plugins.measure.compare import check_drafts, compare_with_off
+
+        check_drafts(llm)
     page = RoundsPage(llm, resolved)
     page.turn(shown.html, flag="--html")
     params = page.asking(resolved.sampling())
@@ -50,8 +59,6 @@ def generate(call: Call[GenerateOptions]) -> int:
     show_notes([reply.result])
     comparison = None
     if shown.compare:
-        from outrider.plugins.measure.compare import compare_with_off
-
         comparison = compare_with_off(llm, prompt, call, reply.result)
     if painter is not None and not shown.quiet:
         painter.line(verdict(reply.result, comparison, everything=shown.stats))

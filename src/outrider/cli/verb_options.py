@@ -39,6 +39,12 @@ class GenerateOptions(StructureOption, OutputOption):
     )
     raw: bool = setting(False, "Continue the prompt as it is, even with an instruct model.")
     compare: bool = setting(False, "Also run without speculation, and print the speed-up.")
+    prompts: str | None = setting(
+        None,
+        "With --compare, run each prompt of this file instead: a text file with one in each line, "
+        'or a .jsonl file whose lines are {"prompt": "..."}. These settings run; `outrider plan` '
+        "predicts which drafter and K gain most.",
+    )
     quiet: bool = setting(False, "Print only the text.")
     stats: bool = setting(False, "Print all statistics: times, rounds, memory.")
     html: str | None = setting(

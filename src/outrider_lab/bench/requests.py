@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from outrider.core.errors import ConfigError, ContractError
-from outrider.core.files import FileKind, read_text
+from outrider.plugins.measure.turns import lines_in, prompts_in
 from outrider_lab.bench.workload import DOMAINS, MIXED, builtin_texts
 from outrider_lab.measure.store import RecordError, made, parse
 
@@ -100,50 +100,19 @@ def texts_of(source: str) -> list[str]:
             f"{source!r} is neither a domain nor a file of prompts.",
             hint=f"--prompts takes {', '.join((MIXED, *DOMAINS))}, or a file",
         )
-    if path.suffix == ".jsonl":
-        found = [_text(path, number, row) for number, row in _rows(path)]
-    else:
-        found = [line for _, line in _lines(path)]
-    if not found:
-        raise ConfigError(f"{path} holds no prompt.", hint="write one a line")
-    return found
-
-
-def _text(path: Path, number: int, row: Mapping[str, Any]) -> str:
-    """The first turn of a question, or its `prompt`."""
-    turns: object = row.get("turns", [row.get("prompt")])
-    first = cast("list[object]", turns)[0] if isinstance(turns, list) and turns else None
-    if not isinstance(first, str) or not first:
-        raise _unreadable(path, number, RecordError("neither turns nor a prompt"))
-    return first
+    return prompts_in(path)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, line in _lines(path):
+    for number, line in lines_in(path):
         try:
             yield number, parse(line)
         except RecordError as error:
             raise _unreadable(path, number, error) from None
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Those that are not blank, counted from 1."""
-    try:
-        text = read_text(path, FileKind.PROMPTS)
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: {error.strerror or error}.", hint="name a text file that you may read"
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not UTF-8 text.") from None
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            yield number, line
-
-
 def _unreadable(path: Path, number: int, error: RecordError) -> ConfigError:
     return ConfigError(
         f"{path}, line {number}: {error}.",
-        hint='a line is {"arrival_seconds": 0.5, "prompt": "...", "max_tokens": 64} of a trace, '
-        'or {"turns": ["..."]} of a set of questions',
+        hint='a line is {"arrival_seconds": 0.5, "prompt": "...", "max_tokens": 64}',
     )

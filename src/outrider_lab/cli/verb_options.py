@@ -19,9 +19,10 @@ class CountingOption(JsonOption):
     prompts: str | None = setting(
         None,
         "Your own prompts: a text file with one in each line, or a .jsonl file whose lines are "
-        '{"prompt": "..."} or {"turns": ["..."]}. The first 16 are used.',
+        '{"prompt": "..."} or {"turns": ["..."]}. The first 16 are used. `outrider generate '
+        "--compare --prompts` runs each of them and prints its times.",
     )
-    raw: bool = setting(False, "Continue --prompts as they are, even with an instruct model.")
+    raw: bool = setting(False, "Continue prompts as they are, even with an instruct model.")
     domains: str = setting(
         "code,maths",
         "Otherwise comma-separated domains of shipped prompts: code, maths, conversation, "

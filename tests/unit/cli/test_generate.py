@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command
+from outrider import LLM, SamplingParams
 from outrider.api.result import GenerationResult
 from outrider.models.loading import resolve
 from outrider.plugins.measure.compare import Comparison, advice_for
@@ -179,6 +180,72 @@ def test_a_comparison_in_a_small_window_asks_for_no_more_than_fits(outrider: Com
     record = run_json(outrider, *words, "--compare")
     assert record["compare"]["identical"] is True
     assert record["token_ids"] == run_json(outrider, *words)["token_ids"]
+
+
+def test_each_prompt_of_a_file_is_compared_on_its_own(outrider: Command) -> None:
+    Path("own.txt").write_text(f"{PROMPT}\n\nclass Stack:\n")
+    shown = outrider("generate", "--compare", "--prompts", "own.txt", *SHORT)
+    assert shown.code == 0, shown.err
+    head, first, second, total, *_ = shown.out.splitlines()
+    assert head.split() == ["plain", "s", "with", "s", "ratio", "text", "prompt"]
+    for number, (line, prompt) in enumerate(((first, PROMPT), (second, "class Stack:")), start=1):
+        cells = line.split(maxsplit=5)
+        assert (cells[0], cells[4], cells[5]) == (str(number), "identical", prompt)
+        assert float(cells[1]) > 0 < float(cells[2])
+        # Times are shown with three decimals.
+        assert float(cells[3]) == pytest.approx(float(cells[1]) / float(cells[2]), rel=0.3)
+    assert total.endswith(" s with it; 2 of 2 texts identical")
+    Path("own.jsonl").write_text(f'{{"turns": ["{PROMPT}", "more"]}}\n')
+    record = run_json(outrider, "--compare", "--prompts", "own.jsonl", *SHORT)
+    (row,) = record["prompts"]
+    assert (row["prompt"], row["num_tokens"], row["identical"]) == (PROMPT, 16, True)
+    assert record["compare"]["num_runs"] == 5
+    assert record["compare"]["speedup"] == pytest.approx(row["ratio"], abs=1e-3)
+
+
+def test_a_prompt_that_must_be_equal_and_differs_ends_with_1(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("own.txt").write_text("a\nb\n")
+    whole = LLM.generate
+    limit = SamplingParams(max_tokens=4)
+
+    def wrong(llm: LLM, prompts: Any, params: Any = None, **more: Any) -> Any:
+        other = limit if llm.drafter == "none" and prompts == ["b"] else params
+        return whole(llm, prompts, other, **more)
+
+    monkeypatch.setattr(LLM, "generate", wrong)
+    shown = outrider("generate", "--compare", "--prompts", "own.txt", *SHORT)
+    assert shown.code == 1
+    first, second, total = shown.out.splitlines()[1:4]
+    assert ("identical" in first, "DIFFERENT" in second) == (True, True)
+    assert total.endswith("; 1 of 2 texts identical")
+    assert "DIFFERENT text" in shown.out.splitlines()[4]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--prompts", "own.txt"), "--prompts is measured by --compare"),
+        (("x", "--compare", "--prompts", "own.txt", "--target", "m"), "two models"),
+        (("--prompt", "x", "--compare", "--prompts", "own.txt"), "does not go with a prompt"),
+        (("--compare", "--prompts", "own.txt", "--html", "a.html"), "does not go with --html"),
+        (("--compare", "--prompts", "own.txt", "--n", "2"), "does not go with --n"),
+        (("--compare", "--prompts", "nowhere.txt"), "nowhere.txt: No such file"),
+        (("--compare", "--prompts", "empty.txt"), "holds no prompt"),
+        (("--compare", "--prompts", "bad.jsonl"), "bad.jsonl, line 2: neither turns nor a prompt"),
+        (("--compare", "--prompts", "own.txt", "--context", "64"), "prompt 2: "),
+    ],
+)
+def test_what_does_not_go_with_a_file_of_prompts_is_said_first(
+    outrider: Command, words: tuple[str, ...], problem: str
+) -> None:
+    Path("own.txt").write_text(f"a\n{PROMPT * 40}\n")
+    Path("empty.txt").write_text("\n")
+    Path("bad.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    shown = outrider("generate", *words)
+    assert (shown.code, shown.out) == (2, "")
+    assert problem in " ".join(shown.err.split())
 
 
 def test_a_comparison_needs_something_to_compare(outrider: Command) -> None:

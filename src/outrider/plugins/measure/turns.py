@@ -1,4 +1,5 @@
-"""Comparison of two ways to write a text on this machine: turns, their ratio, what disturbed them.
+"""Comparison of two ways to write a text on this machine: turns, their ratio, what disturbed them,
+and the prompts of a file.
 
 Every contestant runs every piece of work once before the next piece begins, in an order that
 rotates, so that drift of the machine (clock, neighbours, caches) falls on all alike. Contestants
@@ -20,16 +21,17 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from outrider.core.files import FileKind, read_text
+from outrider.core.errors import ConfigError
+from outrider.core.files import FileKind, parse_json, read_text
 
 MIN_PAIRS = 5
 _NUM_DRAWS = 4000
@@ -233,16 +235,18 @@ def race(
     contestants: Mapping[str, Callable[[W], Texts]],
     work: Sequence[W],
     *,
+    start: int = 0,
     tick: Callable[[], None] = lambda: None,
 ) -> dict[str, Score]:
     """Scores by name; a contestant maps a piece of work to the ids it emitted.
 
-    The first piece of work is run once untimed, as a warm-up; `tick` is called after each.
+    The first piece of work is run once untimed, as a warm-up, unless this continues a race of
+    `start` pieces; `tick` is called after each.
     """
-    for run in contestants.values():
+    for run in contestants.values() if not start else ():
         run(work[0])
     scores = {name: Score() for name in contestants}
-    for turn, piece in enumerate(work):
+    for turn, piece in enumerate(work, start):
         for name in rotated(list(contestants), turn):
             started = perf_counter()
             emitted = contestants[name](piece)
@@ -250,3 +254,47 @@ def race(
             scores[name].tokens.append(sum(map(len, emitted)))
         tick()
     return scores
+
+
+def prompts_in(path: Path) -> list[str]:
+    """The prompts of a text file, one a line, or of a .jsonl file: `prompt` of a line, or the first
+    of its `turns`. Raises ConfigError, with the number of the line, for one that has none."""
+    found = [
+        _prompt_of(path, number, line) if path.suffix == ".jsonl" else line
+        for number, line in lines_in(path)
+    ]
+    if not found:
+        raise ConfigError(f"{path} holds no prompt.", hint="write one a line")
+    return found
+
+
+def lines_in(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, counted from 1. Raises ConfigError."""
+    try:
+        text = read_text(path, FileKind.PROMPTS)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror or error}.", hint="name a text file that you may read"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text.") from None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            yield number, line
+
+
+def _prompt_of(path: Path, number: int, line: str) -> str:
+    try:
+        row = parse_json(line)
+    except ValueError as error:
+        why = str(error)
+    else:
+        found = cast("dict[str, Any]", row) if isinstance(row, dict) else {}
+        turns: object = found.get("turns", [found.get("prompt")])
+        first = cast("list[object]", turns)[0] if isinstance(turns, list) and turns else None
+        if isinstance(first, str) and first:
+            return first
+        why = "neither turns nor a prompt"
+    raise ConfigError(
+        f"{path}, line {number}: {why}.", hint='a line is {"prompt": "..."} or {"turns": ["..."]}'
+    )
