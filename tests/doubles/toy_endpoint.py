@@ -84,12 +84,14 @@ class Request:
 
 @dataclass(slots=True)
 class ToyEndpoint:
-    """`rounding` is the standard deviation of the noise of logits in passes with drafts. Without
+    """`rounding` is the standard deviation of the noise of logits in passes with drafts, and all
+    logits are then rounded to multiples of `step`, as a number format of 16 bits does. Without
     `speculates` nothing is drafted, and the field `speculative` turns it off for a request."""
 
     seed: int = 0
     fault: str = ""
     rounding: float = 0.0
+    step: float = 0.0
     speculates: bool = True
     shows_logprobs: bool = True
     shows_drafts: bool = True
@@ -212,6 +214,8 @@ class ToyEndpoint:
         row = _known(self.seed, request.context(read))[0]
         if drafted and self.rounding:
             row = Row([value + request.rng.gauss(0, self.rounding) for value in row.logits])
+        if self.step:
+            row = Row([self.step * round(value / self.step) for value in row.logits])
         body, probs = request.body, row.probs
         once, each = (body.get(f"{kind}_penalty", 0) for kind in ("presence", "frequency"))
         if (once or each) and not (drafted and self.fault == "penalties"):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -46,8 +47,15 @@ LEVEL = FAMILY_LEVEL / NUM_TESTS
 SAMPLED_PROMPTS = (PROMPTS[3], PROMPTS[0])
 # A gap of log-probabilities up to ten times the median rounding is a near-tie, within these bounds.
 _TIMES_ROUNDING, _LEAST_GAP, _MOST_GAP = 10.0, 0.01, 1.0
-# If rounding cannot be measured; bfloat16 logits above 16 are multiples of 0.125. A greater median
-# is no rounding.
+# A gap up to two steps of the logits is one too: an error below a step can move each of the two
+# logits by a step.
+_TIMES_STEP = 2.0
+# Steps of logits of 16 bits (bfloat16 below 64, float16 from 8 on), the error of differences of
+# reported log-probabilities, and the share of lists that must fit.
+_STEPS = tuple(2.0**-power for power in range(2, 8))
+_STEP_ERROR, _STEP_SHARE = 2e-4, 0.95
+# If rounding or steps cannot be measured; bfloat16 logits from 16 to 32 are multiples of 0.125. A
+# greater median is no rounding.
 _ASSUMED_GAP = _MOST_ROUNDING = 0.25
 _OWN_ROUNDING = 1e-3
 _MAX_SHOWN = 3
@@ -165,8 +173,9 @@ def _left(position: int, token: Token, rest: bytes) -> Departure:
 class Audit:
     """Requests to both sides, and what the first of them showed for the later ones: greedy texts
     of the plain side, of the drafted side, and of the drafted side with log-probabilities, and the
-    median difference of the latter (`rounding`, None if they are not shown). `drafts_scored` if the
-    server drafts for requests with log-probabilities, `lists_hold` if these are right."""
+    median difference of the latter (`rounding`, None if they are not shown). Logits are multiples
+    of `step`; 0 if they are not rounded. `drafts_scored` if the server drafts for requests with
+    log-probabilities, `lists_hold` if these are right."""
 
     sides: tuple[Side, Side]
     amount: Amount
@@ -175,6 +184,7 @@ class Audit:
     drafted: Sequence[Answer] = ()
     scored: Sequence[Answer] = ()
     rounding: float | None = None
+    step: float = 0.0
     drafts_scored: bool = False
     lists_hold: bool = False
 
@@ -200,9 +210,9 @@ class Audit:
     @property
     def tolerance(self) -> float:
         """The gap up to which two tokens are a near-tie, in nats."""
-        if self.rounding is None:
-            return _ASSUMED_GAP
-        return min(max(_TIMES_ROUNDING * self.rounding, _LEAST_GAP), _MOST_GAP)
+        measured = None if self.rounding is None else _TIMES_ROUNDING * self.rounding
+        rounding = _ASSUMED_GAP if measured is None else max(measured, _LEAST_GAP)
+        return min(max(rounding, _TIMES_STEP * self.step), _MOST_GAP)
 
     def _refused(self, name: str, refusal: RefusedError) -> Check:
         """Return the check of what one side refuses. What only the side with speculation refuses is
@@ -248,6 +258,7 @@ class Audit:
         found = [abs(a[piece] - b[piece]) for a, b in shared for piece in a.keys() & b.keys()]
         # Drafted tokens without alternatives may have been rounded otherwise than the rest.
         self.rounding = median(found) if found and all(b for _, b in shared) else None
+        self.step = logit_step([token.top for one in self.plain for token in one.tokens or ()])
         problems = ["the side without speculation drafted tokens"] if num_plain else []
         if num_drafted == 0:
             problems.append("the side with speculation drafted nothing, so nothing is compared")
@@ -282,7 +293,8 @@ class Audit:
         if unknown:
             summary += f", {len(unknown)} not decided by log-probabilities"
         holds = False if wrong else None if unknown else True
-        facts = {"tolerance": tolerance, "rounding": self.rounding, "num_near_ties": len(near)}
+        facts: dict[str, Any] = {"tolerance": tolerance, "rounding": self.rounding}
+        facts |= {"step": self.step, "num_near_ties": len(near)}
         return _check(name, holds, summary, wrong, [*unknown, *near], **facts)
 
     def _logprobs(self) -> Check:
@@ -432,6 +444,38 @@ class Audit:
         wrong = [f"{text[:60]!r} does not fit" for text in drafted if not _fits(text)]
         summary = f"{len(drafted) - len(wrong)} of {len(drafted)} sampled answers fit the schema"
         return _check("json", not wrong, summary, wrong)
+
+
+def logit_step(lists: Sequence[Mapping[bytes, float]]) -> float:
+    """Return the step of a server's logits: log-probabilities of one list differ by multiples of
+    it, as their logits do. 0 if there is none.
+
+    Logits of one number format have larger steps where they are larger, so this is the step that
+    four of five lists do not exceed. Log-probabilities that are bfloat16 themselves hide the step of
+    their logits, and that of usual logits is assumed.
+    """
+    # A text that repeats itself has the same lists again.
+    full = {tuple(sorted(one.values())) for one in lists if len(one) > 3}
+    if full and all(_is_bfloat16(value) for one in full for value in one):
+        return _ASSUMED_GAP / _TIMES_STEP
+    found = sorted(filter(None, map(_step_of, full)))
+    enough = full and len(found) >= _STEP_SHARE * len(full)
+    return found[4 * len(found) // 5] if enough else 0.0
+
+
+def _step_of(values: Sequence[float]) -> float | None:
+    """Return the largest step that the differences of a list have, None without one."""
+    gaps = [max(values) - value for value in values]
+    fits = (s for s in _STEPS if all(abs(math.remainder(g, s)) <= _STEP_ERROR for g in gaps))
+    return next(fits, None)
+
+
+def _is_bfloat16(value: float) -> bool:
+    try:
+        data = struct.pack("<f", value)
+    except OverflowError:
+        return False
+    return data[:2] == b"\0\0" and struct.unpack("<f", data)[0] == value
 
 
 def _check(

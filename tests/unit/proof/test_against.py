@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+import torch
 
 from doubles.toy_endpoint import FAULTS, Request, ToyEndpoint
 from outrider.core.errors import ConfigError, MachineError, SilentError
@@ -21,6 +22,7 @@ from outrider_lab.proof.against import (
     Audit,
     Report,
     departure,
+    logit_step,
     page_of,
     stopped,
 )
@@ -91,6 +93,53 @@ def test_near_ties_of_rounding_are_named_and_are_no_fault() -> None:
     assert [check.holds for check in greedy] == [True] * 3
     assert sum(check.facts["num_near_ties"] for check in greedy) > 0
     assert all("gap" in note for check in greedy for note in check.warnings)
+
+
+def test_two_steps_of_rounded_logits_are_a_near_tie_and_three_are_none() -> None:
+    """An error far below a step turns two logits that lie two steps apart, if both are rounded."""
+    greedy = [
+        audited(
+            ToyEndpoint(seed=seed, rounding=0.01, step=0.125),
+            ToyEndpoint(seed=seed, step=0.125, speculates=False),
+            last="greedy",
+        )["greedy"]
+        for seed in range(8)
+    ]
+    assert [check.facts["step"] for check in greedy] == [0.125] * 8
+    assert [check.holds for check in greedy] == [True] * 8
+    gaps = [float(note.rpartition(" ")[2]) for check in greedy for note in check.warnings]
+    assert {round(gap, 6) for gap in gaps} <= {0, 0.125, 0.25}
+    assert max(gaps) == pytest.approx(0.125)
+    # All but the steps is below the gap that is then a near-tie.
+    assert all(10 * check.facts["rounding"] < 0.125 for check in greedy)
+    wrong = audited(ToyEndpoint(seed=3, step=0.125, fault="off_by_one"), last="greedy")["greedy"]
+    assert (wrong.holds, wrong.facts["tolerance"]) == (False, 0.25)
+
+
+def rounded_lists(rounded: Callable[[float], float]) -> list[dict[bytes, float]]:
+    """The likeliest tokens of 300 rows of logits between 8 and 32."""
+    rng = random.Random(4)
+    found: list[dict[bytes, float]] = []
+    for _ in range(300):
+        logits = [rounded(rng.uniform(17, 24)) for _ in range(5)]
+        whole = math.log(sum(map(math.exp, logits)))
+        found.append({b"%d" % i: value - whole for i, value in enumerate(logits)})
+    return found
+
+
+def bfloat16(value: float) -> float:
+    return float(torch.tensor(value, dtype=torch.float64).bfloat16())
+
+
+def test_the_step_of_logits_is_read_from_lists_of_log_probabilities() -> None:
+    assert logit_step(rounded_lists(bfloat16)) == 0.125
+    assert logit_step(rounded_lists(lambda value: bfloat16(value / 2))) == 0.0625
+    assert logit_step(rounded_lists(float)) == 0.0
+    assert logit_step([]) == logit_step([{b"a": 0.0, b"b": -1.0}] * 9) == 0.0
+    # Log-probabilities that are rounded themselves, and odd ones.
+    lists = [{k: bfloat16(v) for k, v in one.items()} for one in rounded_lists(bfloat16)]
+    assert logit_step(lists) == 0.125
+    assert logit_step([{b"a": 0.0, b"b": -1e308, b"c": -1.1, b"d": -2.3}] * 9) == 0.0
 
 
 def test_without_log_probabilities_a_greedy_difference_is_not_decidable() -> None:
