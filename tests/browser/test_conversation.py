@@ -140,6 +140,22 @@ def test_messages_are_edited_answered_again_saved_deleted_and_brought_back(
     assert page.locator(".messages > li").count() == 2
 
 
+def test_a_text_that_would_be_the_same_again_is_no_surprise(opened: OpenPage) -> None:
+    page = opened("/")
+    settle(page, max_tokens="8", temperature="0")
+    say(page, "Hello there")
+    same = page.locator(".answer small")
+    assert same.inner_text() == "At temperature 0 it writes the same text again."
+    settle(page, temperature="0.7")
+    assert same.inner_text() == ""
+    settle(page, seed="5")
+    assert same.inner_text() == "With this seed it writes the same text again."
+    settle(page, seed="", temperature="")
+    words = page.locator("#f-temperature-words").inner_text()
+    assert words.startswith("Empty: 0; 1 for requests to the API. ")
+    assert same.inner_text() == "At temperature 0 it writes the same text again."
+
+
 def test_a_saved_conversation_is_opened_again_beside_the_first_one_and_goes_on(
     opened: OpenPage, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.cli.call import Call
 from outrider.cli.output import json_line, prose, say
 from outrider.cli.session import (
+    check_models,
     engines_of,
     fetch_missing,
     made_greedy,
@@ -38,7 +39,6 @@ from outrider.core.errors import ConfigError, MachineError
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import install_command
 from outrider.core.settings import Chosen, Resolved
-from outrider.pairs.catalog import is_called
 from outrider.server.access import read_keys
 
 if TYPE_CHECKING:
@@ -103,20 +103,6 @@ def _check_several(resolved: Resolved, options: ServeOptions) -> None:
         raise ConfigError("--served-model-name names one model.", hint="NAME=MODEL for each")
     if resolved.program().draft not in ("auto", "none"):
         raise ConfigError("--draft drafts for one model.", hint="NAME=MODEL,DRAFT for each")
-
-
-def check_name(target: str) -> None:
-    """Check the name of a model. Raises CheckpointError if there is no such model. Local models are
-    found without importing the code that runs models; hub ids are fetched later, before loading."""
-    from outrider.models.names import cached_models
-
-    is_path = target.startswith(("/", ".", "~")) or target.endswith(".gguf")
-    if Path(target).expanduser().exists() or (target.count("/") == 1 and not is_path):
-        return
-    if not any(is_called(model.name, target) for model in cached_models()):
-        from outrider.models.loading import resolve
-
-        resolve(target)
 
 
 def share_of(words: str) -> float:
@@ -193,8 +179,8 @@ def serve(call: Call[ServeOptions]) -> int:
     if call.options.check:
         return _checked(call, models, engines, address)
     rules = rules_of(call.options)
-    for model in models:
-        check_name(model.resolved.program().target)
+    for program in (model.resolved.program() for model in models):
+        check_models(program.target, program.draft)
     from outrider.plugins.running.verbs import announced
     from outrider.server.access import reserved
 
@@ -391,7 +377,7 @@ def announce(call: Call[ServeOptions], address: Address, site: Site, *, needs_ke
         say(card.facts["at_once"])
     if site.others:
         say(f"loaded on demand: {', '.join(names[1:])}")
-    print(f"API         {url}/v1\nplayground  {url}/")
+    print(f"API         {url}/v1\nplayground  {url}/{_page_temperature(site)}")
     if address.is_everywhere:
         name = replace(address, host=socket.gethostname()).url
         print(f"elsewhere   {name}/v1, or with this machine's address")
@@ -403,6 +389,14 @@ def _sampling(site: Site) -> str:
     advised = [name for name in site.sampling if name not in site.defaults]
     used = ("temperature", *(name for name in site.sampling if name != "temperature"))
     return sampling_line({name: site.default(name) for name in used}, advised)
+
+
+def _page_temperature(site: Site) -> str:
+    """Return words on the playground's temperature, where it is not that of other requests."""
+    if "temperature" in site.sampling:
+        return ""
+    usual = site.default("temperature")
+    return f"  (at temperature 0 unless it is set there; other requests: {usual:g})"
 
 
 def _curl(url: str, can_chat: bool, needs_key: bool) -> str:

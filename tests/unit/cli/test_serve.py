@@ -142,6 +142,22 @@ def test_the_request_that_is_shown_has_a_key_if_one_is_needed(
     assert (f"http://{socket.gethostname()}:8000/v1" in shown) == (host == "0.0.0.0")
 
 
+def test_the_playground_says_its_temperature_if_it_is_not_that_of_other_requests(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    call, site = Call(resolve(), ServeOptions()), site_with(ScriptedPort())
+
+    def line() -> str:
+        announce(call, Address(host="127.0.0.1"), site, needs_key=False)
+        (found,) = [one for one in capsys.readouterr().out.splitlines() if "playground" in one]
+        return found
+
+    own = "(at temperature 0 unless it is set there; other requests: 1)"
+    assert line() == f"playground  http://127.0.0.1:8000/  {own}"
+    site.defaults |= {"temperature": 0.5}
+    assert line() == "playground  http://127.0.0.1:8000/"
+
+
 def test_a_missing_extra_is_named(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_granian(name: str) -> object:
         return None if name == "granian" else util.find_spec(name)

@@ -7,7 +7,7 @@ import { CopyButton, Markdown } from "./markdown.js";
 import { Settings } from "./settings.js";
 import { exported, readConversation } from "./saved.js";
 import { save } from "./share.js";
-import { card, choose, form, isBusy, models, problem, stop } from "./state.js";
+import { card, choose, form, isBusy, models, problem, sameAgain, stop } from "./state.js";
 import {
   again, attach, compare, comparing, conversations, current, deleted, draft, edit, explain, files,
   forget, isKept, live, open, openFile, send, undo,
@@ -64,7 +64,7 @@ function Answer({ message, at, isLast }) {
       <${Facts} message=${message} at=${at} />
       <div class="acts"><${CopyButton} text=${message.text} />
         ${isLast ? html`<button type="button" class="quiet" disabled=${isBusy.value}
-          onClick=${() => again(at - 1)}>Regenerate</button>` : null}</div>
+          onClick=${() => again(at - 1)}>Regenerate</button> <small>${sameAgain()}</small>` : null}</div>
     </li>`;
 }
 

@@ -54,6 +54,7 @@ function Drafting({ compares }) {
 function Sampling() {
   const own = Object.entries(card.value?.sampling ?? {}).map((pair) => pair.join(" ")).join(", ");
   const about = card.value?.sampling ?? {};
+  const others = about.temperature === undefined ? "; 1 for requests to the API" : "";
   return html`
     <fieldset class="group"><legend>Sampling</legend>
       ${own ? html`<p class="place">This model advises: ${own}.</p>` : null}
@@ -62,7 +63,7 @@ function Sampling() {
         words="The longest answer. Empty: until the model ends its turn." />
       <${Field} label="temperature" name="temperature" inputmode="decimal"
         hint=${String(usualTemperature())}
-        words="0 takes the likeliest token: one question has one answer. 1 draws as the model was trained." />
+        words=${`Empty: ${usualTemperature()}${others}. 0 takes the likeliest token: one question has one answer. 1 draws as the model was trained.`} />
       <${Field} label="top p" name="topP" inputmode="decimal" hint=${String(about.top_p ?? 1)}
         words="Draws among the likeliest tokens that have this share together." />
       <${Field} label="top k" name="topK" inputmode="numeric" hint=${String(about.top_k || "all")}

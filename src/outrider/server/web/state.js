@@ -99,8 +99,16 @@ function speculation(trace, drafts) {
   return given({ trace, drafter: form.drafter.value || undefined, k: number("k") });
 }
 
-/** What the server or the checkpoint chose, else greedy. */
+/** What the server or the checkpoint chose, else greedy: answers can then be compared. */
 export const usualTemperature = () => card.value?.sampling?.temperature ?? 0;
+const temperature = () => number("temperature") ?? usualTemperature();
+
+/** Why the same request would have the same answer again; empty if another one may come. */
+export function sameAgain() {
+  if (wrong("temperature") || wrong("seed")) return "";
+  if (!temperature()) return "At temperature 0 it writes the same text again.";
+  return form.seed.value.trim() ? "With this seed it writes the same text again." : "";
+}
 
 /** The path and the body of a request for `messages`, or of the laboratory's prompt. Raises an Error
     for a field that holds no number, and for a broken schema. */
@@ -110,7 +118,7 @@ export function asked({ trace = true, messages = null, drafts = form.speculative
     model: card.value?.id ?? "", stream: true, stream_options: { include_usage: true },
     // A chat goes on until the model ends its turn; a text need never end.
     max_tokens: number("maxTokens") ?? (isText ? 128 : undefined),
-    temperature: number("temperature") ?? usualTemperature(),
+    temperature: temperature(),
     top_p: number("topP"), top_k: number("topK"), seed: number("seed"),
     speculative: speculation(trace, drafts),
   });
