@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -89,6 +89,14 @@ DOMAINS = ("code", "maths", "conversation", "summarization", "translation", "ret
 ECHO, ADVERSARIAL = "echo", "adversarial"
 # Code, maths and conversation in turns.
 MIXED = "mixed"
+# Domains of prompts that users send as messages. Code is continued as it is, and so are the texts
+# for drafters that copy.
+MESSAGES = ("maths", "conversation", "summarization", "translation", "retrieval")
+MESSAGES_NOTE = (
+    "an instruct model: prompts are messages, by its chat template, but shipped ones of code, echo "
+    "and adversarial"
+)
+RAW_HINT = "--raw gives the texts alone"
 SUMMARIZE = "\n\nSummarize the above article:"
 NUM_MADE = 50
 _NUM_NOTES = 8
@@ -113,6 +121,13 @@ def builtin_texts(domain: str) -> list[str]:
     name, text_of = _FILES[domain]
     text = files("outrider_lab.bench").joinpath("prompts", f"{name}.jsonl").read_text("utf-8")
     return [text_of(json.loads(line)) for line in text.splitlines()]
+
+
+def messages_in(domains: Iterable[str]) -> frozenset[str]:
+    """The prompts of `domains` that users send as messages."""
+    named = frozenset(domains)
+    known = MESSAGES if MIXED in named else [name for name in MESSAGES if name in named]
+    return frozenset(text for name in known for text in builtin_texts(name))
 
 
 def check_domain(domain: str) -> None:

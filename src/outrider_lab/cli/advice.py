@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 
 from outrider.api.found import num_weight_bytes
 from outrider.api.llm import LLM
 from outrider.cache.pages import free_bytes
-from outrider.cli.conversation import INSTRUCT_NOTE, is_instruct
-from outrider.cli.output import Meter, prose, say
+from outrider.cli.conversation import is_instruct
+from outrider.cli.output import Meter, prose
 from outrider.core.config import EngineConfig
 from outrider.core.errors import OutriderError
 from outrider.core.fields import size, words_of
@@ -30,7 +30,15 @@ from outrider_lab.bench.studies.drafters_lineup import (
     contestants_named,
     known,
 )
-from outrider_lab.bench.workload import builtin_texts
+from outrider_lab.bench.workload import (
+    DOMAINS,
+    MESSAGES_NOTE,
+    MIXED,
+    RAW_HINT,
+    builtin_texts,
+    messages_in,
+)
+from outrider_lab.cli.verb_options import CountingOption
 from outrider_lab.measure.machine import machine
 from outrider_lab.planner.calibration import Calibration
 from outrider_lab.planner.suppose import Candidate, supposed
@@ -48,7 +56,8 @@ _NO_DRAFTS = Drafts(None, {})
 class Wish:
     """What is to be known: of which drafters, for so many texts at once. Rounds are timed for
     `timing` seconds at most, of one text `alone` or of others too. `drafts` are what contestants
-    draft from that name no draft. Texts are `messages` if the target is an instruct model."""
+    draft from that name no draft. Of the texts an instruct model reads `messages` in its chat
+    template; `notes` then say so."""
 
     target: str
     spec: ModelSpec
@@ -59,9 +68,10 @@ class Wish:
     params: SamplingParams
     timing: float
     drafts: Drafts | None = None
-    messages: bool = False
+    messages: Collection[str] = ()
     compares: bool = True
     alone: bool = False
+    notes: list[str] = field(default_factory=list[str])
 
     def asked(self, seconds: float, began: float) -> Asked:
         """Within so many seconds from `began` on, and within the weights once and 1 GB."""
@@ -110,11 +120,12 @@ class Wish:
     def _encoder(self, llm: LLM) -> Encoder:
         """Encoder of prompts as `outrider generate` sends them; a template stays whole."""
         encode, decode = llm.tokenizer.encode, llm.tokenizer.decode
-        if not (self.messages and is_instruct(llm, self.target)):
-            return lambda text, most: encode(text)[-(most or 0) :]
-        say(INSTRUCT_NOTE)
+        messages = self.messages if is_instruct(llm, self.target) else ()
+        self.notes.extend([f"{MESSAGES_NOTE}; {RAW_HINT}"] if messages else [])
 
         def message(text: str, most: int | None) -> list[int]:
+            if text not in messages:
+                return encode(text)[-(most or 0) :]
             ids = llm.encode_chat(text)
             if most is None or len(ids) <= most:
                 return ids
@@ -155,6 +166,16 @@ def prompt_texts(prompts: str | None, domains: str) -> list[str]:
     names = words_of("--domains", domains, hint="--domains code,maths")
     rows = zip_longest(*(builtin_texts(name)[:_MOST_PROMPTS] for name in names))
     return [text for text in chain.from_iterable(rows) if text is not None]
+
+
+def message_texts(options: CountingOption) -> frozenset[str]:
+    """The prompts that are messages: those of a file, and of shipped domains in MESSAGES."""
+    if options.raw:
+        return frozenset()
+    if options.prompts is not None and options.prompts not in (MIXED, *DOMAINS):
+        return frozenset(texts_of(options.prompts))
+    domains = options.prompts or options.domains
+    return messages_in(words_of("--domains", domains, hint="--domains code,maths"))
 
 
 def with_trees(calibration: Calibration) -> tuple[str, ...]:

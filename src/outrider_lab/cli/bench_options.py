@@ -306,6 +306,7 @@ class DraftersOptions(JsonOption):
         "Comma-separated domains: code, maths, conversation, summarization; echo begins a copy of "
         "itself; adversarial repeats nothing, and is sampled unless --temperature is given.",
     )
+    raw: bool = setting(False, "Continue prompts as they are, even with an instruct model.")
     prompts: int = setting(
         8, "Prompts of each domain; 5 runs allow conclusions.", minimum=1, maximum=10_000
     )

@@ -12,7 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from outrider.api.callers import Prompt
+from outrider.api.llm import LLM
 from outrider.cli.call import Call
+from outrider.cli.conversation import is_instruct
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.output import Meter, check_writable, say, taken
 from outrider.cli.session import start_logging
@@ -59,7 +62,13 @@ from outrider_lab.bench.studies.drafters_report import (
     sample_rows,
     sections,
 )
-from outrider_lab.bench.workload import ADVERSARIAL, builtin_texts
+from outrider_lab.bench.workload import (
+    ADVERSARIAL,
+    MESSAGES,
+    MESSAGES_NOTE,
+    RAW_HINT,
+    builtin_texts,
+)
 from outrider_lab.cli import engine_setup
 from outrider_lab.cli.bench_options import DraftersOptions, PeersOptions
 from outrider_lab.cli.engine_setup import Results, Subject, chosen_words, subject
@@ -246,6 +255,9 @@ def drafters(call: Call[DraftersOptions]) -> int:
     with closing(line_up(contestants, about.models.target, drafts, about.engine)) as lineup:
         for note in lineup.notes:
             say(f"note: {note}")
+        if not options.raw and is_instruct(lineup.llms[0], about.models.target):
+            plan = _race_plan(call, at_once=about.engine.most_batch, reader=lineup.llms[0])
+            say(f"note: {MESSAGES_NOTE}; {RAW_HINT}")
         results = _measure(call, plan, lineup, about, folder)
     rows = results.rows[SAMPLES]
     if not rows:
@@ -256,10 +268,16 @@ def drafters(call: Call[DraftersOptions]) -> int:
     return results.end(as_json=options.json)
 
 
-def _race_plan(call: Call[DraftersOptions], *, at_once: int) -> RacePlan:
+def _race_plan(call: Call[DraftersOptions], *, at_once: int, reader: LLM | None = None) -> RacePlan:
+    """The plan; an instruct model is the `reader` of those prompts that are messages."""
     options = call.options
     names = words_of("--domains", options.domains, hint="--domains code,maths")
-    texts = {name: builtin_texts(name)[: options.prompts] for name in names}
+
+    def sent(name: str, text: str) -> Prompt:
+        return text if reader is None or name not in MESSAGES else reader.encode_chat(text)
+
+    shipped = {name: builtin_texts(name)[: options.prompts] for name in names}
+    texts = {name: [sent(name, text) for text in found] for name, found in shipped.items()}
     params = engine_setup.sampling(call.resolved, options.max_tokens)
     own = call.resolved.chosen["temperature"].origin != DEFAULT
     # What no prompt can keep a small model from, sampling does: greedily it repeats itself.
@@ -270,6 +288,7 @@ def _race_plan(call: Call[DraftersOptions], *, at_once: int) -> RacePlan:
         params=params,
         by_domain=hard,
         tied=call.resolved.engine().sampler in ("match", "coupled"),
+        messages=tuple(name for name in names if reader is not None and name in MESSAGES),
     )
 
 

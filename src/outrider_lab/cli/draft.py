@@ -32,6 +32,7 @@ from outrider_lab.cli.advice import (
     Wish,
     bounds_sentence,
     disturbed_sentences,
+    message_texts,
     prompt_texts,
     with_trees,
 )
@@ -143,7 +144,7 @@ def known_of(
         drafts=drafts,
         batch=1,
         texts=prompt_texts(options.prompts, options.domains),
-        messages=options.prompts is not None and not options.raw,
+        messages=message_texts(options),
         params=SamplingParams(max_tokens=COUNTED_TOKENS, temperature=options.temperature, seed=0),
         timing=_TIMING_SECONDS * len(contestants),
         compares=False,
@@ -155,7 +156,8 @@ def known_of(
     with ProgressMeter() as meter:
         watch = meter.watch(lambda known: _so_far(ranked(found, known)))
         try:
-            return answer(asked, cache=cache_folder(), fresh=options.fresh, watch=watch)
+            known = answer(asked, cache=cache_folder(), fresh=options.fresh, watch=watch)
+            return replace(known, notes=(*wish.notes, *known.notes))
         except (CheckpointError, ConfigError) as error:
             # What cannot be loaded here may still be suggested.
             return replace(Answer(asked).found(), notes=(f"nothing was measured: {error}",))

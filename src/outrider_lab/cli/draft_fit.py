@@ -22,6 +22,7 @@ from shlex import quote
 
 from outrider.api.llm import LLM
 from outrider.api.tokenizer import Difference, Tokenizer, first_differences
+from outrider.cli.conversation import is_instruct
 from outrider.cli.models import small_files
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError, OutriderError
@@ -38,7 +39,7 @@ from outrider.models.heads import (
 from outrider.models.json_object import JsonObject
 from outrider.models.rope_config import parse_rope
 from outrider.models.weights import Weights
-from outrider_lab.bench.workload import builtin_texts
+from outrider_lab.bench.workload import MESSAGES_NOTE, builtin_texts, messages_in
 
 # Enough to compare vocabularies; weights stay where they are.
 SMALL_FILES = ("generation_config.json", "tokenizer_config.json", "tokenizer.json")
@@ -271,7 +272,9 @@ def measure(
     prompts = some_prompts(num_prompts)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     with closing(LLM(target, draft=draft, config=config)) as llm:
-        results = llm.generate(prompts, params)
+        chats = messages_in(_DOMAINS) if is_instruct(llm, target) else ()
+        own_notes = [MESSAGES_NOTE] if chats else []
+        results = llm.generate([llm.encode_chat(p) if p in chats else p for p in prompts], params)
         drafter = llm.drafter
     traces = [trace for result in results for trace in result.rounds]
     ((first, kept),) = position_counts(traces, 1)
@@ -284,7 +287,7 @@ def measure(
         num_accepted=sum(result.stats.num_accepted for result in results),
         num_first=first,
         num_first_kept=kept,
-        notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
+        notes=tuple(dict.fromkeys([*own_notes, *(n for one in results for n in one.notes)])),
     )
 
 

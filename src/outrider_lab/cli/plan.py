@@ -25,6 +25,7 @@ from outrider_lab.cli.advice import (
     ProgressMeter,
     Wish,
     contestants_of,
+    message_texts,
     prompt_texts,
     with_trees,
 )
@@ -148,7 +149,7 @@ def _here(
         drafts=drafts,
         batch=_batch(options),
         texts=texts,
-        messages=options.prompts is not None and not options.raw,
+        messages=message_texts(options),
         params=replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit)),
         timing=_TIMING_SHARE * options.seconds,
     )
@@ -161,8 +162,9 @@ def _here(
                 lambda found: advise(found.calibration, _question(options, found, memory)).verdict
             ),
         )
+    found = replace(found, raw=options.raw, notes=(*wish.notes, *found.notes))
     # Shipped prompts interest nobody one by one.
-    return replace(found, raw=options.raw) if options.prompts else replace(found, texts=())
+    return found if options.prompts else replace(found, texts=())
 
 
 def _check_counted(options: PlanOptions) -> None:

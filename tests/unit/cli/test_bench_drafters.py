@@ -11,6 +11,7 @@ import pytest
 
 from doubles.command_line import Command
 from outrider_lab.bench.studies import drafters as samples
+from outrider_lab.cli import bench_peers
 
 pytestmark = pytest.mark.wide
 
@@ -43,6 +44,7 @@ def test_a_run_leaves_results_rows_and_a_report(outrider: Command) -> None:
     # Sampled text is not compared: block and token keep its distribution, not its words.
     assert record["agreement"] == {"runs": 4, "same_tokens": 4}
     assert record["plan"]["params_by_domain"]["adversarial"]["temperature"] == 1
+    assert record["plan"]["messages"] == []
     rows = read_csv("rows.csv")
     assert len(rows) == 2 * 3 * 2
     assert read_csv("out/samples.csv") == rows
@@ -70,7 +72,13 @@ def test_drafters_that_are_not_there_are_skipped_by_name(outrider: Command) -> N
 
 @pytest.mark.weights
 @pytest.mark.slow
-def test_prompts_may_run_together_and_text_tied_to_the_seed_is_compared(outrider: Command) -> None:
+def test_prompts_may_run_together_and_text_tied_to_the_seed_is_compared(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def always(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(bench_peers, "is_instruct", always)
     shown = outrider(
         *("bench", "drafters", "--domains", "maths", "--drafters", "ngram", "--prompts", "4"),
         *("--max-tokens", "6", "--batch-size", "2", "--temperature", "0.7", "--sampler", "match"),
@@ -79,6 +87,8 @@ def test_prompts_may_run_together_and_text_tied_to_the_seed_is_compared(outrider
     assert shown.code == 0, shown.err
     record = json.loads(shown.out)
     assert record["plan"]["num_pieces"] == 2
+    assert record["plan"]["messages"] == ["maths"]
+    assert "note: an instruct model: prompts are messages" in shown.err
     assert record["agreement"] == {"runs": 2, "same_tokens": 2}
 
 

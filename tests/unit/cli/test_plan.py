@@ -20,6 +20,7 @@ from outrider.core.settings import ProgramConfig
 from outrider_lab.bench.calibrate import answer
 from outrider_lab.bench.calibrate.found import Found
 from outrider_lab.bench.calibrate.probe import Ahead, Probe
+from outrider_lab.bench.workload import MESSAGES, builtin_texts, messages_in
 from outrider_lab.cli import advice
 from outrider_lab.cli import plan as verb
 from outrider_lab.cli.plan_page import by_prompt, command_of, with_carrier
@@ -343,12 +344,9 @@ def test_each_of_your_prompts_has_a_row_of_the_best_drafter() -> None:
     assert made.verdict.endswith("; prompt 1 carries this, and without it the mean is 0.71.")
 
 
-@pytest.mark.weights
-@pytest.mark.parametrize("raw", [(), ("--raw",)])
-def test_a_plan_reads_the_tokens_that_generate_sends(
-    outrider: Command, cache: Path, monkeypatch: pytest.MonkeyPatch, raw: tuple[str, ...]
-) -> None:
-    """Those of the chat template of an instruct model, or of the text alone."""
+@pytest.fixture
+def read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The prompts that are read, by an instruct model."""
     del cache
 
     def always(*_: object) -> bool:
@@ -356,24 +354,59 @@ def test_a_plan_reads_the_tokens_that_generate_sends(
 
     for module in ("outrider.cli.conversation", "outrider_lab.cli.advice"):
         monkeypatch.setattr(f"{module}.is_instruct", always)
-    read: list[list[int]] = []
+    found: list[list[int]] = []
     reader = RequestMaker.reader
 
     def noted(self: RequestMaker, ids: Sequence[int], *rest: Any, **more: Any) -> Any:
-        read.append(list(ids))
+        found.append(list(ids))
         return reader(self, ids, *rest, **more)
 
     monkeypatch.setattr(RequestMaker, "reader", noted)
+    return found
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("raw", [(), ("--raw",)])
+def test_a_plan_reads_the_tokens_that_generate_sends(
+    outrider: Command, read: list[list[int]], raw: tuple[str, ...]
+) -> None:
+    """Those of the chat template of an instruct model, or of the text alone."""
     question = "What is 3 plus 4?"
     Path("mine.txt").write_text(f"{question}\n")
     words = (*SMALL[:3], "--prompts", "mine.txt", *SMALL[5:], *raw)
     shown = outrider(*words, "--json")
     assert shown.code == 0, shown.err
-    assert ("an instruct model: the prompt is a message" in shown.err) is not bool(raw)
     record = json.loads(shown.out)
+    said = [note for note in record["notes"] if "prompts are messages, by its chat" in note]
+    assert len(said) == (0 if raw else 1)
     planned = list(read)
     assert outrider("generate", question, "--max-tokens", "6", *raw).code == 0
     sent = read[-1]
     assert sent in planned
     assert record["plan"]["job"]["context"] == len(sent)
     assert ("--raw" in record["command"]) is bool(raw)
+
+
+@pytest.mark.weights
+def test_of_shipped_prompts_those_are_messages_that_users_send(
+    outrider: Command, read: list[list[int]]
+) -> None:
+    shown = outrider(*SMALL[:3], "--domains", "maths,code", *SMALL[5:], "--json")
+    assert shown.code == 0, shown.err
+    (note,) = [one for one in json.loads(shown.out)["notes"] if "prompts are messages" in one]
+    assert note.endswith(
+        "but shipped ones of code, echo and adversarial; --raw gives the texts alone"
+    )
+    planned = list(read)
+    for domain, flag in (("maths", "--chat"), ("code", "--raw")):
+        text = builtin_texts(domain)[0]
+        assert outrider("generate", "--max-tokens", "1", flag, "--", text).code == 0
+        assert read[-1] in planned
+
+
+def test_messages_of_a_mixture_are_those_of_its_domains() -> None:
+    mixed = messages_in(["mixed"])
+    assert mixed == messages_in(MESSAGES)
+    assert messages_in(["code", "echo", "adversarial"]) == frozenset()
+    assert {text in mixed for text in builtin_texts("mixed")[1::3]} == {True}
+    assert {text in mixed for text in builtin_texts("code")} == {False}

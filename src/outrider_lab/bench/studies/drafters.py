@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Protocol
 
+from outrider.api.callers import Prompt
 from outrider.api.result import GenerationResult
 from outrider.core.draft import RoundTrace
 from outrider.core.errors import ContractError
@@ -36,7 +37,7 @@ class DrafterPiece:
 
     domain: str
     number: int
-    prompts: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +67,15 @@ class DrafterSample(Sample[DrafterNumbers]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RacePlan:
     """Every piece so often. `by_domain` are parameters of domains that have their own; `tied` says
-    that the rule ties even sampled text to the seed, so that it may be compared."""
+    that the rule ties even sampled text to the seed, so that it may be compared. Prompts of the
+    domains in `messages` are in the target's chat template."""
 
     pieces: Sequence[DrafterPiece]
     repeats: int
     params: SamplingParams
     by_domain: Mapping[str, SamplingParams] = field(default_factory=dict[str, SamplingParams])
     tied: bool = False
+    messages: tuple[str, ...] = ()
 
     def params_of(self, piece: DrafterPiece) -> SamplingParams:
         return self.by_domain.get(piece.domain, self.params)
@@ -157,7 +160,7 @@ def numbers_of(
     )
 
 
-def pieces_of(texts: Mapping[str, Sequence[str]], *, at_once: int) -> list[DrafterPiece]:
+def pieces_of(texts: Mapping[str, Sequence[Prompt]], *, at_once: int) -> list[DrafterPiece]:
     """The prompts of each domain, so many in a piece, and the domains in turns."""
     return in_turns(
         [

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from outrider.api.callers import Prompt
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.core.config import EngineConfig
@@ -128,7 +129,7 @@ class Writer(Protocol):
     """What a contestant writes with; `LLM` is one."""
 
     def generate(
-        self, prompts: Sequence[str], params: SamplingParams, /
+        self, prompts: Sequence[Prompt], params: SamplingParams, /
     ) -> list[GenerationResult]: ...
     def forget(self) -> None: ...
 

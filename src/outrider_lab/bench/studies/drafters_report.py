@@ -263,6 +263,7 @@ def plan_record(plan: RacePlan) -> dict[str, object]:
         counts[piece.domain] = counts.get(piece.domain, 0) + len(piece.prompts)
     return {
         "prompts": counts,
+        "messages": list(plan.messages),
         "num_pieces": len(plan.pieces),
         "repeats": plan.repeats,
         "params": asdict(plan.params),
