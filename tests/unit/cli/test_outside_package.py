@@ -3,10 +3,12 @@ own tests pass, and a rule of it that is wrong gets no certificate."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -43,27 +45,58 @@ LITTLE = Effort(
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the template was installed; its build leaves the checkout as it is."""
     folder = tmp_path_factory.mktemp("outside")
-    shutil.copytree(TEMPLATE, folder / "source")
+    return put(shutil.copytree(TEMPLATE, folder / "source"), folder / "there")
+
+
+def put(source: Path, place: Path) -> Path:
+    """Installs the package of a folder; returns where it is."""
     words = "install --quiet --no-index --no-deps --no-build-isolation --disable-pip-version-check"
-    place = folder / "there"
     subprocess.run(
-        [sys.executable, "-m", "pip", *words.split(), "--target", place, folder / "source"],
+        [sys.executable, "-m", "pip", *words.split(), "--target", place, source],
         check=True,
         timeout=120,
     )
     return place
 
 
-@pytest.fixture
-def beside(package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """This process finds it, and those that it starts."""
-    monkeypatch.setenv("PYTHONPATH", str(package))
-    monkeypatch.setattr(sys, "path", [str(package), *sys.path])
+@contextmanager
+def found(place: Path) -> Generator[None]:
+    """This process finds what is installed there, and those that it starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(place))
+        patch.setattr(sys, "path", [str(place), *sys.path])
+        installed.cache_clear()
+        yield
     installed.cache_clear()
-    yield package
-    installed.cache_clear()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "outside_drafter"]:
+    modules = {path.stem for path in place.iterdir()}
+    for name in [name for name in sys.modules if name.partition(".")[0] in modules]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def beside(package: Path) -> Iterator[Path]:
+    with found(package):
+        yield package
+
+
+def test_the_smallest_package_is_the_two_files_of_the_page(
+    outrider: Command, tmp_path: Path
+) -> None:
+    page = (TEMPLATE.parents[1] / "docs" / "extending.md").read_text("utf-8")
+    part = page.partition("## The smallest package")[2]
+    source = tmp_path / "cycle-drafter"
+    source.mkdir()
+    for name, kind in (("pyproject.toml", "toml"), ("cycle_drafter.py", "python")):
+        (source / name).write_text(part.partition(f"```{kind}\n")[2].partition("```")[0])
+    words = ("generate", PROMPT, "--max-tokens", str(TOKENS), "--drafter")
+    plain = outrider(*words, "none", "--quiet").out
+    assert "unknown" in outrider(*words, "cycle").err
+    with found(put(source, tmp_path / "there")):
+        shown = outrider(*words, "cycle", "--json")
+        assert outrider(*words, "cycle", "--quiet").out == plain
+    record = json.loads(shown.out.splitlines()[-1])
+    assert record["stats"]["drafter"] == "cycle"
+    assert record["stats"]["num_drafted"] > 0
 
 
 def ran(*words: str) -> str:
