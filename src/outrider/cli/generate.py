@@ -38,7 +38,7 @@ def _complete(call: Call[GenerateOptions]) -> int:
     llm = open_llm(resolved, details=shown.stats)
     prompt, is_message = given_prompt(llm, text, shown, resolved.program().target)
     if shown.compare:
-        from outrider.plugins.measure.compare import check_drafts, compare_with_off
+        from outrider.plugins.measure.compare import check_drafts
 
         check_drafts(llm)
     page = RoundsPage(llm, resolved)
@@ -59,6 +59,8 @@ def _complete(call: Call[GenerateOptions]) -> int:
     show_notes([reply.result])
     comparison = None
     if shown.compare:
+        from outrider.plugins.measure.compare import compare_with_off
+
         comparison = compare_with_off(llm, prompt, call, reply.result)
     if painter is not None and not shown.quiet:
         painter.line(verdict(reply.result, comparison, everything=shown.stats))

@@ -451,8 +451,8 @@ def logit_step(lists: Sequence[Mapping[bytes, float]]) -> float:
     it, as their logits do. 0 if there is none.
 
     Logits of one number format have larger steps where they are larger, so this is the step that
-    four of five lists do not exceed. Log-probabilities that are bfloat16 themselves hide the step of
-    their logits, and that of usual logits is assumed.
+    four of five lists do not exceed. Log-probabilities that are bfloat16 themselves hide the step
+    of their logits, and that of usual logits is assumed.
     """
     # A text that repeats itself has the same lists again.
     full = {tuple(sorted(one.values())) for one in lists if len(one) > 3}

@@ -11,7 +11,7 @@ import pytest
 from doubles.command_line import Command
 from doubles.gguf_writer import wide_llama
 from outrider.core.settings import SETTINGS
-from outrider.models import loading
+from outrider.models import names
 
 
 def read(outrider: Command, *words: str) -> Any:
@@ -84,7 +84,7 @@ def test_where_the_hybrid_is_not_installed_nothing_misses_it(
     outrider: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a wheel, which has the pair alone."""
-    monkeypatch.setitem(loading.ALIASES, "outrider/embedded-hybrid", "not-in-a-wheel")
+    monkeypatch.setitem(names.ALIASES, "outrider/embedded-hybrid", "not-in-a-wheel")
     assert read(outrider, "doctor", "--force-reference")["problems"] == []
     assert [
         one["name"] for one in read(outrider, "list") if one["name"].startswith("outrider/")

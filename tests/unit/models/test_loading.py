@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.hf_api import ModelInfo
 
@@ -121,7 +122,7 @@ def test_a_hub_that_fails_is_reported(error: Exception, monkeypatch: pytest.Monk
     def fail(*_: object, **__: object) -> str:
         raise error
 
-    monkeypatch.setattr(hub.HfApi, "model_info", fail)
+    monkeypatch.setattr(HfApi, "model_info", fail)
     monkeypatch.setattr(hub, "_unreached", {})
     with pytest.raises(CheckpointError, match="it is not in the local cache: ") as caught:
         resolve("org/name")
@@ -138,7 +139,7 @@ def test_a_hub_that_never_answers_is_waited_for_once_and_not_long(
         calls.append((names, options))
         ended.wait(60)
 
-    monkeypatch.setattr(hub.HfApi, "model_info", never)
+    monkeypatch.setattr(HfApi, "model_info", never)
     monkeypatch.setattr(hub, "_unreached", {})
     monkeypatch.setattr(hub, "_SILENCE", 0.05)
     monkeypatch.setattr(hub, "PATIENCE", 0.1)
@@ -152,7 +153,7 @@ def test_a_hub_that_never_answers_is_waited_for_once_and_not_long(
     assert monotonic() - began < 30
     assert len(calls) == 1
     assert [record.getMessage() for record in caplog.records] == [
-        f"{hub.constants.ENDPOINT} is asked about org/name, for 0 s at most."
+        f"{constants.ENDPOINT} is asked about org/name, for 0 s at most."
     ]
 
 
@@ -178,7 +179,7 @@ def test_the_hub_is_asked_for_a_revision_and_for_data_files_only(
         asked.extend(sorted(file.name for file in model.files))
         return Path("there")
 
-    monkeypatch.setattr(hub.HfApi, "model_info", info)
+    monkeypatch.setattr(HfApi, "model_info", info)
     monkeypatch.setattr(hub, "fetch_shown", fetched)
     assert resolve(name) == Path("there")
     wanted = ["config.json", "model.safetensors", "tokenizer.model"]
@@ -198,9 +199,9 @@ def test_a_model_in_the_cache_is_loaded_without_asking_the_hub(
     refs = tmp_path / "models--org--name" / "refs"
     refs.mkdir()
     (refs / "main").write_text("1" * 40)
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub.HfApi, "model_info", fail)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(HfApi, "model_info", fail)
     assert resolve("org/name") == small_files("org/name", "tokenizer.json") == folder
 
 
