@@ -51,7 +51,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'outrider' has no attribute {name!r}")
     from importlib import import_module
 
-    from outrider.core.env import uncollected
+    from outrider.core.process import uncollected
 
     with uncollected():
         return getattr(import_module(_HOMES[name]), name)

@@ -26,12 +26,12 @@ import outrider
 from doubles.bell import Bell
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.request import RequestHandle
-from outrider.core import interrupts
+from outrider.core import process
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 
 ROOT = Path(outrider.__file__).parent
-PLACES = ("api/", "engine/", "sched/", "cache/", "core/interrupts.py")
+PLACES = ("api/", "engine/", "sched/", "cache/", "core/process.py")
 WATCHED = tuple(str(ROOT / place) for place in PLACES)
 PROMPTS = ("def f(x):", "for i in range(", "import os, sys")
 PARAMS = SamplingParams(max_tokens=6)
@@ -203,7 +203,7 @@ def test_a_second_interrupt_anywhere_leaves_it_so_too(
     llm: LLM, run: Callable[[LLM], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is told in the midst of what may hang, and nowhere else."""
-    monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(process, "PATIENCE_SECONDS", 0.0)
     tried, told = sweep(llm, run, STRIDE, presses=2)
     assert tried > 5
     assert told == tried
@@ -222,7 +222,7 @@ def test_an_alarm_anywhere_leaves_the_llm_as_it_was(
 ) -> None:
     del alarmed
     if presses == 2:
-        monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr(process, "PATIENCE_SECONDS", 0.0)
     tried, told = sweep(llm, run, STRIDE, presses, signal.SIGALRM)
     assert tried > 5
     assert told == tried
@@ -243,7 +243,7 @@ def test_a_signal_at_each_line_leaves_the_llm_as_it_was(
 ) -> None:
     del alarmed
     if presses == 2:
-        monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr(process, "PATIENCE_SECONDS", 0.0)
     tried, told = sweep(llm, run, 1, presses, number)
     what = f"{llm.config.schedule} {run.__name__} {number.name} {presses}"
     record_testsuite_property(what, f"{tried} points, {told} told")
@@ -273,7 +273,7 @@ def test_a_handler_of_the_program_is_told_instead() -> None:
 
 
 def test_a_second_interrupt_ends_a_callback_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(process, "PATIENCE_SECONDS", 0.0)
     llm = LLM()
     free, wanted = llm.free_tokens, llm.generate(PROMPTS[0], PARAMS)[0].text
     began = monotonic()
@@ -325,7 +325,7 @@ def test_an_alarm_that_rings_once_ends_a_callback_that_hangs(
 ) -> None:
     """One that takes every Exception for its own, too."""
     del alarmed
-    monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(process, "PATIENCE_SECONDS", 0.05)
     llm, began = LLM(), monotonic()
     free, wanted = llm.free_tokens, llm.generate(PROMPTS[0], PARAMS)[0].text
 

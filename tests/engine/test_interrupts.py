@@ -15,7 +15,7 @@ import pytest
 from doubles.bell import Bell
 from outrider import LLM
 from outrider.api.output import OutputStream, RequestRouter
-from outrider.core import interrupts
+from outrider.core import process
 from outrider.core.config import EngineConfig
 from outrider.core.draft import RoundTrace
 from outrider.core.errors import ConfigError
@@ -147,14 +147,14 @@ def test_a_request_ends_with_the_next_job_where_the_wait_for_its_own_is_broken_o
     run: Callable[[LLM, int], None], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that were to end after it, too."""
-    monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(process, "PATIENCE_SECONDS", 0.0)
     cancel, num_broken = Engine.cancel, 0
 
     def broken(engine: Engine, seq_id: int) -> None:
         nonlocal num_broken
         if not num_broken:
             num_broken += 1
-            with interrupts.breakable():
+            with process.breakable():
                 signal.raise_signal(number)
                 signal.raise_signal(number)
         cancel(engine, seq_id)
@@ -200,7 +200,7 @@ def test_an_interrupt_while_a_stream_is_let_go_is_told_by_the_next_call(
 def test_what_is_broken_off_in_a_tokenizer_is_no_fault_of_its_file(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(process, "PATIENCE_SECONDS", 0.0)
     llm, num_asked = LLM(config=EngineConfig(k=2, batch_size=2)), 0
 
     class Hanging:

@@ -34,8 +34,8 @@ from outrider.core.errors import (
     within_memory,
 )
 from outrider.core.fields import BYTES_PER_TOKEN, MESSAGES, shown
-from outrider.core.interrupts import breakable, deferred, deliver
 from outrider.core.options import SamplingOptions
+from outrider.core.process import breakable, deferred, deliver
 
 # Interval at which a main thread that waits for its turn checks for Ctrl-C.
 _LOOK_SECONDS = 0.1

@@ -30,10 +30,10 @@ from outrider.core.config import EngineConfig
 from outrider.core.draft import JobTrace
 from outrider.core.errors import ConfigError, OutriderError, within_memory
 from outrider.core.fields import size
-from outrider.core.interrupts import deferred, deliver
 from outrider.core.logits import AllowedTokens
 from outrider.core.options import EngineOptions
 from outrider.core.params import SamplingParams, engine_config, params_for_each, params_for_one
+from outrider.core.process import deferred, deliver
 from outrider.core.protocols import Controller
 from outrider.core.spec import ModelSpec
 from outrider.drafters.common.context import DraftFunction, drafter_named_after

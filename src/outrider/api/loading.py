@@ -16,7 +16,6 @@ from outrider.api.plan import LoadPlan, plan_pair
 from outrider.api.tokenizer import Tokenizer
 from outrider.cache.pool import Keep
 from outrider.core.config import EngineConfig
-from outrider.core.env import give_back, uncollected
 from outrider.core.errors import (
     CapacityError,
     CheckpointError,
@@ -27,6 +26,7 @@ from outrider.core.errors import (
 from outrider.core.fields import is_changed, shown
 from outrider.core.files import open_regular
 from outrider.core.plugins import AUTO, KINDS, MODEL
+from outrider.core.process import give_back, uncollected
 from outrider.core.protocols import CausalLM
 from outrider.core.resolve import ResolvedConfig
 from outrider.drafters.common.context import LaneTarget, LoadedModels, Machine

@@ -24,7 +24,6 @@ from outrider.api.structure import StructureOptions
 from outrider.api.tokenizer import Tokenizer, spellings
 from outrider.core.errors import CheckpointError, ConfigError, OutriderError, foreign
 from outrider.core.fields import BYTES_PER_TOKEN
-from outrider.core.interrupts import breakable
 from outrider.core.logits import (
     AllowedTokens,
     CallbackConstraint,
@@ -34,6 +33,7 @@ from outrider.core.logits import (
     TokenConstraint,
 )
 from outrider.core.params import SamplingParams
+from outrider.core.process import breakable
 from outrider.engine.round import LiveSequence
 from outrider.sched.admission import LEAST_WEIGHT, MOST_WEIGHT
 

@@ -27,7 +27,7 @@ from outrider.api.tokenizer_guard import NO_GROWTH, Growth, Spelling, check, spe
 from outrider.core.errors import CheckpointError, ConfigError, out_of_memory
 from outrider.core.fields import num_bytes
 from outrider.core.files import FileKind, file_identity, parse_json, read_text
-from outrider.core.interrupts import is_interrupt
+from outrider.core.process import is_interrupt
 from outrider.models.checkpoint import CONFIG, GENERATION, Checkpoint, open_checkpoint
 from outrider.models.gguf.vocabulary import TURN_ENDS, has_messages
 from outrider.models.json_object import token_text

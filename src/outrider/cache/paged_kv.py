@@ -37,7 +37,7 @@ from outrider.cache.pages import (
 )
 from outrider.cache.pool import Frames
 from outrider.core.errors import CapacityError, ContractError, given
-from outrider.core.interrupts import WholeLock
+from outrider.core.process import WholeLock
 from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import ROOT

@@ -1,18 +1,14 @@
 """The environment, read (and once written) here and nowhere else.
 
 Every setting has a variable `OUTRIDER_<NAME>` (`outrider config` lists them); the few others that
-change what the program does are listed by `other_variables`. Importing this module reads
-nothing. What the process returns to its environment is memory: `give_back`.
+change what the program does are listed by `other_variables`. Importing this module reads nothing.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
-import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -130,33 +126,3 @@ def wants_traces() -> bool:
 
 def _read(name: str) -> str | None:
     return os.environ.get(name) or None  # noqa: TID251 - the one reader
-
-
-@contextmanager
-def uncollected() -> Generator[None]:
-    """Suspend garbage collection. A collection would walk all objects of torch, a tenth of a
-    second, and free nothing. Also a decorator."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-def keep_objects() -> None:
-    """Leave all objects that there are now out of later garbage collections, for a process that
-    only serves a model: a collection of torch's objects holds up all requests."""
-    gc.collect()
-    gc.freeze()
-
-
-def give_back() -> None:
-    """Return freed memory to the operating system; glibc's allocator would hold on to it."""
-    # Imported here: help needs none.
-    import ctypes
-
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)

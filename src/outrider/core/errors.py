@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from outrider.core.env import PREFIX
-from outrider.core.interrupts import is_interrupt
+from outrider.core.process import is_interrupt
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

@@ -37,7 +37,7 @@ from outrider.core.errors import (
     foreign,
     words_of,
 )
-from outrider.core.interrupts import breakable, is_interrupt
+from outrider.core.process import breakable, is_interrupt
 from outrider.core.protocols import (
     AheadRow,
     CacheStore,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from outrider.core.draft import JobTrace, Outcome
 from outrider.core.errors import foreign
-from outrider.core.interrupts import breakable, is_interrupt
+from outrider.core.process import breakable, is_interrupt
 from outrider.core.protocols import Drafter
 from outrider.engine.lanes import Executor, LaneResult, LaneTask, LaneWork
 from outrider.engine.requests import SLOW_MASK, Failures, RequestTable

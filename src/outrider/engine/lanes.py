@@ -13,7 +13,7 @@ from typing import Protocol, cast
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import JobTrace, Outcome
 from outrider.core.errors import ordinary, require_spare
-from outrider.core.interrupts import breakable, is_interrupt
+from outrider.core.process import breakable, is_interrupt
 from outrider.core.protocols import AheadRow, DraftAhead
 from outrider.engine.drafting import Proposals, guarded_ahead
 from outrider.engine.round import Batch, Chunks, Round

@@ -24,7 +24,7 @@ from outrider.core.errors import (
     ordinary,
     out_of_memory,
 )
-from outrider.core.interrupts import is_interrupt
+from outrider.core.process import is_interrupt
 from outrider.core.protocols import CausalLM
 from outrider.engine.drafting import DrafterHandle
 from outrider.engine.lanes import LaneResult, LaneTask

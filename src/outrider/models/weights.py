@@ -22,9 +22,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from outrider.core.env import give_back
 from outrider.core.errors import CheckpointError, OutriderError, out_of_memory
 from outrider.core.files import FileKind, open_regular
+from outrider.core.process import give_back
 from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import BlockRows, PackedLinear, PackedTable

@@ -18,9 +18,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from outrider.api.callers import ChatIds
-from outrider.core.env import keep_objects, show_gpu
+from outrider.core.env import show_gpu
 from outrider.core.errors import MachineError, OutriderError, Wordless, hear_compilers, tell_of_task
 from outrider.core.params import SamplingParams
+from outrider.core.process import keep_objects
 from outrider.server.port import (
     COMMANDS,
     Cancel,

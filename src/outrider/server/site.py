@@ -20,11 +20,11 @@ from starlette.requests import Request
 
 from outrider.api.result import GenerationResult
 from outrider.core.draft import TokenLogprobs
-from outrider.core.env import give_back
 from outrider.core.errors import ConfigError
 from outrider.core.fields import default_of
 from outrider.core.params import ADVISED, SamplingParams
 from outrider.core.plugins import KINDS
+from outrider.core.process import give_back
 from outrider.server.errors import ASK_AGAIN, ApiError, overloaded
 from outrider.server.parts import Part
 from outrider.server.port import EnginePort, EngineRequest

@@ -17,9 +17,9 @@ from outrider.api.memory import draft_room
 from outrider.core.config import EngineConfig
 from outrider.core.draft import JobTrace, RoundTrace
 from outrider.core.errors import CapacityError
-from outrider.core.interrupts import deferred
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import MODEL
+from outrider.core.process import deferred
 from outrider.core.protocols import CausalLM
 from outrider.core.resolve import resolve
 from outrider.drafters.common.context import LoadedModels

@@ -19,8 +19,8 @@ from typing import Any, TypeAlias, cast
 from outrider.api.llm import LLM
 from outrider.core.config import EngineConfig
 from outrider.core.errors import OutriderError
-from outrider.core.interrupts import deferred
 from outrider.core.params import SamplingParams
+from outrider.core.process import deferred
 from outrider.plugins.proof.algebra import DEFECTS, prove_rule
 from outrider.plugins.proof.cases import FIXED, PAIRS
 from outrider.plugins.proof.check import PROMPTS, Check, Part

@@ -15,7 +15,7 @@ from outrider.api.output import MemoryWatch, OutputStream
 from outrider.api.result import GenerationResult
 from outrider.api.stream import StopMatcher
 from outrider.api.tokenizer import Tokenizer
-from outrider.core import interrupts
+from outrider.core import process
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.params import FinishReason
 from outrider.core.params import SamplingParams as Params
@@ -156,7 +156,7 @@ def test_an_interrupt_between_text_and_memory_repeats_nothing(
     newest = 3  # the second stream, after two requests
     left = [signal.SIGINT]
     # A second signal is then told at once, in the midst of a job.
-    monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(process, "PATIENCE_SECONDS", 0.0)
 
     def interrupted(outcome: Outcome, seq: LiveSequence) -> tuple[Outcome, FinishReason | None]:
         clamped = clamp(outcome, seq)

@@ -12,8 +12,8 @@ from types import FrameType
 
 import pytest
 
-from outrider.core import interrupts
-from outrider.core.interrupts import deferred, deliver, is_interrupt
+from outrider.core import process
+from outrider.core.process import deferred, deliver, is_interrupt
 
 NUMBERS = (signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1, signal.SIGPROF, signal.SIGRTMIN + 1)
 
@@ -36,7 +36,7 @@ def _raising() -> Iterator[None]:
 
 
 def is_clean() -> bool:
-    state = interrupts._deferral  # pyright: ignore[reportPrivateUsage]
+    state = process._deferral  # pyright: ignore[reportPrivateUsage]
     handlers = {signal.getsignal(number) for number in NUMBERS}
     return handlers == {ring} and not (state.depth or state.before or state.waiting)
 
@@ -94,10 +94,10 @@ def test_what_waits_for_long_breaks_off_what_hangs(
     rings_again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By no Exception, which what hangs could take for its own."""
-    monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0 if rings_again else 0.02)
+    monkeypatch.setattr(process, "PATIENCE_SECONDS", 0.0 if rings_again else 0.02)
 
     def hang() -> None:
-        with interrupts.breakable():
+        with process.breakable():
             signal.raise_signal(signal.SIGUSR1)
             while True:
                 with suppress(Exception):
@@ -124,10 +124,10 @@ def test_what_broke_off_is_raised_where_it_was_lost(
     instead: OSError | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a library raises an error of its own instead."""
-    monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(process, "PATIENCE_SECONDS", 0.0)
 
     def lose() -> None:
-        with suppress(BaseException), interrupts.breakable():
+        with suppress(BaseException), process.breakable():
             while True:
                 signal.raise_signal(signal.SIGUSR1)
         if instead is not None:
@@ -142,11 +142,11 @@ def test_what_waits_for_long_breaks_off_a_finalizer_and_is_told_by_the_next_call
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Raised in a finalizer, it would be printed and lost."""
-    monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(process, "PATIENCE_SECONDS", 0.0)
     ended: list[bool] = []
     with deferred(delivers=False):
         try:
-            with interrupts.breakable():
+            with process.breakable():
                 while True:
                     signal.raise_signal(signal.SIGUSR1)
         except BaseException as error:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from outrider.core.errors import CapacityError, ContractError
-from outrider.core.interrupts import WholeLock
+from outrider.core.process import WholeLock
 from outrider.core.protocols import StepRow
 from outrider.core.tree import ROOT
 from outrider.kernels.reference.delta import StateCell

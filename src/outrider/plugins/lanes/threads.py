@@ -19,7 +19,7 @@ import torch
 
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import ContractError, ordinary
-from outrider.core.interrupts import breakable
+from outrider.core.process import breakable
 from outrider.engine.lanes import Call, LaneResult, LaneTask, LaneWork
 
 

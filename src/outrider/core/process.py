@@ -1,16 +1,19 @@
-"""Signals at safe points only: begun work is finished or undone before a handler may raise.
+"""The process: signals at safe points only, garbage collection, and memory that is given back.
 
-Python runs a handler, which may raise KeyboardInterrupt or an alarm's TimeoutError, between any two
-bytecodes of the main thread. Within `deferred` signals are only noted; `deliver`, or the end of the
-outermost `deferred`, calls the handlers that were installed before. Within `breakable`, around code
-that may hang, a signal that has waited for `PATIENCE_SECONDS` is handled at once, Ctrl-C when it
-comes a second time; the interrupted work is then undone.
+Begun work is finished or undone before a signal's handler may raise. Python runs a handler, which
+may raise KeyboardInterrupt or an alarm's TimeoutError, between any two bytecodes of the main
+thread. Within `deferred` signals are only noted; `deliver`, or the end of the outermost `deferred`,
+calls the handlers that were installed before. Within `breakable`, around code that may hang, a
+signal that has waited for `PATIENCE_SECONDS` is handled at once, Ctrl-C when it comes a second
+time; the interrupted work is then undone.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 import threading
 from _thread import start_new_thread
 from collections.abc import Callable, Generator
@@ -260,3 +263,33 @@ def _see_main_thread() -> None:
 
 _main = threading.main_thread().ident
 os.register_at_fork(after_in_child=_see_main_thread)
+
+
+@contextmanager
+def uncollected() -> Generator[None]:
+    """Suspend garbage collection. A collection would walk all objects of torch, a tenth of a
+    second, and free nothing. Also a decorator."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def keep_objects() -> None:
+    """Leave all objects that there are now out of later garbage collections, for a process that
+    only serves a model: a collection of torch's objects holds up all requests."""
+    gc.collect()
+    gc.freeze()
+
+
+def give_back() -> None:
+    """Return freed memory to the operating system; glibc's allocator would hold on to it."""
+    # Imported here: help needs none.
+    import ctypes
+
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
