@@ -23,7 +23,7 @@ from outrider.drafters.none import NoDrafter
 from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes, LaneRunner
-from outrider.engine.requests import Counts, Failures, RequestTable
+from outrider.engine.requests import Counts, RequestTable
 from outrider.engine.round import LiveSequence, Round, StopMatch
 from outrider.engine.stages import Stages
 from outrider.plugins.compaction import Compaction
@@ -134,7 +134,6 @@ class Rig:
         )
         return Engine(
             residents=residents,
-            failures=Failures(residents),
             executor=InlineLanes(dict.fromkeys(schedule.lanes, runner)),
             schedule=schedule,
         )

@@ -21,7 +21,7 @@ from outrider.core.params import SamplingParams
 from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes, LaneResult, LaneRunner, LaneTask
-from outrider.engine.requests import Failures, RequestTable
+from outrider.engine.requests import RequestTable
 from outrider.engine.round import LiveSequence
 from outrider.plugins.lanes.schedules import PrefillDecode
 from outrider.sched.jobs import Ledger, Limits
@@ -212,7 +212,6 @@ def slow_engine(rig: Rig) -> Engine:
     residents = RequestTable(target, DrafterHandle(rig.drafter), Ledger(), limits)
     return Engine(
         residents=residents,
-        failures=Failures(residents),
         executor=Slow({"decode": runner, "prefill": runner}),
         schedule=PrefillDecode(4),
     )

@@ -32,7 +32,7 @@ from outrider.engine.drafting import DrafterHandle, RequestDrafters
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes, LaneRunner, Lanes
 from outrider.engine.native_round import NativeRound, native_round
-from outrider.engine.requests import Failures, KneeOnceNeeded, RequestTable
+from outrider.engine.requests import KneeOnceNeeded, RequestTable
 from outrider.engine.round import FixedLengths, Round, StepwiseLM
 from outrider.engine.stages import Stages
 from outrider.kernels.operators import pick_device
@@ -213,10 +213,8 @@ def build_engine(
             stages, controller=GuardedController(controller, most), fixed=None, trim=None
         )
     lanes = _lanes(resolved, models, stages)
-    residents = _residents(resolved, models, stages, limit, num_slots)
     return Engine(
-        residents=residents,
-        failures=Failures(residents),
+        residents=_residents(resolved, models, stages, limit, num_slots),
         executor=lanes.executor,
         schedule=lanes.schedule,
         order=lanes.order,
