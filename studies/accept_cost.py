@@ -33,7 +33,7 @@ from outrider.kernels.native.ops import function
 from outrider.kernels.native.rounds import CacheSpan, RoundRow
 from outrider.kernels.operators import Kernels
 from outrider.kernels.registry import choose
-from outrider.verify.batched import rule_for
+from outrider.verify.rules import rule_for
 
 VOCABULARIES, LENGTHS = (8192, 32_768, 131_072), (1, 4, 8)
 TEMPERATURE = 0.8

@@ -31,8 +31,8 @@ from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
 from outrider.plugins.gpu.rounds.program import launcher_for
 from outrider.plugins.gpu.rounds.sampling import GreedyProbs, Judged, Rows
+from outrider.plugins.gpu.rounds.verdicts import kept_prefix
 from outrider.plugins.measure.timers import synced_seconds
-from outrider.verify.batched import kept_prefix
 from outrider_lab.models.inflate import ModelShape
 
 ALPHA, LEAST = 0.8, 0.95

@@ -34,7 +34,7 @@ from outrider.models.weights import Placement
 from outrider.plugins.gpu.rounds.sampling import Filters, Rows
 from outrider.plugins.gpu.rounds.trees import DRAWN_WAYS, Way
 from outrider.plugins.gpu.rounds.triton import RoundKernels, TritonTreeProbs
-from outrider.verify.batched import TreeDrafts
+from outrider.plugins.gpu.rounds.verdicts import TreeDrafts
 from outrider_lab.models.inflate import ModelShape
 
 PROMPT = "def f(x):"

@@ -18,16 +18,15 @@ from outrider.core.philox import Words
 from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import KeyedRng, Rng, Role
 from outrider.core.sampling import Distributions
-from outrider.verify.batched import (
+from outrider.plugins.gpu.rounds.verdicts import (
     ChainNumbers,
     ChainVerdicts,
     judge_blocks,
     judge_chains,
-    keyed_numbers,
-    keyed_uniforms,
     pick,
 )
 from outrider.verify.exact import BlockRule, TokenRule
+from outrider_lab.proof.chisquare import keyed_numbers, keyed_uniforms
 
 VOCAB = 4
 NUM_CHAINS = 800

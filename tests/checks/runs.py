@@ -34,8 +34,8 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.rng import draw_for, race_node
 from outrider.engine.round import StepwiseLM
 from outrider.testing import GREEDY, VOCAB, check_memory, row
-from outrider.verify.batched import EXACT, rule_for
 from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
+from outrider.verify.rules import EXACT, rule_for
 
 
 def self_drafting() -> None:

@@ -20,7 +20,7 @@ from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import KeyedRng, Rng
 from outrider.core.sampling import Distributions
 from outrider.core.tree import ROOT
-from outrider.verify.batched import EXACT, LOSSY, rule_for
+from outrider.verify.rules import EXACT, LOSSY, rule_for
 
 VOCAB = 4
 every_rule = pytest.mark.parametrize(

@@ -28,17 +28,16 @@ from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import KeyedRng
 from outrider.core.sampling import Distributions
 from outrider.kernels.reference.pointwise import verify_prefix
-from outrider.verify.batched import (
+from outrider.plugins.gpu.rounds.verdicts import (
     ChainNumbers,
     ChainVerdicts,
     judge_blocks,
     judge_chains,
-    keyed_numbers,
     leftover,
     ratios,
 )
 from outrider.verify.exact import BlockRule, TokenRule
-from outrider_lab.proof.chisquare import FAMILY_LEVEL, p_values
+from outrider_lab.proof.chisquare import FAMILY_LEVEL, keyed_numbers, p_values
 
 Judge = Callable[[Tensor, Tensor, Tensor, ChainNumbers], ChainVerdicts]
 

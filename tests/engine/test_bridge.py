@@ -26,7 +26,7 @@ from outrider.core.errors import ConfigError, VocabularyError
 from outrider.drafters.bridge import BridgeDrafter
 from outrider.drafters.common.context import Translator
 from outrider.models.loading import resolve
-from outrider.verify.batched import EXACT, rule_for
+from outrider.verify.rules import EXACT, rule_for
 from outrider_lab.bench.workload import load_prompts
 
 PARAMS = SamplingParams(max_tokens=24)

@@ -23,7 +23,7 @@ from outrider.core.rng import KeyedRng, Role
 from outrider.core.sampling import processed_probs
 from outrider.core.tree import ROOT
 from outrider.engine.stages import verdicts_of
-from outrider.verify.batched import EXACT, rule_for
+from outrider.verify.rules import EXACT, rule_for
 
 PROMPTS = (PROMPT, (0, 3), (4, 4, 1, 0, 2))
 SAMPLED = SamplingParams(max_tokens=14, temperature=0.9, top_k=4, seed=3)

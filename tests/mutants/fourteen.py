@@ -21,7 +21,7 @@ GROWING = "outrider.drafters.common.growth"
 NOISE = "outrider.core.rng"
 SHAPING = "outrider.core.logits"
 SAMPLING = "outrider.core.sampling"
-TABLE = "outrider.verify.batched"
+TABLE = "outrider.verify.rules"
 
 MUTANTS = (
     Mutant(

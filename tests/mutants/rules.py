@@ -20,7 +20,7 @@ EXACT = "outrider.verify.exact"
 BLOCK = "outrider.verify.exact"
 MATCH = "outrider.verify.exact"
 COUPLED = "outrider.verify.exact"
-BATCHED = "outrider.verify.batched"
+BATCHED = "outrider.plugins.gpu.rounds.verdicts"
 SAMPLING = "outrider.core.sampling"
 
 MUTANTS = (

@@ -36,7 +36,7 @@ from outrider.kernels.operators import Kernels, pick_device
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity, SharedWeights
 from outrider.models.heads import HeadsToLoad
 from outrider.models.loading import load_model, prepare_torch
-from outrider.verify.batched import rule_for
+from outrider.verify.rules import rule_for
 
 if TYPE_CHECKING:
     from outrider.plugins.lanes.process.options import ChildOptions

@@ -39,7 +39,7 @@ from outrider.kernels.operators import pick_device
 from outrider.models.decoder import ModelCapacity
 from outrider.sched.admission import BatchLimit, Limit, PromptPace, observed
 from outrider.sched.jobs import Ledger, Limits, single_lane
-from outrider.verify.batched import exact_rules, rule_for
+from outrider.verify.rules import exact_rules, rule_for
 
 if TYPE_CHECKING:
     from outrider.plugins.compaction import Compaction

@@ -79,7 +79,7 @@ from outrider.engine.round import (
     settle,
     unread_prompts,
 )
-from outrider.verify.batched import exact_rules
+from outrider.verify.rules import exact_rules
 
 if TYPE_CHECKING:
     from outrider.plugins.compaction import Compaction

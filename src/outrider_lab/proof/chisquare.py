@@ -22,18 +22,35 @@ from torch import Tensor
 
 from outrider.core.philox import Word, Words, philox_exponentials, philox_uniforms
 from outrider.core.rng import Role
-from outrider.plugins.proof.cases import LENGTH, START, VOCAB, WeightPair
-from outrider.verify.batched import (
+from outrider.core.tree import ROOT
+from outrider.plugins.gpu.rounds.verdicts import (
     ChainNumbers,
     ChainVerdicts,
     judge_blocks,
     judge_chains,
-    keyed_numbers,
     pick,
 )
+from outrider.plugins.proof.cases import LENGTH, START, VOCAB, WeightPair
 
 FAMILY_LEVEL = 1e-6
 MIN_EXPECTED = 5.0
+
+
+def keyed_numbers(seed: Word, sample: Word, start: Word, num_tokens: int) -> ChainNumbers:
+    """The numbers that `KeyedRng(seed, sample, start)` draws in a round.
+
+    Each of the three is an int or a uint64 array of shape B; at least one is an array.
+    """
+    accept = [keyed_uniforms(seed, sample, start, node, Role.ACCEPT) for node in range(num_tokens)]
+    nodes = range(ROOT, num_tokens)
+    following = [keyed_uniforms(seed, sample, start, node, Role.NEXT) for node in nodes]
+    accept_BK = torch.stack(accept, -1) if accept else following[0].new_empty(len(following[0]), 0)
+    return ChainNumbers(accept_BK, torch.stack(following, -1))
+
+
+def keyed_uniforms(seed: Word, sample: Word, start: Word, node: int, role: Role) -> Tensor:
+    """Numbers of shape B that decide `role` of `node`; arguments as for `keyed_numbers`."""
+    return torch.as_tensor(philox_uniforms(seed, (node + 1, start, sample, int(role))))
 
 
 def p_values(counts_SC: Tensor, probs_C: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from outrider.kernels.reference.pointwise import argmax
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.loading import load_model, resolve
 from outrider.plugins.proof.check import Check, Part
-from outrider.verify.batched import rule_for
+from outrider.verify.rules import rule_for
 from outrider_lab.proof.parity import (
     BATCH,
     CellTexts,

@@ -14,7 +14,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.plugins import KINDS, drafter_named, every_drafter, installed
 from outrider.core.resolve import resolve
-from outrider.verify.batched import rule_for
+from outrider.verify.rules import rule_for
 
 Install = Callable[[str, str], Path]
 DRAFTER = "[outrider.drafters]\n{name} = {name}_package:KIND\n"

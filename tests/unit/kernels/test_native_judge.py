@@ -27,7 +27,7 @@ from outrider.drafters.common.growth import SampledNodes
 from outrider.kernels.native.ops import function
 from outrider.kernels.native.rounds import RULES, CacheSpan, RoundRow, RoundVerdict
 from outrider.kernels.native.sampling import native_sampling
-from outrider.verify.batched import rule_for
+from outrider.verify.rules import rule_for
 from unit.kernels.implementations import randn
 
 START, UNREAD = 3, CacheSpan(0, (), ())

@@ -19,7 +19,7 @@ from outrider.plugins.proof.algebra import TOLERANCE, prove_rule, total_variatio
 from outrider.plugins.proof.cases import FIXED, chain, generated
 from outrider.plugins.proof.check import Effort
 from outrider.plugins.proof.distributions import Sampler, exact_samplers, plain_distribution
-from outrider.verify.batched import rule_for
+from outrider.verify.rules import rule_for
 
 every_sampler = pytest.mark.parametrize("sampler", exact_samplers(), ids=lambda s: s.name)
 

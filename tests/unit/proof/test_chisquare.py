@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outrider.plugins.gpu.rounds.verdicts import ChainNumbers, judge_chains, pick
 from outrider.plugins.proof.cases import PAIRS, START, VOCAB
-from outrider.verify.batched import ChainNumbers, judge_chains, pick
 from outrider_lab.proof.chisquare import FAMILY_LEVEL, p_value, p_values, threshold
 
 

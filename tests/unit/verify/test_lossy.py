@@ -14,7 +14,7 @@ from outrider.core.draft import Draft
 from outrider.core.protocols import VerifyRow
 from outrider.core.rng import KeyedRng
 from outrider.core.sampling import Distributions
-from outrider.verify.batched import (
+from outrider.verify.rules import (
     Candidate,
     LossyRule,
     above,

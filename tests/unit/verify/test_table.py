@@ -8,7 +8,7 @@ import pytest
 
 from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS
 from outrider.core.errors import ConfigError
-from outrider.verify.batched import EXACT, LOSSY, LossyRule, rule_for
+from outrider.verify.rules import EXACT, LOSSY, LossyRule, rule_for
 
 
 def test_every_sampler_of_the_configuration_has_a_rule() -> None:

@@ -20,7 +20,7 @@ from outrider.plugins.lanes.lane_order import order_named
 from outrider.plugins.lanes.schedules import schedule_for
 from outrider.plugins.lanes.threads import ThreadLanes, lane_streams
 from outrider.sched.jobs import DECODE, PREFILL, VERIFY
-from outrider.verify.batched import exact_rules, rule_for
+from outrider.verify.rules import exact_rules, rule_for
 
 _log = logging.getLogger(__name__)
 

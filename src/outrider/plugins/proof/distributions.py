@@ -23,7 +23,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
 from outrider.core.rng import DrawNode, Role, draw_for
 from outrider.core.tree import ROOT
-from outrider.verify.batched import rule_for
+from outrider.verify.rules import rule_for
 
 
 def plain_distribution(

@@ -22,7 +22,7 @@ from outrider.plugins.gpu.kernels import launchers
 from outrider.plugins.gpu.rounds.sampling import Filters, Rows
 from outrider.plugins.gpu.rounds.trees import TorchTreeProbs, TreeProbs, Way
 from outrider.plugins.gpu.rounds.triton import RoundKernels, TritonTreeProbs
-from outrider.verify.batched import TreeDrafts, follow_trees
+from outrider.plugins.gpu.rounds.verdicts import TreeDrafts, follow_trees
 from outrider.verify.exact import BlockRule, MatchRule, TokenRule
 from unit.kernels.implementations import randn
 

@@ -1,5 +1,5 @@
 # pyright: basic, reportGeneralTypeIssues=false
-"""Triton kernels of acceptance on chains (token and block rule) and of draws: verify/batched.py.
+"""Triton kernels of acceptance on chains (token and block rule) and of draws: rounds/verdicts.py.
 
 Four steps, each a kernel: the ratio p / q of every drafted token; for the block rule, the part of
 the target's distribution that the draft does not cover after each prefix; the number of accepted

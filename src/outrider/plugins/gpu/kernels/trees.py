@@ -1,5 +1,5 @@
 # pyright: basic, reportGeneralTypeIssues=false
-"""Triton kernels of verdicts on trees, one program a tree: verify/batched.py.
+"""Triton kernels of verdicts on trees, one program a tree: rounds/verdicts.py.
 
 Nodes are visited in the order of their numbers. Parents come before children, so a walk that has
 reached a node meets its children later, and skips nodes with other parents.

@@ -21,7 +21,7 @@ from outrider.core.rng import Role, RoundKeys
 from outrider.core.sampling import MIN_TEMPERATURE, nucleus, renormalised
 from outrider.core.tree import ROOT
 from outrider.engine.round import LiveSequence
-from outrider.verify.batched import (
+from outrider.plugins.gpu.rounds.verdicts import (
     ChainNumbers,
     ChainVerdicts,
     judge_blocks,

@@ -23,7 +23,7 @@ from outrider.plugins.gpu.rounds.sampling import (
     torch_best,
     within,
 )
-from outrider.verify.batched import (
+from outrider.plugins.gpu.rounds.verdicts import (
     ChainNumbers,
     TreeDrafts,
     TreeVerdicts,

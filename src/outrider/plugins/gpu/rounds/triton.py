@@ -31,7 +31,7 @@ from outrider.plugins.gpu.rounds.sampling import (
     within,
 )
 from outrider.plugins.gpu.rounds.trees import Way, chain_path, spread_keys
-from outrider.verify.batched import TreeDrafts, TreeVerdicts
+from outrider.plugins.gpu.rounds.verdicts import TreeDrafts, TreeVerdicts
 
 
 class RoundKernels:

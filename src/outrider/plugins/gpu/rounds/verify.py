@@ -40,7 +40,7 @@ from outrider.plugins.gpu.rounds.shaping import (
     write_shaping,
 )
 from outrider.plugins.gpu.rounds.trees import DRAWN_WAYS, TreeProbs, Way
-from outrider.verify.batched import TreeDrafts, TreeVerdicts
+from outrider.plugins.gpu.rounds.verdicts import TreeDrafts, TreeVerdicts
 
 # (way, K) -> the judge.
 MakeTrees: TypeAlias = Callable[[Way, int], TreeProbs]
