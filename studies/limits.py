@@ -37,10 +37,10 @@ from torch.nn import functional
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
 from outrider.kernels.native.cpu import hardware_threads
-from outrider.kernels.native.tuning import BandwidthReader, ceilings
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model
+from outrider.plugins.doctor.ceilings import BandwidthReader, ceilings
 from outrider_lab.models.gemm import GemmShape
 from outrider_lab.models.synthetic import write_random
 

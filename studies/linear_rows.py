@@ -20,8 +20,9 @@ from outrider.core.errors import given
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import DOTS, TILES, VECTORS, hardware_threads
 from outrider.kernels.native.ops import NativeGrouped, NativeInt8, NativeOps
-from outrider.kernels.native.tuning import arithmetic_ceilings, refused_kinds
+from outrider.kernels.native.tuning import refused_kinds
 from outrider.kernels.plan import BlockRows, PackedLinear
+from outrider.plugins.doctor.ceilings import arithmetic_ceilings
 
 ROWS, QUICK_ROWS = (1, 4, 8, 16, 32, 128, 512), (1, 16)
 SHAPE_OI, QUICK_OI = (4096, 2048), (256, 512)

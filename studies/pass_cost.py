@@ -40,13 +40,13 @@ from outrider.cache.paged_kv import PagedKV
 from outrider.core.protocols import StepRow
 from outrider.core.spec import RecurrentCapacity
 from outrider.kernels.native.cpu import hardware_threads
-from outrider.kernels.native.tuning import BandwidthReader, arithmetic_ceilings
 from outrider.kernels.registry import choose
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.families import read_config
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import load_model, resolve
 from outrider.models.weights import Placement
+from outrider.plugins.doctor.ceilings import BandwidthReader, arithmetic_ceilings
 from outrider.plugins.hybrids.model import HybridModel
 
 ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 32)

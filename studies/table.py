@@ -22,7 +22,7 @@ from options import Options
 from random_gguf import write_random_gguf
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.kernels.native.tuning import BandwidthReader, arithmetic_ceilings
+from outrider.plugins.doctor.ceilings import BandwidthReader, arithmetic_ceilings
 from outrider.plugins.measure.turns import Neighbours, provenance, ratio_of_medians
 from outrider_lab.bench.peers.process import Peer, PeerError
 from outrider_lab.measure.store import write_json

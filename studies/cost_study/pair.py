@@ -26,13 +26,13 @@ from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.core.spec import HEAD_BYTES, QUANTISED_BYTES
 from outrider.core.tree import ROOT
 from outrider.kernels.native.cpu import hardware_threads
-from outrider.kernels.native.tuning import ceilings
 from outrider.kernels.operators import DTYPES, Kernels, pick_device
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import choose
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
 from outrider.models.llama_weights import check_split
 from outrider.models.weights import Placement
+from outrider.plugins.doctor.ceilings import ceilings
 from outrider_lab.models.gemm import (
     FULL_VOCABULARY,
     GEMM_SHAPES,

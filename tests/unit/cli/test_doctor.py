@@ -12,10 +12,11 @@ import pytest
 from doubles.command_line import Command
 from outrider.core.config import QUANTISE_COSTS
 from outrider.core.errors import MachineError
-from outrider.kernels.native.tuning import ArithmeticCeiling, Ceiling, KernelTiming, TunedKernel
+from outrider.kernels.native.tuning import KernelTiming, TunedKernel
 from outrider.kernels.operators import Choice, Kernels
 from outrider.kernels.registry import choose
 from outrider.plugins.doctor import verbs as examine
+from outrider.plugins.doctor.ceilings import ArithmeticCeiling, Ceiling
 
 pytestmark = pytest.mark.weights
 

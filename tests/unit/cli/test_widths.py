@@ -19,10 +19,10 @@ from outrider.cli.generate import verdict
 from outrider.cli.output import LABELS, Painter, fitted, prose, screen_table
 from outrider.cli.verbs import VERBS
 from outrider.cli.verdict import headline, is_cut
-from outrider.kernels.native.tuning import Ceiling
 from outrider.kernels.operators import Choice
 from outrider.metrics import summarise
 from outrider.plugins.doctor import verbs as doctor
+from outrider.plugins.doctor.ceilings import Ceiling
 from outrider.plugins.measure.compare import Comparison
 from outrider.plugins.measure.turns import Score
 

@@ -8,9 +8,9 @@ import pytest
 
 from outrider.core.errors import MachineError
 from outrider.kernels.native import build
-from outrider.kernels.native import tuning as arithmetic
 from outrider.kernels.native.build import Built
-from outrider.kernels.native.tuning import ARITHMETIC, ArithmeticCeiling, arithmetic_ceilings
+from outrider.plugins.doctor import ceilings as arithmetic
+from outrider.plugins.doctor.ceilings import ARITHMETIC, ArithmeticCeiling, arithmetic_ceilings
 
 
 def measured(ticks: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> list[ArithmeticCeiling]:

@@ -7,8 +7,13 @@ from itertools import count
 import pytest
 
 from outrider.core.errors import MachineError
-from outrider.kernels.native import tuning as bandwidth
-from outrider.kernels.native.tuning import MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, ceilings, level_sizes
+from outrider.plugins.doctor import ceilings as bandwidth
+from outrider.plugins.doctor.ceilings import (
+    MAX_MEMORY_BYTES,
+    MIN_MEMORY_BYTES,
+    ceilings,
+    level_sizes,
+)
 
 KB, MB = 1 << 10, 1 << 20
 

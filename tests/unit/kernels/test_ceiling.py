@@ -9,7 +9,7 @@ import torch
 from outrider.core.errors import MachineError
 from outrider.kernels.native import build
 from outrider.kernels.native.build import Built
-from outrider.kernels.native.tuning import BandwidthReader
+from outrider.plugins.doctor.ceilings import BandwidthReader
 
 
 def reader(threads: int) -> BandwidthReader:

@@ -4,5 +4,5 @@ Open ops.py first: it has the operators of `Kernels`, also over integers. forwar
 decoder pass in one call, rounds.py a whole speculative round, with look-ups. sampling.py has
 sampling and draft trees, layers.py parts of layers, and ranks.py the memory that the processes of a
 tensor-parallel model share. build.py compiles and checks the library, cpu.py reads the machine's
-features, and tuning.py times kernels and the machine.
+features, and tuning.py times kernels.
 """

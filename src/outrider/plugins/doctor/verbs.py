@@ -35,17 +35,17 @@ from outrider.core.plugins import install_command
 from outrider.core.settings import Resolved
 from outrider.kernels.native.build import COMPILERS, built_kernels, trusted_folders
 from outrider.kernels.native.cpu import hardware_threads, memory_nodes, pinned_threads
-from outrider.kernels.native.tuning import (
-    ArithmeticCeiling,
-    Ceiling,
-    arithmetic_ceilings,
-    ceilings,
-    forget,
-)
+from outrider.kernels.native.tuning import forget
 from outrider.kernels.operators import DTYPES, Choice, Kernels, pick_device
 from outrider.kernels.registry import choose
 from outrider.models.loading import resolve, shipped_models
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from outrider.plugins.doctor.ceilings import (
+    ArithmeticCeiling,
+    Ceiling,
+    arithmetic_ceilings,
+    ceilings,
+)
 
 T = TypeVar("T")
 # Sizes of models, in parameters, and the bits of one in a file of Q4_K_M.

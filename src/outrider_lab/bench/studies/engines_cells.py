@@ -304,7 +304,7 @@ class LaneBound:
 
         gain <= 1 / eta,   eta = (passes x T_read(target) + draft steps x T_read(draft)) / seconds,
 
-    where T_read is a bare read of the weights on this machine (kernels/native/tuning.py) and all
+    where T_read is a bare read of the weights on this machine (plugins/doctor/ceilings.py) and all
     else is the synchronous run's. Keys and values are left out, so eta is a little low and the
     bound a little high.
     """

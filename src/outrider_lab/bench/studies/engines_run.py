@@ -18,9 +18,9 @@ from outrider.core.clock import HOST_CLOCK
 from outrider.core.config import EngineConfig
 from outrider.core.errors import MachineError, OutriderError
 from outrider.kernels.native.cpu import hardware_threads
-from outrider.kernels.native.tuning import BandwidthReader
 from outrider.metrics import inter_token_latencies, percentile
 from outrider.models.llama import LlamaModel
+from outrider.plugins.doctor.ceilings import BandwidthReader
 from outrider_lab.bench.load import Served, Time, drive, tally
 from outrider_lab.bench.studies.engines_cells import (
     BareReads,
