@@ -30,9 +30,9 @@ from outrider.kernels.operators import DTYPES, Kernels, pick_device
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import choose
 from outrider.models.decoder import Decoder, LoadOptions, ModelCapacity
-from outrider.models.llama_weights import check_split
 from outrider.models.weights import Placement
 from outrider.plugins.doctor.ceilings import ceilings
+from outrider.plugins.parallel.sharded import check_split
 from outrider_lab.models.gemm import (
     FULL_VOCABULARY,
     GEMM_SHAPES,

@@ -24,8 +24,9 @@ from outrider.core.protocols import CausalLM
 from outrider.kernels.registry import is_native
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.llama_weights import Comm, RankError
+from outrider.models.llama_weights import Comm
 from outrider.models.loading import load_model
+from outrider.plugins.parallel.comm import RankError
 from outrider.plugins.parallel.meeting import Meeting, join
 from outrider.plugins.parallel.messages import apply
 from outrider.plugins.parallel.ranks import HEADER, encode

@@ -31,10 +31,10 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.llama_weights import RankError
 from outrider.models.loading import load_model
 from outrider.plugins.parallel import comm as torch_comm
 from outrider.plugins.parallel import sharded
+from outrider.plugins.parallel.comm import RankError
 from outrider.plugins.parallel.meeting import Meeting
 from outrider.plugins.parallel.ranks import RankGroup
 from outrider.plugins.parallel.sharded import ShardedLM, load_sharded

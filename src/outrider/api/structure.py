@@ -83,14 +83,6 @@ def followed(given: Object, *, strict: bool, called: str = "schema") -> Followed
     return FollowedSchema(dict(found), tuple(dict.fromkeys(walk.notes)))
 
 
-def has_reference(schema: object) -> bool:
-    """True if the schema contains a `$ref`."""
-    if isinstance(schema, Mapping):
-        entries = cast("Object", schema)
-        return "$ref" in entries or any(map(has_reference, entries.values()))
-    return isinstance(schema, list) and any(map(has_reference, cast("list[object]", schema)))
-
-
 def moved(schema: object, root: str) -> object:
     """The schema for a document that was moved under the pointer `root`."""
     if isinstance(schema, list):

@@ -26,7 +26,7 @@ from outrider.cache.pool import Pool
 from outrider.core.errors import CapacityError, address_limits
 from outrider.core.fields import size
 from outrider.core.files import FileKind, read_text
-from outrider.core.spec import ModelSpec, RecurrentCapacity, StateSizes
+from outrider.core.spec import ModelSpec, RecurrentCapacity
 from outrider.core.tree import ROOT
 from outrider.kernels.plan import PackedPlan, sent
 
@@ -450,23 +450,6 @@ def arena_slots(
             else "choose a smaller model, or a machine with more memory",
         )
     return min(num_slots, affordable)
-
-
-def states_that_fit(
-    wanted: RecurrentCapacity, sizes: StateSizes, device: torch.device
-) -> RecurrentCapacity:
-    """`wanted`, with a shorter history if the device has too little free memory. Raises
-    CapacityError if it has none for a history of one."""
-    free = free_bytes(device)
-    while wanted.num_bytes(sizes) > free:
-        if wanted.history <= 1:
-            raise CapacityError(
-                f"the recurrent states of {wanted.num_sequences} sequences take "
-                f"{wanted.num_bytes(sizes)} bytes; {device} has {free} free.",
-                hint="lower --batch-size, or use --state-rollback replay",
-            )
-        wanted = replace(wanted, history=wanted.history - 1)
-    return wanted
 
 
 def _physical_bytes() -> int:

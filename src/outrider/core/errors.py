@@ -277,10 +277,6 @@ def blaming(seq_id: int) -> Generator[None]:
         raise SequenceError(seq_id) from ordinary(error)
 
 
-class TimerError(OutriderError):
-    """A timer was read before it ended, or started or stopped out of turn."""
-
-
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """One sentence naming the nearest of `known`, then all of them."""
     names = sorted(known)

@@ -183,14 +183,6 @@ def bounded_window(max_tokens: int) -> tuple[int, tuple[str, ...]]:
     return MAX_POSITIONS, (f"{note}, not {max_tokens}",)
 
 
-def refuse_deep(raw: JsonObject) -> None:
-    """Raise CheckpointError for too many layers, under any family's key: each takes memory."""
-    for part in (raw, raw.child("text_config")):
-        for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
-            if part is not None and part.has(key):
-                part.integer(key, least=0, most=MAX_LAYERS)
-
-
 def refuse_activation(raw: JsonObject, key: str, known: tuple[str, ...]) -> None:
     """Raise unless `key` names one of `known`, of which the first is the default."""
     activation = raw.text(key, known[0])

@@ -250,14 +250,6 @@ def where_listed(
     return [rope if turns else None for turns in _turning(raw, len(windows))]
 
 
-def where_sliding(
-    raw: JsonObject, rules: RopeRules, windows: Sequence[int]
-) -> Sequence[Rope | None]:
-    """Rotary positions for sliding layers only; layers that see the whole text have none."""
-    rope = parse_rope(raw, rules)
-    return [rope if window else None for window in windows]
-
-
 def by_kind(local_key: str, local_theta: float) -> Ropes:
     """A reader of rotary positions: sliding layers have their own, either those under their name or
     plain ones with the base `local_key`. A scaling stretches only the layers that see the whole
@@ -374,16 +366,6 @@ def granite_traits(raw: JsonObject) -> LayerTraits:
         residual_scale=raw.number("residual_multiplier", 1.0),
         logit_scale=1.0 / raw.number("logits_scaling", 1.0),
     )
-
-
-def gated_traits(raw: JsonObject) -> LayerTraits:
-    if raw.flag("attention_bias", default=False):
-        raise CheckpointError(
-            f"{raw.where}: attention_bias is not supported for model_type "
-            f"{raw.text('model_type')!r}.",
-            hint=OTHER_CHECKPOINT,
-        )
-    return GATED_LAYERS
 
 
 GROWING = "queries that grow with the position"

@@ -22,7 +22,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from outrider.core.errors import ConfigError, MachineError
 from outrider.kernels.native.forward import LayerWeights
 from outrider.kernels.native.ranks import NativeRanks
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedTable
@@ -62,29 +61,8 @@ class Share:
 WHOLE = Share()
 
 
-def check_split(config: LlamaConfig, size: int) -> None:
-    """Raise ConfigError unless `size` ranks can have equal parts of every layer."""
-    counts: Mapping[str, int] = {
-        "key/value heads": config.num_kv_heads,
-        "features of the FFN": config.ffn_size,
-    }
-    for what, num in counts.items():
-        if num % size:
-            fitting = [n for n in range(2, 65) if not config.num_kv_heads % n | config.ffn_size % n]
-            listed = ", ".join(map(str, fitting))
-            raise ConfigError(
-                f"tensor_parallel={size}: the target has {num} {what}, which {size} ranks "
-                "cannot share equally.",
-                hint=f"--tensor-parallel takes {listed}" if listed else "leave it at 1",
-            )
-
-
-class RankError(MachineError):
-    """A rank ended, fell silent or could not start, so the others cannot go on."""
-
-
 class Comm(Protocol):
-    """Sums and messages among ranks. Calls block, and raise RankError if another rank is gone."""
+    """Sums and messages among ranks. Calls block; MachineError says that another rank is gone."""
 
     @property
     def rank(self) -> int: ...

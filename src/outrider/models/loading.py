@@ -43,20 +43,14 @@ from outrider.models.configs import GPT2Config, LayeredConfig, LlamaConfig
 from outrider.models.decoder import Decoder, LoadOptions
 from outrider.models.families import (
     FAMILIES,
-    LLAMA_FAMILIES,
     model_type_of,
     native_config_of,
     row_of,
 )
 from outrider.models.gguf.reader import gguf_in, header_of, is_gguf, parts_of
 from outrider.models.llama import ALONE, GPT2Model, LlamaModel
-from outrider.models.llama_weights import Comm, check_split
-from outrider.models.names import (
-    ALIASES,
-    HEAD_ALIASES,
-    HubName,
-    cached_models,
-)
+from outrider.models.llama_weights import Comm
+from outrider.models.names import ALIASES, HEAD_ALIASES, HubName, cached_models
 from outrider.models.weights import Placement, Weights
 from outrider.pairs.catalog import FIRST_MODEL, is_called, models_called
 
@@ -107,8 +101,7 @@ def load_model(
     """Load the model in `folder`. Reports call it `name`, by default the folder's name.
 
     A family without a decoder of ours runs through transformers, over the same arena. A `comm` with
-    several ranks makes this process load one share of a model of the Llama family (see
-    `refuse_split`).
+    several ranks makes this process load one share of a model of the Llama family.
 
     Raises CheckpointError for a bad folder, ConfigError or MachineError for options that the model
     or the machine does not support.
@@ -171,36 +164,6 @@ def _decoder_of(config: LayeredConfig) -> Callable[..., Decoder]:
         return GPT2Model
     make = row_of(config.family).decoder
     return LlamaModel if make is None else make()
-
-
-def refuse_split(folder: Path, options: LoadOptions, size: int) -> None:
-    """Raise ConfigError unless `size` ranks can share the model of `folder`."""
-    wish = f"tensor_parallel={size}"
-    checkpoint = open_checkpoint(folder)
-    family = model_type_of(checkpoint)
-    config = native_config_of(checkpoint) if family in LLAMA_FAMILIES else None
-    if not isinstance(config, LlamaConfig):
-        raise ConfigError(
-            f"{wish}: models of type {family} run in one process only.",
-            hint=f"leave --tensor-parallel at 1, or choose one of: {', '.join(LLAMA_FAMILIES)}",
-        )
-    if options.quantise != "none":
-        raise ConfigError(
-            f"{wish}: quantised weights cannot be split.",
-            hint="leave --quantise at none, or --tensor-parallel at 1",
-        )
-    device = pick_device(options.device)
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(
-            f"{wish}: on {device.type} there is one process.",
-            hint="use --device cpu, or leave --tensor-parallel at 1",
-        )
-    if device.type == "cuda" and torch.cuda.device_count() < size:
-        raise ConfigError(
-            f"{wish}: every rank needs a device, and PyTorch sees {torch.cuda.device_count()}.",
-            hint="lower --tensor-parallel, or use --device cpu",
-        )
-    check_split(config, size)
 
 
 def spec_of_config(config: DecoderConfig, dtype: str, kv_dtype: str = "auto") -> ModelSpec:

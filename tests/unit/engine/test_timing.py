@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from doubles.clocks import FakeClock
-from outrider.core.errors import TimerError
-from outrider.plugins.measure.timers import DeviceTimer, DeviceTimers, synced_seconds
+from outrider.plugins.measure.timers import DeviceTimer, DeviceTimers, TimerError, synced_seconds
 
 
 @dataclass(slots=True)

@@ -32,11 +32,12 @@ from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.tree import ROOT
 from outrider.models.configs import LlamaConfig
 from outrider.models.decoder import LoadOptions, ModelCapacity
-from outrider.models.llama_weights import Alone, Comm, RankError, Share, check_split
-from outrider.models.loading import load_model, refuse_split
+from outrider.models.llama_weights import Alone, Comm, Share
+from outrider.models.loading import load_model
 from outrider.plugins.parallel import comm
+from outrider.plugins.parallel.comm import RankError
 from outrider.plugins.parallel.messages import RankCall
-from outrider.plugins.parallel.sharded import Orders
+from outrider.plugins.parallel.sharded import Orders, check_split, refuse_split
 
 OPTIONS = LoadOptions(capacity=ModelCapacity(num_slots=256, page_size=4), device="cpu")
 TEXT = (1, 4, 2, 2, 0, 3, 1, 77, 95, 30)

@@ -100,7 +100,7 @@ CENTRED_TABLE: Mapping[str, Family] = {
         {**_TIED, "sliding_window": 4096, "layer_norm_eps": 1e-5, "eos_token_id": 255001},
         _NO_MLP_BIAS,
         kinds.all_but_every(4),
-        ropes=kinds.where_sliding,
+        ropes=own.where_sliding,
         traits=own.cohere_traits,
         norm_key="layer_norm_eps",
     ),

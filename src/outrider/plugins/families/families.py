@@ -184,7 +184,7 @@ FAMILIES: Mapping[str, Family] = {
         },
         NO_MLP_BIAS,
         kinds.all_but_every(4),
-        ropes=kinds.where_sliding,
+        ropes=own.where_sliding,
         traits=own.afmoe_traits,
         experts=expert_kinds.deepseek_experts,
         derived=own.routed_settings,

@@ -29,7 +29,6 @@ from outrider.models.layer_kinds import (
     granite_traits,
     one_rope,
     stretched_by,
-    where_sliding,
 )
 from outrider.models.rope_config import Rope, RopeRules, parse_rope
 
@@ -38,6 +37,14 @@ def dots_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
     """Windows of dots.llm1: without `layer_types`, layers from `max_window_layers` on slide."""
     first = raw.integer("max_window_layers", least=0)
     return by_kinds(raw, num_layers, lambda index: raw.has("sliding_window") and index >= first)
+
+
+def where_sliding(
+    raw: JsonObject, rules: RopeRules, windows: Sequence[int]
+) -> Sequence[Rope | None]:
+    """Rotary positions for sliding layers only; layers that see the whole text have none."""
+    rope = parse_rope(raw, rules)
+    return [rope if window else None for window in windows]
 
 
 def exaone_ropes(

@@ -20,6 +20,7 @@ from outrider.models.configs import Family, FamilyFile, HybridConfig, Mechanism,
 from outrider.models.expert_kinds import Experts, deepseek_experts, renamed
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
 from outrider.models.layer_kinds import (
+    GATED_LAYERS,
     Gate,
     LayerTraits,
     Scales,
@@ -33,6 +34,16 @@ def _config(file: FamilyFile) -> HybridConfig:
     """The config of a hybrid. Raises CheckpointError, naming the key, for a bad value."""
     read = given(file.family.recurrences, "recurrences")
     return HybridConfig(**{**file.fields, **read(file.raw, file.fields["num_layers"])})
+
+
+def _gated_traits(raw: JsonObject) -> LayerTraits:
+    if raw.flag("attention_bias", default=False):
+        raise CheckpointError(
+            f"{raw.where}: attention_bias is not supported for model_type "
+            f"{raw.text('model_type')!r}.",
+            hint=OTHER_CHECKPOINT,
+        )
+    return GATED_LAYERS
 
 
 def _decoder() -> type[Any]:
@@ -335,7 +346,7 @@ _QWEN_HYBRID = Family(
     },
     {"mlp_bias": False},
     rope=PARTIAL_ROPE,
-    traits=kinds.gated_traits,
+    traits=_gated_traits,
     experts=expert_kinds.qwen_experts,
     recurrences=delta_rules,
     qk_norm=True,

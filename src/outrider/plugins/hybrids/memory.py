@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache.paged_kv import PagedKV
-from outrider.cache.pages import SALT, Columns, Part, bytes_of, states_that_fit
+from outrider.cache.pages import SALT, Columns, Part, bytes_of, free_bytes
 from outrider.core.errors import CapacityError, given
 from outrider.core.protocols import StepRow
 from outrider.core.spec import RecurrentCapacity, StateShape
@@ -395,3 +395,20 @@ class HybridState:
         self._states.release([] if seq.base is None else [seq.base])
         self._inputs.release(seq.kept)
         seq.base, seq.base_length, seq.kept = cell, length, []
+
+
+def states_that_fit(
+    wanted: RecurrentCapacity, shape: StateShape, device: torch.device
+) -> RecurrentCapacity:
+    """`wanted`, with a shorter history if the device has too little free memory. Raises
+    CapacityError if it has none for a history of one."""
+    free = free_bytes(device)
+    while wanted.num_bytes(shape) > free:
+        if wanted.history <= 1:
+            raise CapacityError(
+                f"the recurrent states of {wanted.num_sequences} sequences take "
+                f"{wanted.num_bytes(shape)} bytes; {device} has {free} free.",
+                hint="lower --batch-size, or use --state-rollback replay",
+            )
+        wanted = replace(wanted, history=wanted.history - 1)
+    return wanted

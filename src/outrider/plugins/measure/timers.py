@@ -19,10 +19,14 @@ from typing import Any, Protocol
 import torch
 
 from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.errors import ContractError, TimerError
+from outrider.core.errors import ContractError, OutriderError
 from outrider.kernels.operators import OPS, HasKernels, Kernels
 
 Device = torch.device | str | None
+
+
+class TimerError(OutriderError):
+    """A timer was read before it ended, or started or stopped out of turn."""
 
 
 class Span(Protocol):

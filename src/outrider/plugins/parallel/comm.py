@@ -20,11 +20,14 @@ from torch import Tensor
 
 from outrider.core.errors import MachineError
 from outrider.kernels.native.ranks import NativeRanks
-from outrider.models.llama_weights import RankError
 
 # A rank that keeps rank 0 waiting for longer counts as hung.
 SILENCE_SECONDS = 60.0
 _LOST = "the ranks of a shared model lost each other"
+
+
+class RankError(MachineError):
+    """A rank ended, fell silent or could not start, so the others cannot go on."""
 
 
 class SharedComm:

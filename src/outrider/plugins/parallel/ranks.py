@@ -35,8 +35,9 @@ from outrider.kernels.native.rounds import RoundModel
 from outrider.kernels.operators import pick_device
 from outrider.models.decoder import LoadOptions, ModelCapacity
 from outrider.models.llama import LlamaModel
-from outrider.models.llama_weights import Comm, RankError
+from outrider.models.llama_weights import Comm
 from outrider.models.loading import load_model
+from outrider.plugins.parallel.comm import RankError
 from outrider.plugins.parallel.meeting import Meeting, join
 from outrider.plugins.parallel.messages import apply
 

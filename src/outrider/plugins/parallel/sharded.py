@@ -9,7 +9,7 @@ on the models of the tests), and greedy text differs only where two tokens tie t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from copy import copy
@@ -17,21 +17,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from outrider.cache.paged_kv import PagedKV
-from outrider.core.errors import ContractError, MachineError
+from outrider.core.errors import ConfigError, ContractError, MachineError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.native.cpu import num_physical_cores
 from outrider.kernels.native.forward import Forward
 from outrider.kernels.operators import Kernels, pick_device
 from outrider.kernels.plan import PackedPlan
+from outrider.models.checkpoint import open_checkpoint
+from outrider.models.configs import LlamaConfig
 from outrider.models.decoder import LoadOptions
+from outrider.models.families import LLAMA_FAMILIES, model_type_of, native_config_of
 from outrider.models.llama import LlamaModel
-from outrider.models.llama_weights import Comm, RankError
-from outrider.models.loading import load_model, refuse_split
+from outrider.models.llama_weights import Comm
+from outrider.models.loading import load_model
 from outrider.plugins.parallel import messages
+from outrider.plugins.parallel.comm import RankError
 from outrider.plugins.parallel.meeting import Meeting
 from outrider.plugins.parallel.ranks import LOADED, SILENT_SECONDS, RankGroup, RankSetup
 
@@ -181,3 +186,50 @@ def load_sharded(folder: Path, options: LoadOptions, *, size: int, name: str = "
         ranks.close()
         raise
     return ShardedLM(model, comm, ranks)
+
+
+def refuse_split(folder: Path, options: LoadOptions, size: int) -> None:
+    """Raise ConfigError unless `size` ranks can share the model of `folder`."""
+    wish = f"tensor_parallel={size}"
+    checkpoint = open_checkpoint(folder)
+    family = model_type_of(checkpoint)
+    config = native_config_of(checkpoint) if family in LLAMA_FAMILIES else None
+    if not isinstance(config, LlamaConfig):
+        raise ConfigError(
+            f"{wish}: models of type {family} run in one process only.",
+            hint=f"leave --tensor-parallel at 1, or choose one of: {', '.join(LLAMA_FAMILIES)}",
+        )
+    if options.quantise != "none":
+        raise ConfigError(
+            f"{wish}: quantised weights cannot be split.",
+            hint="leave --quantise at none, or --tensor-parallel at 1",
+        )
+    device = pick_device(options.device)
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"{wish}: on {device.type} there is one process.",
+            hint="use --device cpu, or leave --tensor-parallel at 1",
+        )
+    if device.type == "cuda" and torch.cuda.device_count() < size:
+        raise ConfigError(
+            f"{wish}: every rank needs a device, and PyTorch sees {torch.cuda.device_count()}.",
+            hint="lower --tensor-parallel, or use --device cpu",
+        )
+    check_split(config, size)
+
+
+def check_split(config: LlamaConfig, size: int) -> None:
+    """Raise ConfigError unless `size` ranks can have equal parts of every layer."""
+    counts: Mapping[str, int] = {
+        "key/value heads": config.num_kv_heads,
+        "features of the FFN": config.ffn_size,
+    }
+    for what, num in counts.items():
+        if num % size:
+            fitting = [n for n in range(2, 65) if not config.num_kv_heads % n | config.ffn_size % n]
+            listed = ", ".join(map(str, fitting))
+            raise ConfigError(
+                f"tensor_parallel={size}: the target has {num} {what}, which {size} ranks "
+                "cannot share equally.",
+                hint=f"--tensor-parallel takes {listed}" if listed else "leave it at 1",
+            )

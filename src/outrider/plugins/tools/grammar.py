@@ -18,7 +18,6 @@ from outrider.api.structure import (
     StructureOptions,
     choices_rule,
     followed,
-    has_reference,
     moved,
     resolved,
 )
@@ -231,7 +230,7 @@ def _json_rules(tools: Sequence[OfferedTool], arguments: str, edge: str) -> list
             "required": ["name", arguments],
             "additionalProperties": False,
         }
-        if has_reference(tool.schema):
+        if _has_reference(tool.schema):
             shape["properties"] = {"name": {"const": tool.name}, arguments: {"$ref": _ROOT}}
             shape |= _document(tool)
         rules.append(f"tool_{i}: {_json(shape, strict=tool.strict)}")
@@ -244,6 +243,14 @@ _ROOT = "#/$defs/arguments"
 
 def _document(tool: OfferedTool) -> dict[str, Any]:
     return {"$defs": {"arguments": moved(tool.schema, _ROOT)}}
+
+
+def _has_reference(schema: object) -> bool:
+    """True if the schema contains a `$ref`."""
+    if isinstance(schema, Mapping):
+        entries = cast("Mapping[str, object]", schema)
+        return "$ref" in entries or any(map(_has_reference, entries.values()))
+    return isinstance(schema, list) and any(map(_has_reference, cast("list[object]", schema)))
 
 
 def _each(rule: str, tools: Sequence[OfferedTool]) -> str:
@@ -272,7 +279,7 @@ def _value(tool: OfferedTool, schema: Any, rule: str, end: str, rules: list[str]
     entry = mapping(resolved(tool.schema, schema))
     if entry.get("type", "string") != "string" or entry.keys() & {"anyOf", "oneOf", "allOf"}:
         whole = dict(mapping(schema))
-        if has_reference(whole):
+        if _has_reference(whole):
             whole = {**mapping(moved(whole, _ROOT)), **_document(tool)}
         return f"{_json(whole, strict=tool.strict)} {_text(end)}"
     if "enum" in entry or "const" in entry:

@@ -22,7 +22,7 @@ from torch import Tensor
 from outrider.core.errors import CheckpointError, OutriderError
 from outrider.core.plugins import install_command
 from outrider.models.checkpoint import scheme_of
-from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject, refuse_deep
+from outrider.models.json_object import MAX_LAYERS, OTHER_CHECKPOINT, JsonObject
 from outrider.models.weights import without_mtp
 from outrider.plugins.transformers.attention import (
     MaskFunction,
@@ -118,10 +118,18 @@ def read_hf_config(raw: JsonObject) -> Any:
             f"{family!r}: it runs through transformers.",
             hint="name the unquantised checkpoint",
         )
-    refuse_deep(raw)
+    _refuse_deep(raw)
     kinds = library.models.auto.configuration_auto.CONFIG_MAPPING
     with calling(f"{raw.where}: transformers cannot read it"):
         return kinds[family].from_dict(_plain_settings(raw.values))
+
+
+def _refuse_deep(raw: JsonObject) -> None:
+    """Raise CheckpointError for too many layers, under any family's key: each takes memory."""
+    for part in (raw, raw.child("text_config")):
+        for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
+            if part is not None and part.has(key):
+                part.integer(key, least=0, most=MAX_LAYERS)
 
 
 def _plain_settings(value: Any) -> Any:
