@@ -142,16 +142,6 @@ class _Watch:
             self.left = self.rest
 
 
-@dataclass(frozen=True, slots=True)
-class WatchdogStats:
-    """The number of times that drafting was turned off for a request, and the last reason;
-    `all_off` is the reason while it is off for all."""
-
-    num_turned_off: int
-    reason: str
-    all_off: str
-
-
 class Watchdog:
     """A Controller that follows `inner`, except for requests whose drafts do not pay. A pure
     function of the traces.
@@ -164,8 +154,6 @@ class Watchdog:
         self._inner = inner
         self._all = _Watch(SHARED_ROUNDS) if shared else None
         self._watches: BySequence[_Watch] = BySequence()
-        self._num_turned_off = 0
-        self._reason = ""
 
     def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
         given = self._inner.budgets(seq_ids)
@@ -182,18 +170,12 @@ class Watchdog:
             return
         watch = self._watch(trace.seq_id)
         if watch.observe(trace.drafter, trace.num_drafted, trace.num_accepted):
-            self._num_turned_off += 1
-            self._reason = watch.reason
             _log.warning("Drafting rests for request %d: %s.", trace.seq_id, watch.reason)
         all_requests = self._all
         if all_requests is not None and all_requests.observe(
             trace.drafter, trace.num_drafted, trace.num_accepted
         ):
             _log.warning("Drafting rests for all requests: %s.", all_requests.reason)
-
-    def stats(self) -> WatchdogStats:
-        all_off = self._all.reason if self._all is not None else ""
-        return WatchdogStats(self._num_turned_off, self._reason, all_off)
 
     def _resting(self, seq_id: int) -> str:
         watch = self._watches.get(seq_id)

@@ -62,9 +62,7 @@ def test_rests_grow_up_to_a_bound() -> None:
     assert max(rests) == LONGEST_REST
 
 
-def test_it_says_why_in_the_budget_in_the_log_and_in_its_stats(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_it_says_why_in_the_budget_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     dog = watchdog()
     with caplog.at_level(logging.WARNING):
         run(dog, 0, 60)
@@ -73,8 +71,7 @@ def test_it_says_why_in_the_budget_in_the_log_and_in_its_stats(
     assert "0.00 tokens a round" in budget.why
     assert "0.16 would pay" in budget.why
     assert caplog.text.count("rests for request 0") == 1
-    stats = dog.stats()
-    assert (stats.num_turned_off, stats.reason, stats.all_off) == (1, budget.why, "")
+    assert budget.why in caplog.text
 
 
 def test_drafts_that_come_alive_are_drafted_again() -> None:
@@ -101,13 +98,13 @@ def test_no_request_is_left_out_that_gets_what_pays(accepted: list[int]) -> None
     """Whatever the order: who is left out got less of late, and by more than chance."""
     dog = watchdog()
     rounds = total = 0.0
-    for count in accepted:
+    # One more looks at what all of them lead to.
+    for count in (*accepted, 0):
         if depth(dog) == 0:
             assert (total + 1) / rounds < ROW_COST * K
             return
         dog.observe(trace(0, K, count))
         rounds, total = FADE * rounds + 1, FADE * total + count
-    assert dog.stats().num_turned_off == 0
 
 
 def test_each_request_is_judged_by_itself() -> None:
@@ -135,7 +132,7 @@ def test_short_requests_are_judged_together_where_that_was_asked_for() -> None:
     assert depth(apart, 1000) == K
     budget = together.budgets([1000])[0]
     assert budget.depth == 0
-    assert budget.why == together.stats().all_off != ""
+    assert "0.00 tokens a round" in budget.why
     run(together, K, FIRST_REST + PROBE_ROUNDS, 1001)
     assert depth(together, 1002) == K
 
