@@ -141,6 +141,25 @@ def test_a_line_that_fails_is_a_line_with_an_error(batches: Batches) -> None:
         assert (file.num_answers, file.num_errors) == (8, 6)
 
 
+def test_a_defect_ends_one_line_and_leaves_its_stack_in_the_log(
+    llm: LLM,
+    batches: Batches,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    error, submit = RuntimeError("a defect"), llm.submit
+
+    def fail(ids: Sequence[int], params: SamplingParams, **options: Any) -> RequestHandle:
+        if params.max_tokens == 3:
+            raise error
+        return submit(ids, params, **options)
+
+    monkeypatch.setattr(llm, "submit", fail)
+    batches.write([{"prompt": "a", "max_tokens": most} for most in (2, 3, 4)])
+    assert [answer["error"] is None for answer in batches.run()] == [True, False, True]
+    assert [record.exc_info and record.exc_info[1] for record in caplog.records] == [error]
+
+
 def test_lines_may_say_what_their_text_must_be(batches: Batches) -> None:
     asked = {"type": "json_schema", "json_schema": {"schema": {"enum": ["a", "b"]}}}
     body = BODY | {"response_format": asked, "max_tokens": 20}

@@ -249,14 +249,19 @@ def test_the_process_ends_with_the_server() -> None:
 @pytest.mark.parametrize(
     "error", [ConfigError("a", hint="b"), QueueFullError(3, 1), PromptTooLongError(9, 8, 257, 256)]
 )
-def test_errors_keep_their_kind(error: Exception) -> None:
+def test_errors_keep_their_kind(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     found = error_of(failure_of(error))
+    assert not caplog.records
     assert type(found) is type(error)
     assert (str(found), found.__dict__) == (str(error), error.__dict__)
 
 
-def test_an_error_of_an_unknown_kind_keeps_its_words() -> None:
-    assert str(error_of(failure_of(KeyError("x")))) == "KeyError: 'x'"
+def test_a_defect_keeps_its_words_and_leaves_its_stack_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    error = KeyError("x")
+    assert str(error_of(failure_of(error))) == "KeyError: 'x'"
+    assert [record.exc_info and record.exc_info[1] for record in caplog.records] == [error]
 
 
 def test_what_cannot_be_sent_leaves_nothing_behind() -> None:

@@ -70,6 +70,11 @@ def with_hint(error: Exception) -> str:
     return f"{error} Try: {hint}" if hint else str(error)
 
 
+def defect_in(error: Exception) -> Exception | None:
+    """`error` if it is not one of ours, so that a log has its stack; else its message says all."""
+    return None if isinstance(error, OutriderError) else error
+
+
 class ConfigError(OutriderError, ValueError):
     """A setting, or a combination of settings, that cannot work."""
 

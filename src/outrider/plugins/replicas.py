@@ -38,7 +38,7 @@ from outrider.api.stream import TokenDecoder
 from outrider.api.structure import StructureOptions
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
-from outrider.core.errors import ConfigError, OutriderError, with_hint
+from outrider.core.errors import ConfigError, OutriderError, defect_in, with_hint
 from outrider.core.options import EngineOptions
 from outrider.core.params import SamplingParams, engine_config, params_for_each
 from outrider.sched.admission import best_known, blocks_of, least_busy
@@ -241,7 +241,8 @@ async def _replace_all(port: ReplicasPort, seconds: float) -> None:
         try:
             await port.replace(number, seconds)
         except Exception as error:  # noqa: BLE001 - the others go on serving
-            _LOG.error("engine %d does not start: %s", number, with_hint(error))
+            words, defect = with_hint(error), defect_in(error)
+            _LOG.error("engine %d does not start: %s", number, words, exc_info=defect)
 
 
 def _check_alike(cards: Sequence[EngineCard]) -> None:

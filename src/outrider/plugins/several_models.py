@@ -20,7 +20,7 @@ from math import inf
 from time import monotonic
 from typing import Protocol
 
-from outrider.core.errors import OutriderError, with_hint
+from outrider.core.errors import OutriderError, defect_in, with_hint
 from outrider.server.port import EnginePort, NotReadyError
 from outrider.server.site import Site
 
@@ -197,7 +197,8 @@ class Models:
             await self._unload_oldest()
             await model.port.start()
         except Exception as error:  # noqa: BLE001 - waiting requests get it; other models go on
-            _LOG.error("%s could not be loaded: %s", model.name, with_hint(error))
+            words, defect = with_hint(error), defect_in(error)
+            _LOG.error("%s could not be loaded: %s", model.name, words, exc_info=defect)
             model.retry_at = monotonic() + RETRY_SECONDS
             # Unloaded rather than failed: the next try may find enough memory.
             await model.port.unload()

@@ -7,6 +7,7 @@ an answer is TextEvents and a GenerationResult.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -23,10 +24,18 @@ from outrider.api.stream import TokenDecoder, pieces_of
 from outrider.core import errors
 from outrider.core.config import SEED_TIED_SAMPLERS, EngineConfig
 from outrider.core.draft import RoundTrace
-from outrider.core.errors import ConfigError, MachineError, OutriderError, did_you_mean, words_of
+from outrider.core.errors import (
+    ConfigError,
+    MachineError,
+    OutriderError,
+    defect_in,
+    did_you_mean,
+    words_of,
+)
 from outrider.core.params import SamplingParams
 from outrider.kernels.native.cpu import allowed_cores
 
+_LOG = logging.getLogger(__name__)
 EngineState: TypeAlias = Literal["unloaded", "loading", "ready", "restarting", "failed", "closed"]
 
 
@@ -478,7 +487,11 @@ async def received(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decode
         raise EOFError(f"a frame without a message: {error}") from error
 
 
-def failure_of(error: BaseException) -> Failure:
+def failure_of(error: Exception) -> Failure:
+    """Return `error` as it is sent to another process. That of a defect is logged here, since its
+    stack is not sent."""
+    if (defect := defect_in(error)) is not None:
+        _LOG.error("a defect: %s", type(defect).__name__, exc_info=defect)
     kind = type(error).__name__
     hint = error.hint if isinstance(error, OutriderError) else None
     return Failure(kind, words_of(error), hint, getattr(error, "numbers", ()))

@@ -22,7 +22,7 @@ import msgspec
 from outrider.api.callers import ChatIds
 from outrider.api.stream import TokenDecoder
 from outrider.api.tokenizer import Tokenizer
-from outrider.core.errors import ConfigError, OutriderError, QueueFullError
+from outrider.core.errors import ConfigError, OutriderError, QueueFullError, defect_in
 from outrider.sched.admission import KnownBlocks
 from outrider.server.calls import Call, EncodeCall, KeptOutError, ProcessStream
 from outrider.server.engine_child import HANG_SECONDS, Blame, EngineChild, LoadHungError, Restarts
@@ -280,7 +280,7 @@ class ProcessPort:
                     child = await self._spawn()
                     break
                 except Exception as error:  # noqa: BLE001 - memory may be short for a while
-                    _LOG.error("the engine does not start: %s", error)
+                    _LOG.error("the engine does not start: %s", error, exc_info=defect_in(error))
                     self._restarts.failed()
         except NotReadyError:
             self._state = "failed"

@@ -87,10 +87,19 @@ async def run_server(
         for one, running in ((server, serving), (second, healthy)):
             if one is not None and running is not None:
                 one.stop()
-                with suppress(Exception):
-                    await asyncio.wait_for(running, _LAST_SECONDS)
+                await _ended(running)
         # Threads of granian must end before the interpreter does.
         await asyncio.sleep(_THREADS_SECONDS)
+
+
+async def _ended(running: asyncio.Future[None]) -> None:
+    """Wait for the end of a server, but not for long; log the error by which it ended."""
+    try:
+        await asyncio.wait_for(running, _LAST_SECONDS)
+    except TimeoutError:
+        _LOG.warning("a server did not end within %.0f s", _LAST_SECONDS)
+    except Exception as error:  # noqa: BLE001 - of whatever kind, the others must end too
+        _LOG.error("a server ended by an error", exc_info=error)
 
 
 async def _failed(site: Site) -> None:

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message
 
-from outrider.core.errors import with_hint
+from outrider.core.errors import defect_in, with_hint
 from outrider.core.fields import shown
 from outrider.core.files import remove
 from outrider.plugins.batches.files import Files, file_routes, missing, page
@@ -375,7 +375,8 @@ class Batches:
         except StoppedError as stopped:
             self._finish(key, record, *stopped.args)
         except Exception as error:  # noqa: BLE001 - other batches go on
-            _LOG.error("the batch %s failed: %s", record.id, with_hint(error))
+            defect = defect_in(error)
+            _LOG.error("the batch %s failed: %s", record.id, with_hint(error), exc_info=defect)
             words = "the server could not go on; its log says why"
             self._finish(key, record, "failed", mistake("server_error", words))
 

@@ -8,6 +8,7 @@ the order of their ends.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,9 +19,11 @@ from outrider.api.callers import Message, Prompt
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.structure import StructureOptions
 from outrider.core.config import EngineConfig
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, defect_in
 from outrider.core.params import SamplingParams
 from outrider.plugins.batches.lines import Answers, BadLine, BatchLine, RawLine, read_line
+
+_log = logging.getLogger(__name__)
 
 
 class Handle(Protocol):
@@ -278,6 +281,8 @@ class Batch:
         error = found.error
         if isinstance(found.line, BadLine) or error is not None:
             error = error or ConfigError("the line requests nothing.")
+            if (defect := defect_in(error)) is not None:
+                _log.error("a defect in line %d", number, exc_info=defect)
             text = self.answers.bad(found.line, found.raw.name, error)
         else:
             text = self.answers.good(found.line, found.raw.name, found.num_prompt, results)

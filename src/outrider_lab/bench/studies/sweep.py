@@ -17,6 +17,7 @@ from typing import Protocol
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
+from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
 from outrider.metrics import Stats, percentile
 from outrider.plugins.measure.turns import Texts
@@ -220,7 +221,8 @@ class SweepLineup:
         params = params.numbered(visit.repeat)
         try:
             limits = _limits(self.llms, visit.piece, params)
-        except Exception:  # noqa: BLE001 - the timed run meets it again, and reports it
+        except (OutriderError, ValueError):
+            # The timed run meets it again, and reports it.
             return params
         return replace(params, max_tokens=min(limits), min_tokens=min(params.min_tokens, *limits))
 
