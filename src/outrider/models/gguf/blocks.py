@@ -142,6 +142,11 @@ def _bits(bytes_NB: Bytes, num_bits: int) -> Bytes:
     return cast("Bytes", ints)
 
 
+def _in_order(bytes_NB: Bytes, num_bits: int) -> Bytes:
+    """Integers of `num_bits` bits, byte by byte, the lowest bits of each first."""
+    return _bits(bytes_NB[:, :, None], num_bits).reshape(len(bytes_NB), -1)
+
+
 def _fifth(bytes_N4: Bytes) -> Bytes:
     """The 32 bits of 4 bytes in order, each as 0 or 16."""
     return cast("Bytes", np.unpackbits(bytes_N4, axis=1, bitorder="little") << 4)
@@ -245,8 +250,7 @@ def _iq4_nl(blocks_NB: Bytes, out_NX: Floats) -> None:
 
 def _iq4_xs(blocks_NB: Bytes, out_NX: Floats) -> None:
     """d, then eight scales of 6 bits: two bytes of upper bits and four of lower halves."""
-    upper = _bits(blocks_NB[:, 2:4, None], 2).reshape(-1, 8)
-    lower = _bits(blocks_NB[:, 4:8, None], 4).reshape(-1, 8)
+    upper, lower = _in_order(blocks_NB[:, 2:4], 2), _in_order(blocks_NB[:, 4:8], 4)
     scales = _half(blocks_NB, 0) * ((lower | upper << 4).astype(np.float32) - 32)
     out_NSP = out_NX.reshape(-1, 8, 32)
     ints_NSP = _nibbles(blocks_NB[:, 8:].reshape(-1, 8, 16))
@@ -300,8 +304,7 @@ def _q1_0(blocks_NB: Bytes, out_NX: Floats) -> None:
 
 def _q2_0(blocks_NB: Bytes, out_NX: Floats) -> None:
     """d, then two bits for each number in order."""
-    ints_NX = (blocks_NB[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3
-    np.subtract(ints_NX.reshape(out_NX.shape), 1, out=out_NX, dtype=np.float32)
+    np.subtract(_in_order(blocks_NB[:, 2:], 2), 1, out=out_NX, dtype=np.float32)
     out_NX *= _half(blocks_NB, 0)
 
 
@@ -379,16 +382,6 @@ def _negative(signs_NG: Bytes) -> Integers:
     return np.unpackbits(signs_NG, axis=1, bitorder="little") << 3
 
 
-def _halves(blocks_NB: Bytes) -> Floats:
-    """The float16 at the beginning of each block, [N, 1]."""
-    return blocks_NB[:, :2].copy().view(np.float16).astype(np.float32)
-
-
-def _pairs(bytes_NS: Bytes) -> Integers:
-    """The halves of each byte: the low one before the high one."""
-    return np.stack([bytes_NS & 15, bytes_NS >> 4], axis=2).reshape(len(bytes_NS), -1)
-
-
 def _finish(
     name: str,
     index_NG: Integers,
@@ -408,11 +401,16 @@ def _odd(scales_NS: Integers) -> Floats:
     return scales_NS.astype(np.float32) * 2 + 1
 
 
-def _signs_and_scales(words_NG: NDArray[np.uint32]) -> tuple[Bytes, Floats]:
-    """Parts of words of 32 numbers: four times 7 bits of signs, and 2s + 1 of the upper 4 bits."""
+def _scaled(blocks_NB: Bytes, unit: float, scales_NS: Integers) -> Floats:
+    """d, with which each block begins, times `unit` and 2s + 1."""
+    return _half(blocks_NB, 0) * np.float32(unit) * _odd(scales_NS)
+
+
+def _signs_and_scales(words_NG: NDArray[np.uint32]) -> tuple[Bytes, Integers]:
+    """Parts of words of 32 numbers: four times 7 bits of signs, and s in the upper 4 bits."""
     shifts = np.arange(0, 28, 7, dtype=np.uint32)
     signs = _EVEN_SIGNS[(words_NG[:, :, None] >> shifts & 127).reshape(len(words_NG), -1)]
-    return signs, _odd(words_NG >> 28)
+    return signs, words_NG >> 28
 
 
 def _iq2_xxs(blocks_NB: Bytes, out_NX: Floats) -> None:
@@ -420,39 +418,36 @@ def _iq2_xxs(blocks_NB: Bytes, out_NX: Floats) -> None:
     words = blocks_NB[:, 2:].copy().view(np.uint32).reshape(-1, 8, 2)
     signs, scales = _signs_and_scales(words[:, :, 1])
     index = words[:, :, 0].copy().view(np.uint8).reshape(-1, 32)
-    scales = _halves(blocks_NB) * np.float32(0.125) * scales
-    _finish("IQ2_XXS", index, _negative(signs), scales, _IQ2, out_NX)
+    scales_NS = _scaled(blocks_NB, 0.125, scales)
+    _finish("IQ2_XXS", index, _negative(signs), scales_NS, _IQ2, out_NX)
 
 
 def _iq2_xs(blocks_NB: Bytes, out_NX: Floats) -> None:
     """d; for 8 numbers a word, 9 bits of index below 7 of signs; 16 scales of 4 bits."""
     words = blocks_NB[:, 2:66].copy().view(np.uint16)
-    scales = _halves(blocks_NB) * np.float32(0.125) * _odd(_pairs(blocks_NB[:, 66:]))
+    scales = _scaled(blocks_NB, 0.125, _in_order(blocks_NB[:, 66:], 4))
     signs = _EVEN_SIGNS[words >> 9]
     _finish("IQ2_XS", words & 511, _negative(signs), scales, _IQ2, out_NX)
 
 
 def _iq2_s(blocks_NB: Bytes, out_NX: Floats) -> None:
     """d; 32 bytes of indices, 32 of signs, 8 of the indices' upper two bits; 16 scales."""
-    shifts = np.arange(0, 8, 2, dtype=np.uint8)
-    upper = (blocks_NB[:, 66:74, None] >> shifts & 3).reshape(-1, 32)
-    index = blocks_NB[:, 2:34] | upper.astype(np.uint16) << 8
-    scales = _halves(blocks_NB) * np.float32(0.125) * _odd(_pairs(blocks_NB[:, 74:]))
+    index = blocks_NB[:, 2:34] | _in_order(blocks_NB[:, 66:74], 2).astype(np.uint16) << 8
+    scales = _scaled(blocks_NB, 0.125, _in_order(blocks_NB[:, 74:], 4))
     _finish("IQ2_S", index, _negative(blocks_NB[:, 34:66]), scales, _IQ2, out_NX)
 
 
 def _iq3_xxs(blocks_NB: Bytes, out_NX: Floats) -> None:
     """d; 64 bytes of indices, of 4 numbers each; for 32 numbers a word of signs and the scale."""
     signs, scales = _signs_and_scales(blocks_NB[:, 66:].copy().view(np.uint32))
-    scales = _halves(blocks_NB) * np.float32(0.25) * scales
-    _finish("IQ3_XXS", blocks_NB[:, 2:66], _negative(signs), scales, _IQ3_XXS, out_NX)
+    scales_NS = _scaled(blocks_NB, 0.25, scales)
+    _finish("IQ3_XXS", blocks_NB[:, 2:66], _negative(signs), scales_NS, _IQ3_XXS, out_NX)
 
 
 def _iq3_s(blocks_NB: Bytes, out_NX: Floats) -> None:
     """d; 64 bytes of indices of 4 numbers each, 8 of their ninth bits, 32 of signs; 8 scales."""
-    upper = np.unpackbits(blocks_NB[:, 66:74], axis=1, bitorder="little")
-    index = blocks_NB[:, 2:66] | upper.astype(np.uint16) << 8
-    scales = _halves(blocks_NB) * _odd(_pairs(blocks_NB[:, 106:]))
+    index = blocks_NB[:, 2:66] | _in_order(blocks_NB[:, 66:74], 1).astype(np.uint16) << 8
+    scales = _scaled(blocks_NB, 1.0, _in_order(blocks_NB[:, 106:], 4))
     _finish("IQ3_S", index, _negative(blocks_NB[:, 74:106]), scales, _IQ3_S, out_NX)
 
 
@@ -462,7 +457,7 @@ def _iq1_s(blocks_NB: Bytes, out_NX: Floats) -> None:
     shifts = np.arange(0, 12, 3, dtype=np.uint16)
     upper = (words[:, :, None] >> shifts & 7).reshape(-1, 32)
     index = blocks_NB[:, 2:34] | upper << 8
-    scales = _halves(blocks_NB) * np.float32(0.125) * _odd(words >> 12 & 7)
+    scales = _scaled(blocks_NB, 0.125, words >> 12 & 7)
     above = np.repeat((words >> 15 << 3).astype(np.uint8), 32, axis=1)
     _finish("IQ1_S", index, above, scales, _IQ1, out_NX)
 
@@ -475,7 +470,7 @@ def _iq1_m(blocks_NB: Bytes, out_NX: Floats) -> None:
     half_N1 = np.bitwise_or.reduce(quarters, axis=1, keepdims=True).view(np.float16)
     parts = words[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7
     scales = half_N1.astype(np.float32) * np.float32(0.125) * _odd(parts.reshape(-1, 16))
-    upper = _pairs(blocks_NB[:, 32:48])
+    upper = _in_order(blocks_NB[:, 32:48], 4)
     index = blocks_NB[:, :32] | (upper & 7).astype(np.uint16) << 8
     _finish("IQ1_M", index, np.repeat(upper & 8, 8, axis=1), scales, _IQ1, out_NX)
 
