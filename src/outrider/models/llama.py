@@ -28,12 +28,7 @@ from torch.nn import functional
 
 from outrider.core.errors import given
 from outrider.core.protocols import DraftNeeds
-from outrider.kernels.native.forward import (
-    Forward,
-    ForwardParts,
-    LayerWeights,
-    NativeForward,
-)
+from outrider.kernels.native.forward import Forward, ForwardParts, LayerWeights, NativeForward
 from outrider.kernels.native.rounds import RoundModel
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
@@ -72,10 +67,10 @@ ALONE = Alone()
 
 @dataclass(frozen=True, slots=True)
 class LayerOperators:
-    """A layer operator by operator, in sizes of a rank's share. The native call for all layers
-    (kernels/native/forward.py) has the same bits. Other positions need other operators. `still` are
-    tables of no rotation, for heads that are normed after it; `growth_T` are the factors of queries
-    by position."""
+    """A layer operator by operator, in sizes of a rank's share, and the tables before and after all
+    layers. The native call for a whole pass (kernels/native/forward.py) has the same bits. Other
+    positions need other operators. `still` are tables of no rotation, for heads that are normed
+    after it; `growth_T` are the factors of queries by position."""
 
     config: LayeredConfig
     turns: Turns
@@ -101,6 +96,34 @@ class LayerOperators:
             self.norm(kernels, scratch.x_ND, given(layer.ffn_norm_D, "norm of the FFN"), fed)
         self.attend(kernels, layer, reads, plan, scratch, kv)
         self.feed(kernels, layer, fed, scratch)
+
+    def embed(self, kernels: Kernels, tables: Tables, plan: PackedPlan, scratch: Scratch) -> None:
+        """Write the embeddings of the plan's tokens to `scratch.x_ND`."""
+        traits, x_ND = self.config.traits, scratch.x_ND
+        if isinstance(tables.embedding, Tensor):
+            torch.index_select(tables.embedding, 0, plan.tokens_N, out=scratch.rows_ND)
+            x_ND.copy_(scratch.rows_ND)
+        else:
+            tables.embedding.read(plan.tokens_N, x_ND)
+        if traits.embedding_scale != 1:
+            x_ND.mul_(traits.embedding_scale)
+        if traits.normed_embedding:
+            ones_D = torch.ones_like(tables.norm_D)
+            kernels.rms_norm(x_ND, ones_D, self.config.rms_norm_eps, x_ND)
+
+    def head(
+        self, kernels: Kernels, tables: Tables, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor
+    ) -> None:
+        """Write the logits of `x_MD`, or a rank's part of them."""
+        traits = self.config.traits
+        self.norm(kernels, x_MD, tables.norm_D, norm_MD)
+        kernels.linear(norm_MD, tables.head, logits_MV)
+        if tables.head_bias_V is not None:
+            logits_MV.add_(tables.head_bias_V)
+        if traits.logit_scale != 1:
+            logits_MV.mul_(traits.logit_scale)
+        if traits.logit_cap:
+            kernels.soft_cap(logits_MV, traits.logit_cap)
 
     def norm(
         self, kernels: Kernels, x_ND: Tensor, weight_D: Tensor, out_ND: Tensor, eps: float = 0.0
@@ -350,8 +373,7 @@ class LlamaModel(PassDecoder):
         """The weights that every pass reads completely: all linears but experts, and the head."""
         packed = [self._tables.head]
         for layer in self._layers:
-            dense = (layer.gate_up, layer.down)
-            dense += (layer.qkv, layer.out)
+            dense = (layer.gate_up, layer.down, layer.qkv, layer.out)
             packed += [one for one in dense if one is not None]
             packed += () if layer.mixture is None else layer.mixture.always_read
             packed += () if layer.latent is None else layer.latent.matrices
@@ -405,17 +427,7 @@ class LlamaModel(PassDecoder):
         return self._layers
 
     def embed(self, plan: PackedPlan, scratch: Scratch) -> None:
-        embedding = self._tables.embedding
-        if isinstance(embedding, Tensor):
-            torch.index_select(embedding, 0, plan.tokens_N, out=scratch.rows_ND)
-            scratch.x_ND.copy_(scratch.rows_ND)
-        else:
-            embedding.read(plan.tokens_N, scratch.x_ND)
-        if self.config.traits.embedding_scale != 1:
-            scratch.x_ND.mul_(self.config.traits.embedding_scale)
-        if self.config.traits.normed_embedding:
-            ones_D = torch.ones_like(self._tables.norm_D)
-            self.kernels.rms_norm(scratch.x_ND, ones_D, self.config.rms_norm_eps, scratch.x_ND)
+        self._operators[0].embed(self.kernels, self._tables, plan, scratch)
 
     def layer(self, depth: int, plan: PackedPlan, scratch: Scratch, kv: LayerKV) -> None:
         if depth in self._depths:
@@ -423,16 +435,8 @@ class LlamaModel(PassDecoder):
             operators.run(self.kernels, self._layers[depth], plan, scratch, kv)
 
     def head(self, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor) -> None:
-        traits = self.config.traits
-        self._operators[-1].norm(self.kernels, x_MD, self._tables.norm_D, norm_MD)
         part_MV = self._logit_parts.own(logits_MV)
-        self.kernels.linear(norm_MD, self._tables.head, part_MV)
-        if self._tables.head_bias_V is not None:
-            part_MV.add_(self._tables.head_bias_V)
-        if traits.logit_scale != 1:
-            part_MV.mul_(traits.logit_scale)
-        if traits.logit_cap:
-            self.kernels.soft_cap(part_MV, traits.logit_cap)
+        self._operators[-1].head(self.kernels, self._tables, x_MD, norm_MD, part_MV)
         self._logit_parts.gather(part_MV, logits_MV)
 
     def forward(self) -> Forward | None:
@@ -589,8 +593,7 @@ class GPT2Model(PassDecoder):
         self._operators.run(self.kernels, self._layers[depth], plan, scratch, kv)
 
     def head(self, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor) -> None:
-        self._operators.norm(self.kernels, x_MD, self._tables.norm_D, norm_MD)
-        self.kernels.linear(norm_MD, self._tables.head, logits_MV)
+        self._operators.head(self.kernels, self._tables, x_MD, norm_MD, logits_MV)
 
     def forward(self) -> None:
         """Return None: no native kernel has this family's order of operators."""

@@ -87,7 +87,7 @@ def test_a_device_with_little_memory_gets_less_history(monkeypatch: pytest.Monke
             del device
             return free
 
-        monkeypatch.setattr("outrider.cache.pages.free_bytes", free_bytes)
+        monkeypatch.setattr("outrider.plugins.hybrids.memory.free_bytes", free_bytes)
         kv = PagedKV(spec, dtype=torch.float32, device=device, size=ArenaSize(16, 4))
         return HybridState(kv, SHAPE, capacity, device)
 

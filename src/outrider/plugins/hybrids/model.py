@@ -353,6 +353,7 @@ class HybridModel:
                 embedding_VD=tables.embedding,
                 final_norm_D=tables.norm_D,
                 head=tables.head,
+                head_bias_V=tables.head_bias_V,
                 turns=[self._operators.turns] * len(self._layers),
                 layers=self._layers,
                 # Layers without attention read none.
@@ -422,20 +423,10 @@ class HybridModel:
         return residuals(layers, scratch.x_ND, hidden_layers)
 
     def embed(self, plan: PackedPlan, scratch: Scratch) -> None:
-        embedding = self._tables.embedding
-        if isinstance(embedding, Tensor):
-            torch.index_select(embedding, 0, plan.tokens_N, out=scratch.rows_ND)
-            scratch.x_ND.copy_(scratch.rows_ND)
-        else:
-            embedding.read(plan.tokens_N, scratch.x_ND)
-        if self.config.traits.embedding_scale != 1:
-            scratch.x_ND.mul_(self.config.traits.embedding_scale)
+        self._operators.embed(self.kernels, self._tables, plan, scratch)
 
     def head(self, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor) -> None:
-        self._operators.norm(self.kernels, x_MD, self._tables.norm_D, norm_MD)
-        self.kernels.linear(norm_MD, self._tables.head, logits_MV)
-        if self.config.traits.logit_scale != 1:
-            logits_MV.mul_(self.config.traits.logit_scale)
+        self._operators.head(self.kernels, self._tables, x_MD, norm_MD, logits_MV)
 
     def _layer(self, depth: int, plan: HybridPlan, scratch: Scratch) -> None:
         kernels, operators, layer = self.kernels, self._operators, self._layers[depth]
