@@ -62,20 +62,19 @@ def choose(
     dtype: torch.dtype,
     force_reference: bool = False,
     threads: int = 0,
-    compiler: str | None = None,
     quantise: str = "none",
 ) -> Kernels:
     """Native or Triton kernels if they support this, else the reference. May compile for seconds.
 
     `dtype` is that of weights and arena. 0 threads mean the physical cores, or all hardware threads
-    if they are measured to be faster. `compiler` overrides the environment's. If `quantise` is int8
-    or int4, `pack` quantises and `linear` multiplies integers. With AS_STORED, native kernels keep
-    the format of quantised files (`pack_blocks`); other kernels decode matrices to floats.
+    if they are measured to be faster. If `quantise` is int8 or int4, `pack` quantises and `linear`
+    multiplies integers. With AS_STORED, native kernels keep the format of quantised files
+    (`pack_blocks`); other kernels decode matrices to floats.
     """
     refusal = _why_not(device, dtype, force_reference)
     wanted = refusal is None
     if refusal is None:
-        built = built_kernels(compiler or env.compiler(), env.cache_folder())
+        built = built_kernels(env.compiler(), env.cache_folder())
         if built.library is not None:
             own = quantise if quantise in ("none", "int8") else "none"
             kernels = _measured(built.library, built.folder, dtype, threads, own)

@@ -14,8 +14,8 @@ from outrider.plugins.gpu.kernels import build
 from unit.kernels.implementations import CPU, DTYPES, kernels_named, randn
 
 
-def refusal_of(device: torch.device, dtype: torch.dtype, *, compiler: str | None = None) -> str:
-    kernels = choose(device=device, dtype=dtype, compiler=compiler)
+def refusal_of(device: torch.device, dtype: torch.dtype) -> str:
+    kernels = choose(device=device, dtype=dtype)
     assert [choice.op for choice in kernels.choices] == list(OPS)
     assert {choice.name for choice in kernels.choices} == {"reference"}
     (refusals,) = {choice.refusals for choice in kernels.choices}
@@ -29,24 +29,28 @@ def test_native_comes_first(dtype: torch.dtype) -> None:
     assert {(choice.name, choice.refusals) for choice in kernels.choices} == {("native", ())}
 
 
-def test_every_refusal_is_a_sentence() -> None:
+def test_every_refusal_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal_of(torch.device("meta"), torch.float32) == (
         "native: it runs on cpu, not on meta"
     )
     assert refusal_of(CPU, torch.float64) == (
         "native: it computes in float32, bfloat16 and float16, not in float64"
     )
-    assert refusal_of(CPU, torch.float32, compiler="no-such-c++") == (
+    monkeypatch.setenv("CXX", "no-such-c++")
+    assert refusal_of(CPU, torch.float32) == (
         "native: the C++ compiler 'no-such-c++' was not found"
     )
 
 
-def test_a_compiler_that_fails_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_compiler_that_fails_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Text comes several times slower then; nobody should have to guess why."""
     # Of this test alone: the warning comes once a process.
     caplog.set_level("INFO")
+    monkeypatch.setenv("CXX", "no-compiler-of-this-test")
     for _ in range(2):
-        choose(device=CPU, dtype=torch.float32, compiler="no-compiler-of-this-test")
+        choose(device=CPU, dtype=torch.float32)
     choose(device=CPU, dtype=torch.float32, force_reference=True)
     told = [record for record in caplog.records if "reference kernels" in record.message]
     warnings = [record.message for record in told if record.levelname == "WARNING"]
