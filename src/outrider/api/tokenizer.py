@@ -24,7 +24,7 @@ from outrider.api.chat_messages import ChatOptions
 from outrider.api.chat_template import ChatTemplates, Rendered
 from outrider.api.stream import REPLACEMENT
 from outrider.api.tokenizer_guard import NO_GROWTH, Growth, Spelling, check, spelling_of, try_out
-from outrider.core.errors import CheckpointError, ConfigError, out_of_memory
+from outrider.core.errors import CheckpointError, ConfigError, out_of_memory, reason_of
 from outrider.core.fields import num_bytes
 from outrider.core.files import FileKind, file_identity, parse_json, read_text
 from outrider.core.process import is_interrupt
@@ -353,9 +353,8 @@ def _read_text(path: Path, kind: FileKind) -> str:
     try:
         return read_text(path, kind)
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
         raise out_of_memory(error, f"reading {path}") or CheckpointError(
-            f"{path}: cannot be read: {reason}.", hint=_FILE_HINT
+            f"{path}: cannot be read: {reason_of(error)}.", hint=_FILE_HINT
         ) from None
 
 

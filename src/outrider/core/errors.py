@@ -203,6 +203,11 @@ class NumericsError(OutriderError):
         )
 
 
+def reason_of(error: BaseException) -> str:
+    """The message of an error, without the path that an OSError's text repeats."""
+    return str(getattr(error, "strerror", None) or error)
+
+
 # Characters that are repeated of a third-party error's message.
 MOST_WORDS = 300
 

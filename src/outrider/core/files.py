@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from outrider.core.errors import ConfigError, MachineError
+from outrider.core.errors import ConfigError, MachineError, reason_of
 
 _MIB = 1 << 20
 # Most JSON values in one file: in memory each takes up to 100 bytes, for two or three in the file.
@@ -330,9 +330,8 @@ def writing(path: Path, *kinds: type[Exception]) -> Generator[None]:
     try:
         yield
     except (OSError, *kinds) as error:
-        reason = getattr(error, "strerror", None) or error
         raise MachineError(
-            f"{path} cannot be written: {reason}.",
+            f"{path} cannot be written: {reason_of(error)}.",
             hint="free some space, or name a folder that you may write",
         ) from error
 

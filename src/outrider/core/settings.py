@@ -26,7 +26,7 @@ from typing import (
 
 from outrider.core.config import EngineConfig
 from outrider.core.env import PREFIX
-from outrider.core.errors import ConfigError, hint_for, nearest
+from outrider.core.errors import ConfigError, hint_for, nearest, reason_of
 from outrider.core.fields import (
     KINDS,
     WHOLE,
@@ -86,7 +86,7 @@ def _text(path: Path) -> str:
     try:
         text = read_text(path, FileKind.SETTINGS)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}.") from None
+        raise ConfigError(f"{path}: {reason_of(error)}.") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8 text.") from None
     except ValueError as error:

@@ -51,7 +51,7 @@ from huggingface_hub.utils import (
 )
 from huggingface_hub.utils import tqdm as hub_bar
 
-from outrider.core.errors import CheckpointError, MachineError, OutriderError, words_of
+from outrider.core.errors import CheckpointError, MachineError, OutriderError, reason_of, words_of
 from outrider.core.files import FileKind, open_regular, read_text
 from outrider.models.checkpoint import INDEX, PICKLES
 from outrider.models.json_object import JsonObject
@@ -154,7 +154,8 @@ def _refused(name: HubName, error: HfHubHTTPError) -> CheckpointError:
 def _failed(name: HubName, error: Exception) -> CheckpointError | MachineError:
     if isinstance(error, OSError) and error.errno in _OF_DISKS:
         return MachineError(
-            f"the cache of models, {constants.HF_HUB_CACHE}, cannot be written: {error.strerror}.",
+            f"the cache of models, {constants.HF_HUB_CACHE}, cannot be written: "
+            f"{reason_of(error)}.",
             hint="free some space there, or set HF_HOME to a folder on another disk",
         )
     reason = (str(error) or type(error).__name__).splitlines()[0]

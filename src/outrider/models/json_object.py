@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard, cast
 
-from outrider.core.errors import CheckpointError
+from outrider.core.errors import CheckpointError, reason_of
 from outrider.core.files import FileKind, read_json
 
 MAX_INTEGER = 2**31 - 1
@@ -32,7 +32,7 @@ class JsonObject:
             loaded = read_json(path, FileKind.of(path))
         except OSError as error:
             raise CheckpointError(
-                f"cannot read {path}: {error.strerror}.",
+                f"cannot read {path}: {reason_of(error)}.",
                 hint="is it the folder of a model, and is the download complete?",
             ) from error
         except ValueError as error:

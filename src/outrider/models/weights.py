@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from outrider.core.errors import CheckpointError, OutriderError, out_of_memory
+from outrider.core.errors import CheckpointError, OutriderError, out_of_memory, reason_of
 from outrider.core.files import FileKind, open_regular
 from outrider.core.process import give_back
 from outrider.core.spec import DecoderConfig, ModelSpec
@@ -102,9 +102,8 @@ def check_header(path: Path) -> None:
 
 def _damaged(path: Path, error: Exception) -> OutriderError:
     """The error for a file that cannot be read."""
-    reason = (error.strerror if isinstance(error, OSError) else None) or error
     return out_of_memory(error, f"mapping {path}") or CheckpointError(
-        f"{path} ({path.stat().st_size} bytes) is damaged or incomplete: {reason}.",
+        f"{path} ({path.stat().st_size} bytes) is damaged or incomplete: {reason_of(error)}.",
         hint="compare its size with the original and download it again",
     )
 

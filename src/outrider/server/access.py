@@ -23,7 +23,7 @@ from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, reason_of
 from outrider.core.files import FileKind, read_text
 from outrider.server.errors import ApiError, error_response
 from outrider.server.site import Limits
@@ -432,4 +432,4 @@ def _not_bound(address: Address, error: OSError) -> ConfigError:
         )
     if error.errno == errno.EACCES:
         return ConfigError(f"{where}: only root may listen there.", hint="--port 8000")
-    return ConfigError(f"{where}: {error.strerror or error}.", hint="--host 127.0.0.1")
+    return ConfigError(f"{where}: {reason_of(error)}.", hint="--host 127.0.0.1")

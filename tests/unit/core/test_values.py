@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 from doubles.tiny_attention import toy_spec
 from outrider.core.config import DRAFTERS, EngineConfig
 from outrider.core.draft import Draft
-from outrider.core.errors import (
-    ConfigError,
-    did_you_mean,
-)
+from outrider.core.errors import ConfigError, did_you_mean, reason_of
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import StepRow
 from outrider.core.rng import KeyedRng
@@ -153,3 +150,10 @@ def test_point_masses_need_no_noise(token: int) -> None:
     assert [mass(distribution, other) for other in range(5)] == [
         float(other == token) for other in range(5)
     ]
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(2, "it is gone", "/a/path"), OSError("it is gone"), ValueError("it is gone")]
+)
+def test_a_reason_has_words_and_no_path(error: Exception) -> None:
+    assert reason_of(error) == "it is gone"

@@ -34,7 +34,7 @@ from importlib import metadata
 from pathlib import Path
 
 from outrider.core import env
-from outrider.core.errors import MachineError, out_of_memory, progress
+from outrider.core.errors import MachineError, out_of_memory, progress, reason_of
 from outrider.core.files import (
     FileKind,
     NotPrivateError,
@@ -182,7 +182,7 @@ def _checked(path: Path) -> bytes:
     try:
         data = read_bytes(path, FileKind.LIBRARY)
     except OSError as error:
-        raise DamagedError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise DamagedError(f"{path} cannot be read: {reason_of(error)}") from None
     recorded = _recorded(path)
     digest = urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
     if recorded is None:
@@ -328,7 +328,7 @@ def _kept_or_made(
             if (library := _made_once(make, folder / name)) is not None:
                 return library, folder
         except OSError as error:
-            _log.warning("Kernels cannot be stored in %s: %s.", folder, error.strerror or error)
+            _log.warning("Kernels cannot be stored in %s: %s.", folder, reason_of(error))
     return None
 
 
@@ -342,7 +342,7 @@ def trusted_folders(cache_dir: Path | None) -> list[Path]:
         except NotPrivateError as error:
             _log.warning("Kernels are neither loaded from %s nor stored there: %s.", folder, error)
         except OSError as error:
-            _log.warning("The cache folder %s cannot be made: %s.", folder, error.strerror)
+            _log.warning("The cache folder %s cannot be made: %s.", folder, reason_of(error))
     return found
 
 

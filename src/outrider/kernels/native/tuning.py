@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from outrider.core import env
-from outrider.core.errors import ConfigError, ContractError, given
+from outrider.core.errors import ConfigError, ContractError, given, reason_of
 from outrider.core.files import NotPrivateError, read_private, write_private
 from outrider.kernels.native import huge_pages
 from outrider.kernels.native.cpu import (
@@ -257,7 +257,7 @@ def _write(path: Path, question: Mapping[str, str], answer: TunedKernel) -> Tune
         path.parent.mkdir(parents=True, exist_ok=True)
         write_private(path, text.encode())
     except OSError as error:
-        _log.warning("%s cannot be stored: %s", path, error.strerror)
+        _log.warning("%s cannot be stored: %s", path, reason_of(error))
     return answer
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.core.errors import CheckpointError, out_of_memory
+from outrider.core.errors import CheckpointError, out_of_memory, reason_of
 from outrider.core.files import file_identity, open_regular
 from outrider.models.gguf.blocks import SUPPORTED, TYPES, TensorType
 
@@ -137,9 +137,8 @@ def map_file(path: Path) -> mmap.mmap:
             return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         # An empty file cannot be mapped, which is a ValueError.
-        reason = getattr(error, "strerror", None) or error
         raise out_of_memory(error, f"mapping {path}") or CheckpointError(
-            f"{path}: cannot be read: {reason}.", hint=_AGAIN
+            f"{path}: cannot be read: {reason_of(error)}.", hint=_AGAIN
         ) from None
 
 

@@ -23,7 +23,7 @@ from outrider.api.chat_messages import content_text
 from outrider.api.result import GenerationResult, chat_logprobs, completion_logprobs
 from outrider.api.structure import KEYS, StructureOptions, structure_of
 from outrider.api.tokenizer import Tokenizer
-from outrider.core.errors import ConfigError, MachineError, OutriderError, nearest
+from outrider.core.errors import ConfigError, MachineError, OutriderError, nearest, reason_of
 from outrider.core.fields import shown
 from outrider.core.files import Lock, open_regular, parse_json
 from outrider.core.params import SamplingParams
@@ -362,7 +362,7 @@ def raw_lines(path: Path) -> Generator[RawLine]:
                 yield RawLine(number, _number_of(hashed.digest()), whole)
     except OSError as error:
         raise MachineError(
-            f"{path} cannot be read: {error.strerror or error}.", hint="name a file of JSON lines"
+            f"{path} cannot be read: {reason_of(error)}.", hint="name a file of JSON lines"
         ) from None
 
 
@@ -399,7 +399,7 @@ class AnswerFile:
             ) from None
         except OSError as error:
             raise MachineError(
-                f"{path} cannot be written: {error.strerror or error}.",
+                f"{path} cannot be written: {reason_of(error)}.",
                 hint="name a file in a folder that exists and that you may write",
             ) from None
 

@@ -28,7 +28,7 @@ from outrider.cli.verb_options import DoctorOptions
 from outrider.cli.verdict import toy_note
 from outrider.core.config import QUANTISE_COSTS
 from outrider.core.env import CALIBRATIONS, cache_folder, compiler
-from outrider.core.errors import MachineError, OutriderError
+from outrider.core.errors import MachineError, OutriderError, reason_of
 from outrider.core.fields import size
 from outrider.core.files import NotPrivateError, private_folder
 from outrider.core.plugins import install_command
@@ -353,5 +353,5 @@ def _cache_problems() -> list[str]:
     except NotPrivateError as error:
         why = str(error)
     except OSError as error:
-        why = error.strerror
+        why = reason_of(error)
     return [f"the cache folder {folder} cannot be used: {why}; set XDG_CACHE_HOME"] if why else []

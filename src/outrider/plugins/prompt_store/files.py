@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from outrider.cache.pages import PageName, Part, digest_after
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, reason_of
 from outrider.core.fields import size
 from outrider.core.files import (
     FileKind,
@@ -172,8 +172,7 @@ class StoreFolder:
         except ConfigError:
             raise  # one is a ValueError
         except (OSError, NotPrivateError, ValueError, RuntimeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"prompt_store: {folder}: {reason}.", hint=hint) from error
+            raise ConfigError(f"prompt_store: {folder}: {reason_of(error)}.", hint=hint) from error
         return cls(folder, most_bytes)
 
     def path(self, kind: str, model: str, name: PageName) -> Path:
@@ -325,7 +324,7 @@ class StoreFolder:
                 one.path.unlink(missing_ok=True)
                 yield one, f"{error}; deleted"
             except OSError as error:
-                yield one, f"it cannot be read: {error.strerror or error}"
+                yield one, f"it cannot be read: {reason_of(error)}"
             else:
                 yield one, ""
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from outrider.cache.pages import PageName, Part
+from outrider.core.errors import reason_of
 from outrider.plugins.prompt_store.files import DamagedError, StoreFolder, check_file
 
 _log = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ class PromptStore:
     def _drop_damaged(self, path: Path, error: Exception) -> None:
         """Delete a damaged file; one that cannot be read now may be whole."""
         if not self.counts.damaged:
-            reason = getattr(error, "strerror", None) or error
+            reason = reason_of(error)
             _log.warning("A file of the prompt store is not used: %s: %s.", path, reason)
         self.counts.damaged += 1
         if isinstance(error, DamagedError):
@@ -230,7 +231,7 @@ class PromptStore:
             return job
 
     def _give_up(self, error: Exception) -> None:
-        self.problem = str(getattr(error, "strerror", None) or error) or type(error).__name__
+        self.problem = reason_of(error) or type(error).__name__
         self._jobs.clear()
         _log.warning(
             "The prompt store %s gets nothing more from this process: %s.",
