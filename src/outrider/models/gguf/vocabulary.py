@@ -164,17 +164,13 @@ class Vocabulary:
     def _merges(self) -> dict[bool, list[list[str]]]:
         pairs = [merge.split(" ") for merge in self._list("merges", self.most_merges).read()]
         if any(len(pair) != 2 for pair in pairs):
-            raise CheckpointError(
-                f"{self.raw.where}: {_PREFIX}merges has one that is no pair.", hint=_OWN
-            )
+            raise self.wrong("merges", "has one that is no pair")
         known = {self.tokens[index] for index, kind in enumerate(self.kinds) if kind != _UNUSED}
         found: dict[bool, list[list[str]]] = {True: [], False: []}
         for pair in pairs:
             found[known.issuperset((*pair, "".join(pair)))].append(pair)
         if not found[True]:
-            raise CheckpointError(
-                f"{self.raw.where}: {_PREFIX}merges has no pair that makes a token.", hint=_OWN
-            )
+            raise self.wrong("merges", "has no pair that makes a token")
         return found
 
     @property
@@ -196,17 +192,17 @@ class Vocabulary:
     def _list(self, name: str, most: int) -> Texts:
         found = self.header.metadata.get(f"{_PREFIX}{name}")
         if not isinstance(found, Texts) or not len(found):
-            raise CheckpointError(
-                f"{self.raw.where}: {_PREFIX}{name} is missing or no list of texts.", hint=_OWN
-            )
+            raise self.wrong(name, "is missing or no list of texts")
         if len(found) > most or found.num_bytes > _MAX_LIST_BYTES:
             raise self.too_large(name, f"{len(found)} texts of {found.num_bytes} bytes")
         return found
 
     def too_large(self, name: str, has: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self.raw.where}: {_PREFIX}{name} has {has}, more than any vocabulary.", hint=_OWN
-        )
+        return self.wrong(name, f"has {has}, more than any vocabulary")
+
+    def wrong(self, name: str, why: str) -> CheckpointError:
+        """The error for the list `name`."""
+        return CheckpointError(f"{self.raw.where}: {_PREFIX}{name} {why}.", hint=_OWN)
 
     def _numbers(self, name: str, kinds: str, usual: float) -> list[Any]:
         """The list `name`, with one number of NumPy's `kinds` for each token; `usual` if absent."""
@@ -214,16 +210,9 @@ class Vocabulary:
         if found is None:
             return [usual] * len(self.tokens)
         if not isinstance(found, np.ndarray) or len(found) != len(self.tokens):
-            raise CheckpointError(
-                f"{self.raw.where}: {_PREFIX}{name} has no number for each of "
-                f"{len(self.tokens)} tokens.",
-                hint=_OWN,
-            )
+            raise self.wrong(name, f"has no number for each of {len(self.tokens)} tokens")
         if found.dtype.kind not in kinds or np.isnan(found).any():
-            what = "integers" if kinds == "iu" else "numbers"
-            raise CheckpointError(
-                f"{self.raw.where}: {_PREFIX}{name} is no list of {what}.", hint=_OWN
-            )
+            raise self.wrong(name, f"is no list of {'integers' if kinds == 'iu' else 'numbers'}")
         return found.tolist()
 
 
