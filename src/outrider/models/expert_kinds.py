@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from outrider.core.errors import CheckpointError
-from outrider.models.json_object import CONTRADICTION, JsonObject
+from outrider.models.json_object import JsonObject, contradictory
 from outrider.models.layer_kinds import Gate
 
 
@@ -92,16 +91,16 @@ def check_experts(where: str, experts: Experts) -> None:
     """Raise CheckpointError for a token that needs more experts than it may choose from."""
     size, rest = divmod(experts.num_experts, experts.num_groups)
     if rest or experts.top_groups > experts.num_groups:
-        raise CheckpointError(
-            f"{where}: {experts.num_experts} experts have no {experts.num_groups} groups (n_group) "
-            f"of which a token chooses {experts.top_groups} (topk_group).",
-            hint=CONTRADICTION,
+        raise contradictory(
+            where,
+            f"{experts.num_experts} experts have no {experts.num_groups} groups (n_group) "
+            f"of which a token chooses {experts.top_groups} (topk_group)",
         )
     if experts.num_chosen > experts.top_groups * size:
-        raise CheckpointError(
-            f"{where}: num_experts_per_tok {experts.num_chosen} is above num_experts "
-            f"{experts.top_groups * size}.",
-            hint=CONTRADICTION,
+        raise contradictory(
+            where,
+            f"num_experts_per_tok {experts.num_chosen} is above num_experts "
+            f"{experts.top_groups * size}",
         )
 
 

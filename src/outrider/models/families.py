@@ -33,14 +33,14 @@ from outrider.models.configs import (
 from outrider.models.expert_kinds import check_experts, sparse_layers
 from outrider.models.family_table import FAMILY_TABLE, WRAPPERS
 from outrider.models.json_object import (
-    CONTRADICTION,
     MAX_LAYERS,
-    OTHER_CHECKPOINT,
     JsonObject,
     bounded_window,
+    contradictory,
     refuse_activation,
     stop_ids,
     stored_dtype,
+    unsupported,
 )
 from outrider.models.layer_kinds import LayerKind
 from outrider.models.rope_config import Rope, check_rotary
@@ -62,10 +62,10 @@ def parse_gpt2(raw: JsonObject, generation: JsonObject | None = None) -> GPT2Con
     scheme_of(raw)
     for key, only in _SWITCHES.items():
         if raw.flag(key, default=only) is not only:
-            raise CheckpointError(
-                f"{raw.where}: {key} {str(not only).lower()} is not supported; this decoder has "
-                f"{str(only).lower()}.",
-                hint=OTHER_CHECKPOINT,
+            raise unsupported(
+                raw.where,
+                f"{key} {str(not only).lower()} is not supported; this decoder has "
+                f"{str(only).lower()}",
             )
     vocab_size, hidden_size = raw.integer("vocab_size"), raw.integer("n_embd")
     num_heads = raw.integer("n_head")
@@ -89,10 +89,10 @@ def parse_gpt2(raw: JsonObject, generation: JsonObject | None = None) -> GPT2Con
 
 def _check_heads(where: str, config: GPT2Config) -> None:
     if config.hidden_size % (2 * config.num_heads):
-        raise CheckpointError(
-            f"{where}: n_embd {config.hidden_size} does not divide into {config.num_heads} heads "
-            "(n_head) of an even size.",
-            hint=CONTRADICTION,
+        raise contradictory(
+            where,
+            f"n_embd {config.hidden_size} does not divide into {config.num_heads} heads "
+            "(n_head) of an even size",
         )
 
 
@@ -233,10 +233,7 @@ def text_model(raw: JsonObject) -> tuple[JsonObject, Family]:
         name = raw.text("model_type", _WRAPPERS[name])
         name = _WRAPPERS.get(name, name)
         if name not in _ROWS or _ROWS[name].config is not row_of(outer).config:
-            raise CheckpointError(
-                f"{raw.where}: a text model of model_type {name!r} is not supported.",
-                hint=OTHER_CHECKPOINT,
-            )
+            raise unsupported(raw.where, f"a text model of model_type {name!r} is not supported")
     family = _ROWS[name]
     values = {key: value for key, value in raw.values.items() if value is not None}
     # In other families null switches a feature off that is on by default.
@@ -266,10 +263,10 @@ def _check_layered(where: str, config: LayeredConfig) -> None:
     for index in range(config.num_layers):
         layer, rope = config.at(index), config.layer_kind(index).rope or Rope()
         if layer.num_heads % layer.num_kv_heads:
-            raise CheckpointError(
-                f"{where}: num_attention_heads {layer.num_heads} is not a multiple of "
-                f"num_key_value_heads {layer.num_kv_heads}.",
-                hint=CONTRADICTION,
+            raise contradictory(
+                where,
+                f"num_attention_heads {layer.num_heads} is not a multiple of "
+                f"num_key_value_heads {layer.num_kv_heads}",
             )
         check_rotary(where, rope, layer.head_dim)
 

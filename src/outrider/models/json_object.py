@@ -168,6 +168,17 @@ def token_text(entry: object) -> str | None:
 OTHER_CHECKPOINT = "choose another checkpoint; `outrider models pairs` lists some that load"
 CONTRADICTION = "config.json contradicts itself: download it again, or choose another checkpoint"
 
+
+def unsupported(where: str | Path, what: str) -> CheckpointError:
+    """The error for a value with which no decoder here computes the right logits."""
+    return CheckpointError(f"{where}: {what}.", hint=OTHER_CHECKPOINT)
+
+
+def contradictory(where: str | Path, what: str) -> CheckpointError:
+    """The error for values of which one must be wrong."""
+    return CheckpointError(f"{where}: {what}.", hint=CONTRADICTION)
+
+
 # Values of a file are checked against limits before anything is made of them. No model has so many
 # layers.
 MAX_LAYERS = 4096
@@ -187,9 +198,8 @@ def refuse_activation(raw: JsonObject, key: str, known: tuple[str, ...]) -> None
     """Raise unless `key` names one of `known`, of which the first is the default."""
     activation = raw.text(key, known[0])
     if activation not in known:
-        raise CheckpointError(
-            f"{raw.where}: {key} {activation!r} is not supported; this decoder has {known[0]}.",
-            hint=OTHER_CHECKPOINT,
+        raise unsupported(
+            raw.where, f"{key} {activation!r} is not supported; this decoder has {known[0]}"
         )
 
 

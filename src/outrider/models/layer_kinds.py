@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from outrider.core.errors import CheckpointError
-from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
+from outrider.models.json_object import JsonObject, contradictory, unsupported
 from outrider.models.rope_config import Rope, RopeRules, parse_rope
 
 
@@ -168,14 +167,10 @@ def of_kinds(
     or, if it is absent, by `usual`."""
     kinds = raw.texts("layer_types")
     if unknown := sorted(set(kinds) - {*names, *others}):
-        raise CheckpointError(
-            f"{raw.where}: layer_types has {unknown[0]!r}, which is not supported.",
-            hint=OTHER_CHECKPOINT,
-        )
+        raise unsupported(raw.where, f"layer_types has {unknown[0]!r}, which is not supported")
     if kinds and len(kinds) != num_layers:
-        raise CheckpointError(
-            f"{raw.where}: layer_types has {len(kinds)} entries for {num_layers} layers.",
-            hint=CONTRADICTION,
+        raise contradictory(
+            raw.where, f"layer_types has {len(kinds)} entries for {num_layers} layers"
         )
     return [one in names for one in kinds] or [usual(index) for index in range(num_layers)]
 
@@ -228,9 +223,8 @@ def _turning(raw: JsonObject, num_layers: int) -> Sequence[bool]:
     """True for each layer whose heads rotate with positions; SmolLM3's list has a 1 for it."""
     listed = raw.integers("no_rope_layers")
     if listed and len(listed) != num_layers:
-        raise CheckpointError(
-            f"{raw.where}: no_rope_layers has {len(listed)} entries for {num_layers} layers.",
-            hint=CONTRADICTION,
+        raise contradictory(
+            raw.where, f"no_rope_layers has {len(listed)} entries for {num_layers} layers"
         )
     every = raw.integer("no_rope_layer_interval", 4)
     return [bool(one) for one in listed] or [(i + 1) % every > 0 for i in range(num_layers)]
@@ -333,10 +327,8 @@ def always(traits: LayerTraits) -> Traits:
 
 def gemma_traits(raw: JsonObject) -> LayerTraits:
     if raw.flag("use_bidirectional_attention", default=False):
-        raise CheckpointError(
-            f"{raw.where}: use_bidirectional_attention is not supported: such a model writes no "
-            "text.",
-            hint=OTHER_CHECKPOINT,
+        raise unsupported(
+            raw.where, "use_bidirectional_attention is not supported: such a model writes no text"
         )
     return LayerTraits(
         norms=Norms.AROUND,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from outrider.core.errors import CheckpointError, ConfigError, did_you_mean
 from outrider.core.spec import RopeScaling
-from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
+from outrider.models.json_object import JsonObject, contradictory, unsupported
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 
@@ -119,27 +119,21 @@ def check_rotary(where: str, rope: Rope, head_dim: int) -> None:
     dim = rope.rotary_dim(head_dim)
     for name, value in (("head_dim", head_dim), ("the rotated part of a head", dim)):
         if value % 2 or value < 1:
-            raise CheckpointError(
-                f"{where}: {name} must be even for rotary positions, got {value}.",
-                hint=CONTRADICTION,
-            )
+            raise contradictory(where, f"{name} must be even for rotary positions, got {value}")
     if rope.kind != "longrope":
         return
     for name, factors in (("short", rope.short_factors), ("long", rope.long_factors)):
         if len(factors) != dim // 2 and (factors or name == "short"):
-            raise CheckpointError(
-                f"{where}: {name}_factor has {len(factors)} numbers, but {dim} rotated "
-                f"dimensions of a head need {dim // 2}.",
-                hint=CONTRADICTION,
+            raise contradictory(
+                where,
+                f"{name}_factor has {len(factors)} numbers, but {dim} rotated "
+                f"dimensions of a head need {dim // 2}",
             )
 
 
 def _kind(part: JsonObject, rules: RopeRules) -> str:
     if any(isinstance(value, dict) for value in part.values.values()):
-        raise CheckpointError(
-            f"{part.where}: rope settings per kind of layer are not supported.",
-            hint=OTHER_CHECKPOINT,
-        )
+        raise unsupported(part.where, "rope settings per kind of layer are not supported")
     name = part.text("rope_type", part.text("type", "default"))
     if name not in rules.kinds:
         raise CheckpointError(
@@ -153,9 +147,8 @@ def _partial(raw: JsonObject, part: JsonObject, rules: RopeRules) -> float:
     key = "partial_rotary_factor"
     found = part.number(key, raw.number(key, 1.0))
     if found != 1.0 and not rules.partial:
-        raise CheckpointError(
-            f"{raw.where}: {key} is not supported for model_type {raw.text('model_type')!r}.",
-            hint=OTHER_CHECKPOINT,
+        raise unsupported(
+            raw.where, f"{key} is not supported for model_type {raw.text('model_type')!r}"
         )
     if found > 1:
         raise CheckpointError(f"{raw.where}: {key} must be at most 1, got {found}.")

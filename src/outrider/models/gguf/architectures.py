@@ -17,7 +17,7 @@ from outrider.core.errors import CheckpointError
 from outrider.core.plugins import plugin_modules
 from outrider.models.gguf.config import Architecture, Part, Positions, Sizes, layered
 from outrider.models.gguf.reader import Entry, Header
-from outrider.models.json_object import CONTRADICTION, JsonObject
+from outrider.models.json_object import JsonObject, contradictory
 
 LLAMA_OUTER = {
     "token_embd": "model.embed_tokens",
@@ -166,10 +166,8 @@ def layer_types(sizes: Sizes, key: str) -> list[str]:
         every = sizes.integer(key, least=0)
         slides = [not every or index % every < every - 1 for index in range(num_layers)]
     if len(slides) != num_layers:
-        raise CheckpointError(
-            f"{sizes.raw.where}: {sizes.arch}.{key} has {len(slides)} entries for {num_layers} "
-            "layers.",
-            hint=CONTRADICTION,
+        raise contradictory(
+            sizes.raw.where, f"{sizes.arch}.{key} has {len(slides)} entries for {num_layers} layers"
         )
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
 

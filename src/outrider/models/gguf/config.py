@@ -22,7 +22,7 @@ from torch import Tensor
 from outrider.core.errors import CheckpointError
 from outrider.models.gguf.reader import Entry, Header, Texts, map_file
 from outrider.models.gguf.vocabulary import special_ids
-from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
+from outrider.models.json_object import JsonObject, contradictory, unsupported
 from outrider.models.rope import frequencies
 from outrider.models.rope_config import Rope
 
@@ -219,9 +219,8 @@ def _refuse_keys(sizes: Sizes) -> None:
             continue
         neutral = (sizes.usual[_SAME_AS[key]],) if key in _SAME_AS else _NEUTRAL.get(key)
         if neutral is not None and not _is_neutral(key, value, neutral):
-            raise CheckpointError(
-                f"{sizes.raw.where}: {sizes.arch}.{key} {_shown(value)} is not supported.",
-                hint=OTHER_CHECKPOINT,
+            raise unsupported(
+                sizes.raw.where, f"{sizes.arch}.{key} {_shown(value)} is not supported"
             )
 
 
@@ -250,9 +249,8 @@ class Sizes:
         self.head_dim = self.integer(size, usual)
         values = self.integer("attention.value_length", self.head_dim)
         if values != self.head_dim and not row.latent:
-            raise CheckpointError(
-                f"{self.raw.where}: keys and values of different sizes are not supported.",
-                hint=OTHER_CHECKPOINT,
+            raise unsupported(
+                self.raw.where, "keys and values of different sizes are not supported"
             )
         self.num_blocks = self.integer("block_count")
         has_mtp = row.mtp or row.numbered_mtp
@@ -317,10 +315,9 @@ class Sizes:
         is_whole = len(values) == self.integer("block_count")
         values = [one for one in values if one or not self.row.uneven] or values
         if not is_whole or values.count(values[0]) < len(values):
-            raise CheckpointError(
-                f"{self.raw.where}: {full} has no one value for all layers, which is not "
-                f"supported: {values!r:.60}.",
-                hint=OTHER_CHECKPOINT,
+            raise unsupported(
+                self.raw.where,
+                f"{full} has no one value for all layers, which is not supported: {values!r:.60}",
             )
         return JsonObject(self.raw.where, {full: values[0]}).integer(full, least=least)
 
@@ -485,10 +482,8 @@ class _Scaling:
         return self.sizes.integer("rope.scaling.original_context_length", self.max_tokens)
 
     def _unsupported(self, what: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self.sizes.raw.where}: {self.sizes.arch}.rope.scaling.type {what!r} is not "
-            "supported.",
-            hint=OTHER_CHECKPOINT,
+        return unsupported(
+            self.sizes.raw.where, f"{self.sizes.arch}.rope.scaling.type {what!r} is not supported"
         )
 
     def _yarn(self) -> dict[str, Any]:
@@ -571,16 +566,12 @@ class _Scaling:
 
     def _factors(self, entry: Entry) -> list[float]:
         if len(entry.shape) != 1 or entry.num_values > _MAX_FACTORS or entry.kind.name != "F32":
-            raise CheckpointError(
-                f"{self.sizes.header.path}: {entry.name} is no short list of float32.",
-                hint=CONTRADICTION,
-            )
+            raise contradictory(self.sizes.header.path, f"{entry.name} is no short list of float32")
         with map_file(entry.path) as memory:
             raw = memory[entry.offset : entry.offset + entry.num_bytes]
         found: list[float] = np.frombuffer(raw, "<f4").tolist()
         if not all(0 < factor < 1e9 for factor in found):
-            raise CheckpointError(
-                f"{self.sizes.header.path}: {entry.name} has a factor that is not above 0.",
-                hint=CONTRADICTION,
+            raise contradictory(
+                self.sizes.header.path, f"{entry.name} has a factor that is not above 0"
             )
         return found

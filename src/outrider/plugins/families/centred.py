@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from outrider.core.errors import CheckpointError
 from outrider.models import layer_kinds as kinds
 from outrider.models.configs import Family
 from outrider.models.expert_kinds import renamed
-from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject
+from outrider.models.json_object import JsonObject, unsupported
 from outrider.models.rope_config import PARTIAL_ROPE
 from outrider.plugins.families import kinds as own
 
@@ -23,10 +22,10 @@ _DENSE = {"mlp.up_proj.": "mlp.dense_h_to_4h.", "mlp.down_proj.": "mlp.dense_4h_
 
 def _refuse(raw: JsonObject, key: str, only: bool) -> None:
     if raw.flag(key, default=only) is not only:
-        raise CheckpointError(
-            f"{raw.where}: {key} {str(not only).lower()} is not supported for model_type "
-            f"{raw.text('model_type')!r}.",
-            hint=OTHER_CHECKPOINT,
+        raise unsupported(
+            raw.where,
+            f"{key} {str(not only).lower()} is not supported for model_type "
+            f"{raw.text('model_type')!r}",
         )
 
 

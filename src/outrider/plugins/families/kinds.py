@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from outrider.core.errors import CheckpointError
 from outrider.models.expert_kinds import (
     ExpertNames,
     Experts,
@@ -18,7 +17,7 @@ from outrider.models.expert_kinds import (
     mixtral_experts,
     renamed,
 )
-from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
+from outrider.models.json_object import JsonObject, contradictory, unsupported
 from outrider.models.layer_kinds import (
     ROPE_KEYS,
     Gate,
@@ -87,17 +86,16 @@ def by_theta(raw: JsonObject, rules: RopeRules, windows: Sequence[int]) -> Seque
         return [rope] * len(windows)
     bases = raw.numbers("layer_rope_theta", signed=True)
     if len(bases) != len(windows) or not all(base == 0 or base > 1 for base in bases):
-        raise CheckpointError(
-            f"{raw.where}: layer_rope_theta must have a base above 1, or 0, for each of "
-            f"{len(windows)} layers.",
-            hint=CONTRADICTION,
+        raise contradictory(
+            raw.where,
+            f"layer_rope_theta must have a base above 1, or 0, for each of {len(windows)} layers",
         )
     return [replace(rope, theta=base) if base else None for base in bases]
 
 
 def cohere_traits(raw: JsonObject) -> LayerTraits:
     if raw.flag("use_qk_norm", default=False):
-        raise CheckpointError(f"{raw.where}: use_qk_norm is not supported.", hint=OTHER_CHECKPOINT)
+        raise unsupported(raw.where, "use_qk_norm is not supported")
     return LayerTraits(
         norms=Norms.PARALLEL,
         centred=True,
@@ -133,9 +131,7 @@ def muse_rope(raw: JsonObject, rules: RopeRules, windows: Sequence[int]) -> Sequ
     bases = raw.numbers(key, signed=True) if raw.has(key) else ()
     turns = [base != 0 for base in bases] or [not _from_last(index, num) for index in range(num)]
     if len(turns) != num:
-        raise CheckpointError(
-            f"{raw.where}: {key} has {len(turns)} entries for {num} layers.", hint=CONTRADICTION
-        )
+        raise contradictory(raw.where, f"{key} has {len(turns)} entries for {num} layers")
     return [rope if turn else None for turn in turns]
 
 
@@ -178,9 +174,8 @@ def apertus_traits(raw: JsonObject) -> LayerTraits:
         return LayerTraits(gate=Gate.XIELU)
     listed = [raw.numbers(key, signed=True) for key in keys]
     if {len(one) for one in listed} != {raw.integer("num_hidden_layers")}:
-        raise CheckpointError(
-            f"{raw.where}: {keys[0]} and others do not have one number for each layer.",
-            hint=CONTRADICTION,
+        raise contradictory(
+            raw.where, f"{keys[0]} and others do not have one number for each layer"
         )
     return LayerTraits(gate=Gate.XIELU, curves=tuple(zip(*listed, strict=True)))
 
@@ -233,9 +228,8 @@ def _of_all_layers(raw: JsonObject, usual: str, own: str) -> int:
         return raw.integer(key, 1)
     listed = raw.integers(key)
     if len(set(listed)) != 1:
-        raise CheckpointError(
-            f"{raw.where}: {key} has no one number for all layers, which is not supported.",
-            hint=OTHER_CHECKPOINT,
+        raise unsupported(
+            raw.where, f"{key} has no one number for all layers, which is not supported"
         )
     return listed[0]
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from outrider.core.errors import CheckpointError
 from outrider.core.spec import LatentShape
 from outrider.models.configs import Family
 from outrider.models.expert_kinds import Experts, deepseek_experts
-from outrider.models.json_object import CONTRADICTION, JsonObject
+from outrider.models.json_object import JsonObject, contradictory
 from outrider.models.layer_kinds import LayerTraits, one_rope, query_growth, query_reach
 from outrider.models.rope_config import LATENT_ROPE, Rope, RopeRules
 
@@ -35,9 +34,7 @@ def latent_shape(raw: JsonObject) -> LatentShape:
     )
     for key, value in (("kv_lora_rank", shape.rank), ("qk_rope_head_dim", shape.turning)):
         if value % 2:
-            raise CheckpointError(
-                f"{raw.where}: {key} must be even, got {value}.", hint=CONTRADICTION
-            )
+            raise contradictory(raw.where, f"{key} must be even, got {value}")
     return shape
 
 

@@ -17,7 +17,7 @@ from outrider.models.gguf.architectures import (
 )
 from outrider.models.gguf.config import Architecture, Part, Sizes
 from outrider.models.gguf.reader import map_file
-from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT
+from outrider.models.json_object import contradictory, unsupported
 
 _KEYS = (
     "attention.shared_kv_layers", "attention.key_length_swa", "attention.value_length_swa",
@@ -186,10 +186,7 @@ def _turning(sizes: Sizes) -> int:
     if entry is None:
         return half
     if entry.shape != (half,) or entry.kind.name != "F32":
-        raise CheckpointError(
-            f"{sizes.raw.where}: rope_freqs.weight is no list of {half} float32.",
-            hint=CONTRADICTION,
-        )
+        raise contradictory(sizes.raw.where, f"rope_freqs.weight is no list of {half} float32")
     with map_file(entry.path) as memory:
         raw = memory[entry.offset : entry.offset + entry.num_bytes]
     factors = np.frombuffer(raw, "<f4")
@@ -208,9 +205,7 @@ def _inputs(sizes: Sizes) -> dict[str, Any]:
 
 
 def _unsupported(sizes: Sizes, what: str) -> CheckpointError:
-    return CheckpointError(
-        f"{sizes.raw.where}: a {sizes.arch} with {what} is not supported.", hint=OTHER_CHECKPOINT
-    )
+    return unsupported(sizes.raw.where, f"a {sizes.arch} with {what} is not supported")
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {

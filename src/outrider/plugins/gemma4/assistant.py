@@ -34,7 +34,7 @@ from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.decoder import Scratch
 from outrider.models.families import parse_text, text_model
 from outrider.models.heads import HeadsToLoad, check_numbers
-from outrider.models.json_object import CONTRADICTION, MAX_LAYERS, JsonObject
+from outrider.models.json_object import MAX_LAYERS, JsonObject, contradictory
 from outrider.models.llama import layer_turns
 from outrider.models.llama_weights import Tables, read_tables
 from outrider.models.weights import Placement, WeightReader, Weights
@@ -66,10 +66,10 @@ class TokenGroups:
         tokens_V = weights.take_integers(f"{_GROUPS}token_ordering", config.vocab_size)
         is_order = torch.equal(tokens_V.sort().values, torch.arange(len(tokens_V)))
         if rest or best > count or not is_order:
-            raise CheckpointError(
-                f"{raw.where}: {count} groups (num_centroids), of which {best} are chosen, do not "
-                f"hold each of {config.vocab_size} tokens once.",
-                hint=CONTRADICTION,
+            raise contradictory(
+                raw.where,
+                f"{count} groups (num_centroids), of which {best} are chosen, do not "
+                f"hold each of {config.vocab_size} tokens once",
             )
         vectors = reader.linear({f"{_GROUPS}centroids": count}, config.hidden_size)
         return cls(vectors, tokens_V.view(count, size).to(vectors.data.device), best)

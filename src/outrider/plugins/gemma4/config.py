@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from outrider.core.errors import CheckpointError
 from outrider.core.spec import LayerKeys, ModelSpec
 from outrider.models import layer_kinds as kinds
 from outrider.models.configs import Family, FamilyFile, LlamaConfig
 from outrider.models.expert_kinds import ExpertNames, Experts
-from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
+from outrider.models.json_object import JsonObject, contradictory, unsupported
 from outrider.models.layer_kinds import Gate
 from outrider.models.rope_config import COMMON_ROPE, PROPORTIONAL_ROPE, Rope, RopeRules, parse_rope
 
@@ -110,9 +109,7 @@ def gemma4_ropes(
     def of_kind(kind: str) -> Rope:
         found = part.child(kind)
         if found is None:
-            raise CheckpointError(
-                f"{part.where}: rope_parameters has no settings of {kind}.", hint=CONTRADICTION
-            )
+            raise contradictory(part.where, f"rope_parameters has no settings of {kind}")
         values, way = dict(found.values), found.text("rope_type", "default")
         if way == "default":
             values.pop("partial_rotary_factor", None)  # which is not read then
@@ -132,11 +129,11 @@ _POSITIONS = "max_position_embeddings"
 def gemma4_traits(raw: JsonObject) -> kinds.LayerTraits:
     """Norms multiply by their weights as stored, and scores have the factor 1."""
     if raw.values.get("use_bidirectional_attention") not in (None, False, "vision"):
-        raise CheckpointError(
-            f"{raw.where}: use_bidirectional_attention "
+        raise unsupported(
+            raw.where,
+            f"use_bidirectional_attention "
             f"{raw.values['use_bidirectional_attention']!r} is not supported: such a model writes "
-            "no text.",
-            hint=OTHER_CHECKPOINT,
+            "no text",
         )
     cap = "final_logit_softcapping"
     return kinds.LayerTraits(
@@ -193,9 +190,8 @@ def _suppressed(raw: JsonObject, generation: JsonObject | None) -> tuple[int, ..
     key, vocab_size = "suppress_tokens", raw.integer("vocab_size")
     found = generation.integers(key) if generation is not None else ()
     if generation is not None and any(not 0 <= token < vocab_size for token in found):
-        raise CheckpointError(
-            f"{generation.where}: {key} has a token outside the vocabulary of {vocab_size}.",
-            hint=CONTRADICTION,
+        raise contradictory(
+            generation.where, f"{key} has a token outside the vocabulary of {vocab_size}"
         )
     return found
 
@@ -213,17 +209,14 @@ def _shapes(raw: JsonObject, slides: Sequence[bool]) -> list[tuple[int, int]]:
     for index in range(len(slides)):
         part = listed.child(str(index)) or JsonObject(listed.where, {})
         if unknown := sorted(part.values.keys() - {"num_key_value_heads", "head_dim"}):
-            raise CheckpointError(
-                f"{listed.where}: per_layer_config with {unknown[0]} is not supported.",
-                hint=OTHER_CHECKPOINT,
-            )
+            raise unsupported(listed.where, f"per_layer_config with {unknown[0]} is not supported")
         sizes = part.integer("num_key_value_heads", own[0]), part.integer("head_dim", own[1])
         found.append(sizes)
     if len({*zip(slides, found, strict=True)}) > len({*slides}):
-        raise CheckpointError(
-            f"{raw.where}: per_layer_config has layers of one kind with heads of different sizes, "
-            "which is not supported.",
-            hint=OTHER_CHECKPOINT,
+        raise unsupported(
+            raw.where,
+            "per_layer_config has layers of one kind with heads of different sizes, "
+            "which is not supported",
         )
     return found
 
@@ -245,20 +238,20 @@ def _check_sources(where: str, config: GemmaConfig) -> None:
     for index, one in enumerate(config.keys):
         if one.source == _ELSEWHERE:
             kind = _SLIDING if config.layer_kind(index).window else _FULL
-            raise CheckpointError(
-                f"{where}: num_kv_shared_layers leaves no layer of {kind} whose keys and values "
-                f"layer {index} could read.",
-                hint=CONTRADICTION,
+            raise contradictory(
+                where,
+                f"num_kv_shared_layers leaves no layer of {kind} whose keys and values "
+                f"layer {index} could read",
             )
 
 
 def _input_tokens(raw: JsonObject) -> int:
     found, vocab_size = raw.integer("vocab_size_per_layer_input"), raw.integer("vocab_size")
     if found < vocab_size:
-        raise CheckpointError(
-            f"{raw.where}: vocab_size_per_layer_input {found} is below vocab_size {vocab_size}: "
-            "some tokens would have no input of layers.",
-            hint=CONTRADICTION,
+        raise contradictory(
+            raw.where,
+            f"vocab_size_per_layer_input {found} is below vocab_size {vocab_size}: "
+            "some tokens would have no input of layers",
         )
     return found
 

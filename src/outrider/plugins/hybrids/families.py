@@ -12,21 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from outrider.core.errors import CheckpointError, given
+from outrider.core.errors import given
 from outrider.core.spec import StateShape
 from outrider.models import expert_kinds
 from outrider.models import layer_kinds as kinds
 from outrider.models.configs import Family, FamilyFile, HybridConfig, Mechanism, MixerTraits
 from outrider.models.expert_kinds import Experts, deepseek_experts, renamed
-from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
-from outrider.models.layer_kinds import (
-    GATED_LAYERS,
-    Gate,
-    LayerTraits,
-    Scales,
-    of_kinds,
-    one_rope,
-)
+from outrider.models.json_object import JsonObject, contradictory, unsupported
+from outrider.models.layer_kinds import GATED_LAYERS, Gate, LayerTraits, Scales, of_kinds, one_rope
 from outrider.models.rope_config import PARTIAL_ROPE, Rope, RopeRules
 
 
@@ -38,10 +31,8 @@ def _config(file: FamilyFile) -> HybridConfig:
 
 def _gated_traits(raw: JsonObject) -> LayerTraits:
     if raw.flag("attention_bias", default=False):
-        raise CheckpointError(
-            f"{raw.where}: attention_bias is not supported for model_type "
-            f"{raw.text('model_type')!r}.",
-            hint=OTHER_CHECKPOINT,
+        raise unsupported(
+            raw.where, f"attention_bias is not supported for model_type {raw.text('model_type')!r}"
         )
     return GATED_LAYERS
 
@@ -83,17 +74,14 @@ _LINEAR, _FULL = ("linear_attention", "mamba"), ("full_attention", "attention")
 def _attending(raw: JsonObject, attend: Sequence[bool]) -> tuple[int, ...]:
     attending = tuple(index for index, attends in enumerate(attend) if attends)
     if not attending:
-        raise CheckpointError(
-            f"{raw.where}: no layer attends, which is not supported.", hint=OTHER_CHECKPOINT
-        )
+        raise unsupported(raw.where, "no layer attends, which is not supported")
     return attending
 
 
 def _check_multiple(raw: JsonObject, whole: tuple[str, int], part: tuple[str, int]) -> None:
     if whole[1] % part[1]:
-        raise CheckpointError(
-            f"{raw.where}: {whole[0]} {whole[1]} is not a multiple of {part[0]} {part[1]}.",
-            hint=CONTRADICTION,
+        raise contradictory(
+            raw.where, f"{whole[0]} {whole[1]} is not a multiple of {part[0]} {part[1]}"
         )
 
 
@@ -158,9 +146,8 @@ def falcon_scans(raw: JsonObject, num_layers: int) -> Mapping[str, Any]:
     """Mamba-2 next to the attention of every layer of Falcon H1."""
     scales = raw.numbers("ssm_multipliers") if raw.has("ssm_multipliers") else ()
     if scales and len(scales) != _NUM_PARTS:
-        raise CheckpointError(
-            f"{raw.where}: ssm_multipliers has {len(scales)} numbers, not {_NUM_PARTS}.",
-            hint=CONTRADICTION,
+        raise contradictory(
+            raw.where, f"ssm_multipliers has {len(scales)} numbers, not {_NUM_PARTS}"
         )
     mixers = MixerTraits(
         in_bias=raw.flag("mamba_proj_bias", default=False),
@@ -179,9 +166,7 @@ def falcon_scans(raw: JsonObject, num_layers: int) -> Mapping[str, Any]:
 def falcon_h1_traits(raw: JsonObject) -> LayerTraits:
     gates = raw.numbers("mlp_multipliers") if raw.has("mlp_multipliers") else (1.0, 1.0)
     if len(gates) != len(("gate", "down")):
-        raise CheckpointError(
-            f"{raw.where}: mlp_multipliers has {len(gates)} numbers, not 2.", hint=CONTRADICTION
-        )
+        raise contradictory(raw.where, f"mlp_multipliers has {len(gates)} numbers, not 2")
     return LayerTraits(
         embedding_scale=raw.number("embedding_multiplier", 1.0),
         logit_scale=raw.number("lm_head_multiplier", 1.0),
@@ -207,10 +192,10 @@ def _scans(raw: JsonObject, num_recurrent: int, hidden_size: int) -> dict[str, A
     sized = raw.values.get("mamba_d_head", "auto") != "auto"
     dim = raw.integer("mamba_d_head") if sized else max(1, inner // heads)
     if heads * dim != inner:
-        raise CheckpointError(
-            f"{raw.where}: mamba_n_heads {heads} of mamba_d_head {dim} are not the {inner} "
-            "channels of the layer.",
-            hint=CONTRADICTION,
+        raise contradictory(
+            raw.where,
+            f"mamba_n_heads {heads} of mamba_d_head {dim} are not the {inner} "
+            "channels of the layer",
         )
     _check_multiple(raw, ("mamba_n_heads", heads), ("mamba_n_groups", groups))
     state = raw.integer("mamba_d_state")
@@ -235,9 +220,7 @@ def _check_steps(raw: JsonObject) -> None:
     limits = cast("list[object]", found)
     least, *others = limits
     if least or any(isinstance(one, int | float) and one < math.inf for one in others):
-        raise CheckpointError(
-            f"{raw.where}: time_step_limit {limits!r:.60} is not supported.", hint=OTHER_CHECKPOINT
-        )
+        raise unsupported(raw.where, f"time_step_limit {limits!r:.60} is not supported")
 
 
 def no_rope(raw: JsonObject, rules: RopeRules, windows: Sequence[int]) -> Sequence[Rope | None]:
@@ -264,9 +247,8 @@ def nemotron_layers(raw: JsonObject, num_layers: int) -> Mapping[str, Any]:
     """Layers of Nemotron H, each of one kind: attention, Mamba-2, a dense FFN or a mixture."""
     kinds = _nemotron_kinds(raw)[:num_layers]
     if raw.text("mamba_hidden_act", "silu") != "silu":
-        raise CheckpointError(
-            f"{raw.where}: mamba_hidden_act {raw.text('mamba_hidden_act')!r} is not supported.",
-            hint=OTHER_CHECKPOINT,
+        raise unsupported(
+            raw.where, f"mamba_hidden_act {raw.text('mamba_hidden_act')!r} is not supported"
         )
     biased = raw.flag("use_bias", default=False)
     conv_bias = raw.flag("use_conv_bias", default=raw.flag("mamba_conv_bias", default=True))
@@ -294,10 +276,7 @@ def _nemotron_kinds(raw: JsonObject) -> str:
     pattern = raw.text("hybrid_override_pattern", "ME*-")
     kinds = [_NEMOTRON_KINDS.get(name, name) for name in listed] or list(pattern)
     if unknown := sorted(set(kinds) - {*"M*-E"}):
-        raise CheckpointError(
-            f"{raw.where}: layers of kind {unknown[0]!r:.40} are not supported.",
-            hint=OTHER_CHECKPOINT,
-        )
+        raise unsupported(raw.where, f"layers of kind {unknown[0]!r:.40} are not supported")
     return "".join(kinds)
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.models.checkpoint import CONFIG, GENERATION, Checkpoint
-from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject, bounded_window, stop_ids
+from outrider.models.json_object import JsonObject, bounded_window, stop_ids, unsupported
 from outrider.plugins.transformers.transformers import Anatomy, read_hf_config, survey, transformers
 
 _FFN_KEYS = ("intermediate_size", "ffn_dim", "n_inner")
@@ -108,9 +108,7 @@ def _window(where: str, text: Any, local: int | None) -> tuple[int, tuple[str, .
     """
     max_tokens = getattr(text, "max_position_embeddings", None)
     if not isinstance(max_tokens, int) or max_tokens < 1:
-        raise CheckpointError(
-            f"{where}: it does not say how many positions the model has.", hint=OTHER_CHECKPOINT
-        )
+        raise unsupported(where, "it does not say how many positions the model has")
     limits = {"its local attention": local or max_tokens}
     for rope in _ropes(getattr(text, "rope_parameters", None)):
         if rope.get("rope_type") == "longrope":

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from outrider.cache.paged_kv import PagedKV
 from outrider.cache.pages import ArenaSize
-from outrider.core.errors import CheckpointError, ConfigError, ContractError
+from outrider.core.errors import ConfigError, ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import ROOT
@@ -31,7 +31,7 @@ from outrider.kernels.operators import Kernels, pick_device, pick_dtype, tried
 from outrider.kernels.registry import choose
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.decoder import LoadOptions, ModelCapacity, wanted_tokens
-from outrider.models.json_object import OTHER_CHECKPOINT
+from outrider.models.json_object import unsupported
 from outrider.models.weights import Weights
 from outrider.plugins.transformers.attention import ArenaCache, attending
 from outrider.plugins.transformers.config import AdapterConfig, read_adapter_config
@@ -114,20 +114,20 @@ def _step(model: CausalLM, *rows: StepRow) -> Tensor:
 
 def _compare(found_NV: Tensor, expected_NV: Tensor, tolerance: float, name: str) -> None:
     if found_NV.shape != expected_NV.shape:
-        raise CheckpointError(
-            f"{name}: its logits have shape {list(expected_NV.shape)}, "
-            f"while {list(found_NV.shape)} were requested.",
-            hint=OTHER_CHECKPOINT,
+        raise unsupported(
+            name,
+            f"its logits have shape {list(expected_NV.shape)}, "
+            f"while {list(found_NV.shape)} were requested",
         )
     spread = (expected_NV - expected_NV.mean(-1, keepdim=True)).abs().max()
     error = (found_NV - expected_NV).abs().max()
     # Written so that NaN fails.
     if not bool(error <= tolerance * spread):
-        raise CheckpointError(
-            f"{name}: over the arena this model computes other logits than by itself (off by "
+        raise unsupported(
+            name,
+            f"over the arena this model computes other logits than by itself (off by "
             f"{float(error):.2g}, allowed are {float(tolerance * spread):.2g}): it counts "
-            "positions or mixes tokens in a way that the adapter does not know.",
-            hint=OTHER_CHECKPOINT,
+            "positions or mixes tokens in a way that the adapter does not know",
         )
 
 

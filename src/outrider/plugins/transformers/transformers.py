@@ -22,7 +22,7 @@ from torch import Tensor
 from outrider.core.errors import CheckpointError, OutriderError
 from outrider.core.plugins import install_command
 from outrider.models.checkpoint import scheme_of
-from outrider.models.json_object import MAX_LAYERS, OTHER_CHECKPOINT, JsonObject
+from outrider.models.json_object import MAX_LAYERS, OTHER_CHECKPOINT, JsonObject, unsupported
 from outrider.models.weights import without_mtp
 from outrider.plugins.transformers.attention import (
     MaskFunction,
@@ -96,15 +96,14 @@ def read_hf_config(raw: JsonObject) -> Any:
     library = transformers(family)
     known = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if raw.flag("is_encoder_decoder", default=False):
-        raise CheckpointError(
-            f"{raw.where}: {family} is an encoder with a decoder; Outrider runs only decoders.",
-            hint=OTHER_CHECKPOINT,
+        raise unsupported(
+            raw.where, f"{family} is an encoder with a decoder; Outrider runs only decoders"
         )
     if family not in known and raw.has("auto_map"):
-        raise CheckpointError(
-            f"{raw.where}: model_type {family!r} runs only with code from the checkpoint "
-            "(auto_map), and Outrider runs no such code.",
-            hint=OTHER_CHECKPOINT,
+        raise unsupported(
+            raw.where,
+            f"model_type {family!r} runs only with code from the checkpoint "
+            "(auto_map), and Outrider runs no such code",
         )
     if family not in known:
         raise CheckpointError(
@@ -170,10 +169,10 @@ def skeleton(config: Any) -> Any:
 
 
 def closed_attention(family: str) -> CheckpointError:
-    return CheckpointError(
-        f"{family}: its attention does not go through transformers' attention interface, so it "
-        "cannot read the arena.",
-        hint=OTHER_CHECKPOINT,
+    return unsupported(
+        family,
+        "its attention does not go through transformers' attention interface, so it "
+        "cannot read the arena",
     )
 
 
@@ -281,10 +280,7 @@ def survey(config: Any) -> Anatomy:
         if has_common_form(module):
             module.forward = _seen_experts
     if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise CheckpointError(
-            f"{family}: it takes no positions, so its sequences cannot share a pass.",
-            hint=OTHER_CHECKPOINT,
-        )
+        raise unsupported(family, "it takes no positions, so its sequences cannot share a pass")
     tokens_1N = torch.zeros(1, 2, dtype=torch.int64, device="meta")
     positions_1N = torch.zeros_like(tokens_1N)
     with calling(f"{family}: a pass without its weights fails"), attending(seen), torch.no_grad():
@@ -410,6 +406,4 @@ class _Survey:
 
 
 def _refusal(family: str, reason: str) -> CheckpointError:
-    return CheckpointError(
-        f"{family}: the transformers adapter cannot run it: {reason}.", hint=OTHER_CHECKPOINT
-    )
+    return unsupported(family, f"the transformers adapter cannot run it: {reason}")
