@@ -39,14 +39,8 @@ MAX_GROWTH, MAX_GROWN_BYTES = 16, 16 << 20
 _PIECE_CHARS = 1024
 # Memory that the library needs to encode a text, at least and for each of its bytes.
 _FREE_BYTES, _BYTES_PER_BYTE = 1 << 20, 64
-_NOT_THE_LIBRARYS = (
-    KeyboardInterrupt,
-    SystemExit,
-    GeneratorExit,
-    MemoryError,
-    OverflowError,
-    TypeError,
-)
+# Errors of callers and of the system.
+_PASSED_ON = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, OverflowError, TypeError)
 _FILE_HINT = "the folder needs tokenizer.json; `outrider models inspect` shows what it holds"
 
 
@@ -127,19 +121,15 @@ class Tokenizer:
         the chat template already has it. Raises ConfigError for text that is not Unicode,
         CheckpointError for text that the tokenizer cannot encode or grows too much."""
         self._check(text)
-        try:
+        with _calling("encode a text"):
             return self._backend.encode(text, add_special_tokens=add_special).ids
-        except BaseException as error:  # noqa: BLE001 - a panic is no Exception
-            raise _failed("encode a text", error) from None
 
     def encode_batch(self, texts: Sequence[str], *, add_special: bool = True) -> list[list[int]]:
         """`encode` of every text, by several threads."""
         for text in texts:
             self._check(text)
-        try:
+        with _calling("encode a text"):
             found = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special)
-        except BaseException as error:  # noqa: BLE001 - a panic is no Exception
-            raise _failed("encode a text", error) from None
         return [encoding.ids for encoding in found]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -157,10 +147,8 @@ class Tokenizer:
         return "".join(parts)
 
     def _decode(self, ids: Sequence[int], skip_special: bool) -> str:
-        try:
+        with _calling("decode tokens"):
             return self._backend.decode(list(ids), skip_special_tokens=skip_special)
-        except BaseException as error:  # noqa: BLE001 - a panic is no Exception
-            raise _failed("decode tokens", error) from None
 
     def to_json(self) -> str:
         """The contents of an equivalent tokenizer.json."""
@@ -243,10 +231,8 @@ class Tokenizer:
         grown = 0.0
         for start in range(0, len(text), _PIECE_CHARS):
             piece = text[start : start + _PIECE_CHARS]
-            try:
+            with _calling("normalize a text"):
                 piece = piece if normalizer is None else normalizer.normalize_str(piece)
-            except BaseException as error:  # noqa: BLE001 - a panic is no Exception
-                raise _failed("normalize a text", error) from None
             grown += len(piece.encode()) * self._growth.splitting
             if grown > allowed:
                 raise CheckpointError(
@@ -327,10 +313,10 @@ def _load_backend(checkpoint: Checkpoint) -> tuple[Backend, Growth]:
     if reason is not None:
         raise CheckpointError(f"{path}: not a tokenizer: {reason}.", hint=_FILE_HINT)
     try:
-        backend = Backend.from_str(text)
-    except BaseException as error:  # noqa: BLE001 - the library raises Exception itself, or panics
-        failed = _failed("be loaded", error)
-        raise CheckpointError(f"{path}: not a tokenizer: {failed}", hint=_FILE_HINT) from None
+        with _calling("be loaded"):
+            backend = Backend.from_str(text)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: not a tokenizer: {error}", hint=_FILE_HINT) from None
     backend.no_truncation()
     backend.no_padding()
     if len(_loaded) == _MAX_LOADED:
@@ -339,14 +325,26 @@ def _load_backend(checkpoint: Checkpoint) -> tuple[Backend, Growth]:
     return backend, growth
 
 
-def _failed(what: str, error: BaseException) -> CheckpointError:
-    """The error for an exception of the library; the caller's own and interrupts are re-raised."""
-    if isinstance(error, _NOT_THE_LIBRARYS) or is_interrupt(error):
-        raise error
-    reason = f"{error}".splitlines() or [type(error).__name__]
-    return CheckpointError(
-        f"the tokenizer cannot {what}: {reason[0]:.300}", hint="is tokenizer.json damaged?"
-    )
+class _calling:  # noqa: N801 - a streamed text enters it for each token: no generator
+    """A context in which any exception of the library, which may be Exception itself or a panic,
+    becomes a CheckpointError; _PASSED_ON and interrupts do not."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if error is None or isinstance(error, _PASSED_ON) or is_interrupt(error):
+            return
+        reason = f"{error}".splitlines() or [type(error).__name__]
+        raise CheckpointError(
+            f"the tokenizer cannot {self._what}: {reason[0]:.300}",
+            hint="is tokenizer.json damaged?",
+        ) from None
 
 
 def _read_text(path: Path, kind: FileKind) -> str:
