@@ -11,7 +11,7 @@ tree of the same worth.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -63,12 +63,7 @@ class Shape:
         """The same tree, level by level: for drafters that read a level to make the next."""
         depths = self.depths
         order = sorted(range(len(self)), key=lambda node: depths[node])
-        index_of = {node: index for index, node in enumerate(order)} | {ROOT: ROOT}
-        return Shape(
-            tuple(index_of[self.parents[node]] for node in order),
-            tuple(self.ranks[node] for node in order),
-            tuple(self.worths[node] for node in order),
-        )
+        return self._of({node: index for index, node in enumerate(order)})
 
     def narrowed(self, width: int) -> Shape:
         """The tree with only the `width` worthiest parents of each level."""
@@ -80,11 +75,16 @@ class Shape:
                 level.append(parent)
             if parent in level:
                 index_of[node] = len(index_of) - 1
-        kept = [node for node in index_of if node != ROOT]
+        del index_of[ROOT]
+        return self._of(index_of)
+
+    def _of(self, index_of: Mapping[int, int]) -> Shape:
+        """The tree of the nodes of `index_of`, in its order and with its numbers."""
+        numbers = {**index_of, ROOT: ROOT}
         return Shape(
-            tuple(index_of[self.parents[node]] for node in kept),
-            tuple(self.ranks[node] for node in kept),
-            tuple(self.worths[node] for node in kept),
+            tuple(numbers[self.parents[node]] for node in index_of),
+            tuple(self.ranks[node] for node in index_of),
+            tuple(self.worths[node] for node in index_of),
         )
 
 
