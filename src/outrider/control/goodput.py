@@ -159,7 +159,6 @@ class GoodputStats:
 
     costs: CostTable
     is_sweeping: bool
-    num_probes: int
     probe_share: float
     off: str = ""
 
@@ -227,7 +226,7 @@ class GoodputController:
         share = probes.spent / probes.total if probes.total else 0.0
         off = _REASON if self._without_gain >= WITHOUT_GAIN else ""
         sweeping = self._sweep.depth is not None
-        return GoodputStats(self._costs, sweeping, probes.num_started, share, off)
+        return GoodputStats(self._costs, sweeping, share, off)
 
     def _count_gain(self, seq_ids: tuple[int, ...], *, drafts: bool) -> None:
         """Count a round of these. Rounds of looks do not count until the looks have ended."""

@@ -39,7 +39,6 @@ from outrider_lab.planner.calibration import DrafterCosts, PassCosts
 
 # Turns that a level is smoothed over.
 _SMOOTHED = 5
-_MEANS, _MEDIANS = ("context", "reads", "before", "emitted"), ("draft", "verify", "host")
 
 _Turn = tuple[int, int]
 
