@@ -97,7 +97,7 @@ async def _ended(running: asyncio.Future[None]) -> None:
     try:
         await asyncio.wait_for(running, _LAST_SECONDS)
     except TimeoutError:
-        _LOG.warning("a server did not end within %.0f s", _LAST_SECONDS)
+        _LOG.info("a server did not end within %.0f s", _LAST_SECONDS)
     except Exception as error:  # noqa: BLE001 - of whatever kind, the others must end too
         _LOG.error("a server ended by an error", exc_info=error)
 
