@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from doubles.tiny_hybrids import HYBRIDS, hybrid_shapes, tiny_hybrid
 from outrider.core.errors import CheckpointError
+from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.configs import HybridConfig
 from outrider.models.families import parse_config
 from outrider.models.json_object import JsonObject
+from outrider.plugins.hybrids.model import HybridModel
 
 # What the hub's files of the two families say, shortened to what is read.
 NEXT_80B: Mapping[str, Any] = {
@@ -99,6 +104,25 @@ def test_a_dense_model_of_the_second_which_also_sees() -> None:
     assert 149 <= spec.state_bytes / 2**20 < 160
     assert spec.input_bytes < spec.state_bytes / 30
     assert spec.num_experts == spec.expert_parameters == 0
+
+
+@pytest.mark.parametrize("force_reference", [False, True])
+def test_a_head_may_have_a_bias_a_scale_and_a_cap(force_reference: bool) -> None:
+    """As those of other decoders, operator by operator and in the native call."""
+
+    def logits_of(model: HybridModel) -> Tensor:
+        model.state.open(0, ())
+        return model.step([StepRow.chain(0, (5, 9, 33))], DraftNeeds()).logits_MV.clone()
+
+    plain, model = (tiny_hybrid(force_reference=force_reference) for _ in range(2))
+    bias_V = torch.linspace(-2, 2, model.config.vocab_size)
+    traits = replace(model.config.traits, head_bias=True, logit_scale=0.5, logit_cap=3.0)
+    model.config = replace(model.config, traits=traits)
+    model._operators = replace(model._operators, config=model.config)  # pyright: ignore
+    model._tables = replace(model.tables, head_bias_V=bias_V)  # pyright: ignore
+    model._forward = model._make_forward()  # pyright: ignore
+    expected_MV = 3 * torch.tanh(0.5 * (logits_of(plain) + bias_V) / 3)
+    torch.testing.assert_close(logits_of(model), expected_MV, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
