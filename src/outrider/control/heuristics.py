@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import cast
 
 from outrider.core.draft import Budget, Choice, RoundTrace
@@ -18,14 +19,14 @@ from outrider.estimate.cost import ROW_COST
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class FixedController:
     """A constant budget; observations are ignored."""
 
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
+    budget: Budget
 
     def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
-        return [self._budget] * len(seq_ids)
+        return [self.budget] * len(seq_ids)
 
     def observe(self, trace: RoundTrace) -> None:
         del trace
@@ -142,6 +143,7 @@ class _Watch:
             self.left = self.rest
 
 
+@dataclass(slots=True)
 class Watchdog:
     """A Controller that follows `inner`, except for requests whose drafts do not pay. A pure
     function of the traces.
@@ -150,13 +152,13 @@ class Watchdog:
     verdict. This spares short requests too, but makes a request's drafts depend on others.
     """
 
-    def __init__(self, inner: Controller, *, shared: bool = False) -> None:
-        self._inner = inner
-        self._all = _Watch(SHARED_ROUNDS) if shared else None
-        self._watches: BySequence[_Watch] = BySequence()
+    inner: Controller
+    shared: bool = False
+    _all: _Watch = field(default_factory=partial(_Watch, SHARED_ROUNDS))
+    _watches: BySequence[_Watch] = field(default_factory=BySequence[_Watch])
 
     def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
-        given = self._inner.budgets(seq_ids)
+        given = self.inner.budgets(seq_ids)
         reasons = [self._resting(seq_id) for seq_id in seq_ids]
         pairs = zip(given, reasons, strict=True)
         return [
@@ -165,23 +167,20 @@ class Watchdog:
         ]
 
     def observe(self, trace: RoundTrace) -> None:
-        self._inner.observe(trace)
+        self.inner.observe(trace)
         if not trace.num_emitted:
             return
-        watch = self._watch(trace.seq_id)
-        if watch.observe(trace.drafter, trace.num_drafted, trace.num_accepted):
+        watch, seen = self._watch(trace.seq_id), (trace.num_drafted, trace.num_accepted)
+        if watch.observe(trace.drafter, *seen):
             _log.warning("Drafting rests for request %d: %s.", trace.seq_id, watch.reason)
-        all_requests = self._all
-        if all_requests is not None and all_requests.observe(
-            trace.drafter, trace.num_drafted, trace.num_accepted
-        ):
-            _log.warning("Drafting rests for all requests: %s.", all_requests.reason)
+        if self.shared and self._all.observe(trace.drafter, *seen):
+            _log.warning("Drafting rests for all requests: %s.", self._all.reason)
 
     def _resting(self, seq_id: int) -> str:
         watch = self._watches.get(seq_id)
         if watch is not None and watch.resting:
             return watch.reason
-        return self._all.reason if self._all is not None and self._all.resting else ""
+        return self._all.reason if self._all.resting else ""
 
     def _watch(self, seq_id: int) -> _Watch:
         return self._watches.note(seq_id, self._watches.get(seq_id) or _Watch())

@@ -16,7 +16,7 @@ from outrider.core.errors import foreign
 from outrider.core.process import breakable, is_interrupt
 from outrider.core.protocols import Drafter
 from outrider.engine.lanes import Executor, LaneResult, LaneTask, LaneWork
-from outrider.engine.requests import SLOW_MASK, Failures, RequestTable
+from outrider.engine.requests import SLOW_MASK, RequestTable
 from outrider.engine.round import Chunk, LiveSequence
 from outrider.sched.admission import PromptPace
 from outrider.sched.jobs import (
@@ -49,16 +49,12 @@ class Engine:
     deliver: Callable[[], None] | None = None
     jobs: Callable[[JobTrace], None] | None = None
     pace: PromptPace | None = None
-    _failures: Failures = field(init=False)
     # Found when the first job ends: what learns from jobs.
     _observers: Sequence[JobObserver] | None = field(default=None, init=False)
     _undelivered: list[Outcome] = field(default_factory=list[Outcome])
     _ended: deque[LaneResult] = field(default_factory=deque[LaneResult])
     _running: dict[str, LaneTask] = field(default_factory=dict[str, LaneTask])
     _more_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._failures = Failures(self.residents)
 
     @property
     def drafter(self) -> Drafter:
@@ -118,7 +114,8 @@ class Engine:
     def given_up(self) -> list[LiveSequence]:
         """Return the requests that ended without an outcome since the last call: they failed, and
         `error` of each says why, or they reached their time limit."""
-        failed, self._failures.given_up = self._failures.given_up, []
+        failures = self.residents.failures
+        failed, failures.given_up = failures.given_up, []
         return failed
 
     def holds(self, seq_id: int) -> bool:
@@ -138,14 +135,14 @@ class Engine:
             if self._take_out(seq.seq_id):
                 seq.finish = "timeout"
                 self.residents.counts.completed += 1
-                self._failures.given_up.append(seq)
+                self.residents.failures.given_up.append(seq)
 
     def _take_out(self, seq_id: int) -> bool:
         """Remove a request; return whether it was present and did not end while awaited."""
         residents = self.residents
         # The job comes first: one that fails for lack of memory leaves its sequences waiting.
         while residents.ledger.is_running(seq_id):
-            if not self._failures.recall(seq_id):
+            if not self.residents.failures.recall(seq_id):
                 self._undo_lost()
                 self._wait()
         if seq_id in residents.live:
@@ -183,7 +180,7 @@ class Engine:
         pool = residents.pool(patient=patient, busy=bool(self._running))
         if pool.prefill and self.pace is not None:
             pool = replace(pool, most_prompt_tokens=self._most_prompt_tokens(self.pace, pool))
-        job = again = self._failures.next_alone(lane)
+        job = again = self.residents.failures.next_alone(lane)
         if again is None:
             job = self.schedule.next_job(lane, pool, residents.ledger.num_live)
             job = residents.with_pages(job) if job else None
@@ -212,7 +209,7 @@ class Engine:
             return
         known = {*self.executor.busy, *(done.lane for done in self._ended)}
         for lane in [lane for lane in self._running if lane not in known]:
-            self._failures.undo(self._running.pop(lane))
+            self.residents.failures.undo(self._running.pop(lane))
 
     def _task(self, job: Job, queues: tuple[int, int, int], num_free: int) -> LaneTask:
         live, drafting = self.residents.live, self.residents.drafting
@@ -268,7 +265,7 @@ class Engine:
         return LaneResult(lane, self._running[lane], LaneWork(), None, began, drafting.clock())
 
     def _finish(self, done: LaneResult) -> None:
-        num_failed = 0
+        num_failed, failures = 0, self.residents.failures
         self._running.pop(done.lane, None)
         if done.error is None:
             if done.task.job.kind is JobKind.VERIFY:
@@ -276,10 +273,10 @@ class Engine:
             self._settle(done)
             self._undelivered += done.task.outcomes
         else:
-            num_failed = self._failures.end(done, done.error)
-            self._undelivered += self._failures.saved
-            self._failures.saved.clear()
-        self._failures.num_emitted += sum([len(o.tokens) for o in done.task.outcomes])
+            num_failed = failures.end(done, done.error)
+            self._undelivered += failures.saved
+            failures.saved.clear()
+        failures.num_emitted += sum([len(o.tokens) for o in done.task.outcomes])
         if done.task.job.kind is JobKind.AHEAD:
             self.residents.drafting.released(done.task.job.seq_ids)
         # A failure of a receiver of records must not cost any request a token.

@@ -93,6 +93,14 @@ class RequestTable:
     _resting: dict[int, float] = field(default_factory=dict[int, float])
     timed: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
     _most_tokens: int = 0
+    _failures: Failures | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def failures(self) -> Failures:
+        """The handler of these requests' failed jobs."""
+        if self._failures is None:
+            self._failures = Failures(self)
+        return self._failures
 
     def submit(self, seq: LiveSequence) -> None:
         """Queue a request. Raises CapacityError if the whole arena could not hold it, and
