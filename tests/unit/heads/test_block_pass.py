@@ -16,7 +16,7 @@ from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.rng import KeyedRng
 from outrider.plugins.heads.blocks import Backbone
-from outrider.plugins.heads.native_blocks import NativeBlocks, TokenBefore, Written
+from outrider.plugins.heads.native_blocks import NativeBlocks, RefinerWeights, TokenBefore, Written
 from outrider.testing import GREEDY
 from unit.heads.test_published_drafters import Pair, drafter_in
 
@@ -34,6 +34,10 @@ LENGTHS = ((6, 4), (13, 20), (30, 21))
 
 def none(_backbone: Backbone) -> None:
     """No native pass."""
+
+
+def unrefined(_native: NativeBlocks, _net: RefinerWeights) -> None:
+    """Logits of the layers alone."""
 
 
 def pairs(
@@ -173,7 +177,7 @@ def test_a_call_that_left_the_gate_out_would_be_noticed(
             follow(self, replace(before, gate=None, joint=None))
 
     monkeypatch.setattr(NativeBlocks, "follow", without)
-    monkeypatch.setattr(NativeBlocks, "refine", lambda *_: None)
+    monkeypatch.setattr(NativeBlocks, "refine", unrefined)
     bare = Pair(case, *drafter_in(case.write(tmp_path / "other"), chunk=8))
     own, other = (drafts_of(pair, (SAMPLED, SAMPLED)) for pair in (whole, bare))
     with pytest.raises(AssertionError, match="not close"):
