@@ -11,13 +11,13 @@ from doubles.clocks import FakeClock
 from doubles.every_branch import EveryBranch, Tokens, distribution
 from doubles.racing import Racing
 from doubles.rig import SAMPLER, Request, Rig, model_drafter, walking
-from doubles.toy_heads import ToyHeads, WithHidden
+from doubles.toy_heads import LAYER, ToyHeads, WithHidden
 from doubles.toy_hybrid import ToyHybrid
 from outrider.control.heuristics import FixedController
 from outrider.core.draft import Budget
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter, DraftNeeds, DraftRow
-from outrider.drafters.common.context import NO_OFFER, ScoredDraft
+from outrider.drafters.common.context import NO_OFFER, LayersDrafter, ScoredDraft
 from outrider.drafters.common.members import DraftCostMeter, ModelMember
 from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.plugins.heads.medusa import MedusaDrafter, ParallelHeadSampler
@@ -25,6 +25,8 @@ from outrider.verify.exact import TokenRule
 
 LOOKUPS = ("next", "same")
 MODELS = ("model", "heads", "second")
+# Two kinds of heads, by the layer that they read.
+HEADS = {"heads": LAYER, "others": 3}
 SAMPLED = SamplingParams(temperature=1.3, max_tokens=LENGTH)
 
 
@@ -64,9 +66,12 @@ def merged_portfolio(names: Sequence[str], vocab_size: int, *, every: int = 2) -
         if name in names:
             models[name] = model_drafter(ToyHybrid(vocab_size=vocab_size, seed=seed), chunk=2)
             models[name].name = name  # pyright: ignore[reportAttributeAccessIssue]
-    if "heads" in names:
-        heads = ToyHeads(num_heads=2, vocab_size=vocab_size)
-        models["heads"] = MedusaDrafter(heads, ParallelHeadSampler(SAMPLER))
+    for seed, name in enumerate(HEADS, start=7):
+        if name in names:
+            heads = ToyHeads(vocab_size=vocab_size, seed=seed, layer=HEADS[name])
+            drafter = MedusaDrafter(heads, ParallelHeadSampler(SAMPLER), name=name)
+            stored = layers_of(names)
+            models[name] = drafter if len(stored) == 1 else LayersDrafter(drafter, stored)
     clock = FakeClock()
     return PortfolioDrafter(
         [lookups[name] for name in names if name in lookups],
@@ -78,6 +83,11 @@ def merged_portfolio(names: Sequence[str], vocab_size: int, *, every: int = 2) -
     )
 
 
+def layers_of(names: Sequence[str]) -> tuple[int, ...]:
+    """The layers that the target stores for these members."""
+    return tuple(layer for name, layer in HEADS.items() if name in names)
+
+
 def merged_rig(
     names: Sequence[str],
     rule: AcceptanceRule,
@@ -87,7 +97,7 @@ def merged_rig(
     num_nodes: int = 4,
 ) -> Rig:
     return Rig(
-        WithHidden(ToyHybrid(vocab_size=vocab_size, seed=0)),
+        WithHidden(ToyHybrid(vocab_size=vocab_size, seed=0), layers_of(names)),
         merged_portfolio(names, vocab_size),
         rule,
         k=depth,

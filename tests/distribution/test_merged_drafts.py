@@ -8,14 +8,14 @@ from itertools import combinations
 import pytest
 
 from checks.engine import check_greedy
-from checks.merged import LOOKUPS, MODELS, check_merged_distribution, merged_rig
+from checks.merged import HEADS, LOOKUPS, MODELS, check_merged_distribution, merged_rig
 from checks.state import VOCAB
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.protocols import AcceptanceRule
 from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 RULES = (TokenRule(), BlockRule(), MatchRule(), CoupledRule())
-PAIRS = tuple(combinations((*LOOKUPS, *MODELS), 2))
+PAIRS = (*combinations((*LOOKUPS, *MODELS), 2), tuple(HEADS))
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 
 
@@ -40,8 +40,9 @@ def test_a_drawn_draft_beside_look_ups_keeps_the_distribution(
 
 
 @pytest.mark.slow
-def test_two_members_that_draw_keep_the_distribution() -> None:
-    check_merged_distribution(("model", "heads"), TokenRule())
+@pytest.mark.parametrize("names", [("model", "heads"), tuple(HEADS)], ids="+".join)
+def test_two_members_that_draw_keep_the_distribution(names: Sequence[str]) -> None:
+    check_merged_distribution(names, TokenRule())
 
 
 @pytest.mark.parametrize("num_nodes", [0, 10])

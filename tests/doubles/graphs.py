@@ -79,7 +79,7 @@ class GraphRig:
             self.draft,
             kernels.argmax,
             sampling=kernels.sampling,
-            heads=self.heads,
+            heads=() if self.heads is None else (self.heads,),
             own=self.own,
         )
         engine = build_engine(

@@ -56,16 +56,18 @@ def states_of(text: Sequence[int], start: int, stop: int) -> Tensor:
 
 
 class HiddenOver:
-    """HiddenStore over another store: it remembers the tokens and makes their states up."""
+    """HiddenStore over another store: it remembers the tokens and makes their states up, those of
+    each of the `layers` in a size of its own."""
 
-    def __init__(self, store: CacheStore) -> None:
-        self._store = store
+    def __init__(self, store: CacheStore, layers: Sequence[int] = (LAYER,)) -> None:
+        self._store, self._layers = store, layers
         self._kept: dict[int, list[int]] = {}
         self._staged: dict[int, list[int]] = {}
 
     def hidden(self, seq_id: int, start: int, stop: int) -> Tensor:
         assert stop <= len(self._kept[seq_id])
-        return states_of(self._kept[seq_id], start, stop)
+        states_P1D = states_of(self._kept[seq_id], start, stop)
+        return torch.cat([states_P1D * layer for layer in self._layers], dim=1)
 
     def note(self, rows: Sequence[StepRow]) -> None:
         for row in rows:
@@ -107,15 +109,16 @@ class HiddenOver:
 class WithHidden:
     """A target that keeps made-up hidden states beside its memory."""
 
-    def __init__(self, model: CausalLM) -> None:
-        self._model, self.state = model, HiddenOver(model.state)
+    def __init__(self, model: CausalLM, layers: tuple[int, ...] = (LAYER,)) -> None:
+        self._model, self._layers = model, layers
+        self.state = HiddenOver(model.state, layers)
 
     @property
     def spec(self) -> ModelSpec:
         return self._model.spec
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
-        assert needs.hidden_layers in ((), (LAYER,))
+        assert needs.hidden_layers in ((), self._layers)
         out = self._model.step(rows, DraftNeeds())
         self.state.note(rows)
         return out
@@ -153,13 +156,13 @@ class ToyNet:
 
 
 class ToyHeads:
-    """Heads that multiply a state by matrices of their own."""
+    """Heads that multiply a state of one layer by matrices of their own."""
 
-    hidden_layers = (LAYER,)
-
-    def __init__(self, *, num_heads: int = 2, vocab_size: int, seed: int = 7) -> None:
+    def __init__(
+        self, *, num_heads: int = 2, vocab_size: int, seed: int = 7, layer: int = LAYER
+    ) -> None:
         rng = torch.Generator().manual_seed(seed)
-        self.num_heads = num_heads
+        self.num_heads, self.hidden_layers = num_heads, (layer,)
         shape = (num_heads, WIDTH, vocab_size)
         self._heads_HDV = torch.randn(shape, generator=rng, dtype=torch.float64)
 

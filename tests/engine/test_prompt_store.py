@@ -67,6 +67,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "copied": (TARGET, {"drafter": "quantised-self"}),
     "hidden states": (TARGET, {"draft": "outrider/embedded-eagle"}),
     "heads": (TARGET, {"draft": "outrider/embedded-medusa"}),
+    "two kinds of heads": (TARGET, {"draft": "outrider/embedded-eagle,outrider/embedded-mtp"}),
     "lanes": (TARGET, {"drafter": "ngram", "schedule": "pd"}),
     "trees": (TARGET, {"drafter": "ngram", "tree_nodes": 8}),
     "int8": (TARGET, {"drafter": "ngram", "kv_dtype": "int8"}),

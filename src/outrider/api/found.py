@@ -1,19 +1,20 @@
 """Drafts that a target has without being named: found with it, in the hub's cache, or made of it.
 
-Drafter auto drafts with all that are found: one kind of heads, one draft model, and a copy of the
-target in fewer bits. Rounds choose among them by what was measured (drafters/portfolio.py).
+Drafter auto drafts with all that are found: the checkpoint's own MTP block, one folder of heads,
+one draft model, and a copy of the target in fewer bits. Rounds choose among them by what was
+measured (drafters/portfolio.py).
 
 Of several heads those that were measured to gain most where they were made are used; heads that
-were not measured count as plain decoding, and the checkpoint's own MTP block comes before them: it
-was trained with the target and costs least. A draft model must give every id the target's meaning
-and have at most half of the target's weights. Of several the smallest is used, and those next to
-the target precede those of the cache. Names and sizes are compared first, since a tokenizer takes a
-moment to read.
+were not measured count as plain decoding, and the own block comes before them: it was trained with
+the target and costs least. Heads that were measured to lose do not join it. A draft model must give
+every id the target's meaning and have at most half of the target's weights. Of several the smallest
+is used, and those next to the target precede those of the cache. Names and sizes are compared
+first, since a tokenizer takes a moment to read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -39,7 +40,8 @@ from outrider.models.names import cached_models
 
 # A draft model that is not this much smaller costs more than it gains.
 MOST_OF_TARGET = 0.5
-_MTP = "mtp"
+# The drafter that reads the checkpoint's own MTP block.
+OWN_BLOCK = "mtp"
 # Families whose decoders share their tables with heads.
 _WITH_HEADS = (*NUMBERED_MTP, *DELTA_FAMILIES)
 # Tables of one vocabulary differ by no more than this share of their rows: padding.
@@ -88,19 +90,19 @@ class FoundDrafts:
 def found_drafts(
     folder: Path, target: DecoderConfig, config: EngineConfig, *, without: Collection[str] = ()
 ) -> FoundDrafts:
-    """The drafts of the model in `folder`; those whose source of drafts is in `without` are not
-    looked for."""
+    """The drafts of the model in `folder`, except those of the kinds in `without`."""
     drafts: list[FoundDraft] = []
     passed: list[str] = []
     searches = is_searched(config)
-    if searches and "heads" not in without:
+    if searches:
         heads = _ranked_heads(folder)
-        drafts += heads[:1]
-        passed += [_why_not(other, heads[0]) for other in heads[1:]]
-    model = companion_of(folder) if searches and "model" not in without else None
+        together = _together(heads, folder)
+        drafts += [one for one in together if one.kind not in without]
+        passed += [_why_not(other, together[0]) for other in heads if other not in together]
+    model = companion_of(folder) if searches and MODEL not in without else None
     if model is not None:
         drafts.append(FoundDraft(model, MODEL, _where(model), _gain(model, MODEL)))
-    if "copy" not in without:
+    if COPY not in without:
         no_copy = why_no_copy(folder, target, config)
         words = f"a copy of the model in {config.self_quantise}"
         drafts += [] if no_copy else [FoundDraft(folder, COPY, words)]
@@ -116,13 +118,37 @@ def _ranked_heads(target: Path) -> list[FoundDraft]:
     """Heads of the target, those with the highest measured gain first."""
     found: list[FoundDraft] = []
     if _has_own_mtp(target):
-        words = "the checkpoint's own MTP block"
-        found.append(FoundDraft(target, _MTP, words, _gain(target, _MTP)))
+        found.append(_own_block(target))
     if reads_heads(target):
         for kind, folder in find_heads(target).items():
             words = f"{KINDS[kind].needs_words} in {folder.name}, found with the target"
             found.append(FoundDraft(folder, kind, words, _gain(folder, kind)))
     return sorted(found, key=lambda one: -(1.0 if one.gain is None else one.gain))
+
+
+def _own_block(target: Path) -> FoundDraft:
+    words = "the checkpoint's own MTP block"
+    return FoundDraft(target, OWN_BLOCK, words, _gain(target, OWN_BLOCK))
+
+
+def _together(ranked: Sequence[FoundDraft], target: Path) -> list[FoundDraft]:
+    """The ranked heads that draft: the best folder, and the own block of the `target`. Heads of the
+    same kind do not join the block, nor heads that are known to lose."""
+    own = [one for one in ranked if one.folder == target]
+    others = [one for one in ranked if one.folder != target]
+    if own:
+        pays = [one for one in others if one.gain is None or one.gain > 1]
+        others = [one for one in pays if one.kind != OWN_BLOCK]
+    kept = (*own, *others[:1])
+    return [one for one in ranked if one in kept]
+
+
+def joining_block(target: Path, kinds: Sequence[str], config: EngineConfig) -> FoundDrafts:
+    """The own MTP block of the `target` if it joins what was named, of these `kinds`: heads of one
+    other kind."""
+    is_heads = len(kinds) == 1 and KINDS[kinds[0]].source == "heads" and OWN_BLOCK not in kinds
+    joins = is_heads and can_join(config) and _has_own_mtp(target)
+    return FoundDrafts((_own_block(target),) if joins else ())
 
 
 def _gain(folder: Path, kind: str) -> float | None:
@@ -136,7 +162,7 @@ def _why_not(other: FoundDraft, first: FoundDraft) -> str:
     known = "were measured to gain less" if other.gain is not None else "were not measured"
     same = first.gain is None and other.gain is None
     why = "come after the first kind" if same else known
-    return f"{other.words}{other.measured}: one kind of heads drafts, and these {why}"
+    return f"{other.words}{other.measured}: one folder of heads drafts, and these {why}"
 
 
 def is_searched(config: EngineConfig) -> bool:

@@ -171,6 +171,7 @@ def load_pair(
         machine=machine_of(target.kernels, pick_device(config.device), partial(_twin_of, target)),
         child=child,
         heads=heads,
+        named=plan.named,
         own=plan.own,
         mask_token=plan.mask_token,
         corpus=_corpus(plan),
@@ -209,10 +210,10 @@ def _with_store(pair: LoadedPair, folder: StoreFolder) -> LoadedPair:
 def _fitted(
     plan: LoadPlan, without: Callable[[set[str]], LoadPlan], *, has_weights: bool
 ) -> tuple[LoadPlan, tuple[Part, ...]]:
-    """`plan` as it fits. Automatic drafts are no reason to fail, and a copy of the target none to
-    hold less text: as many of them draft as fit, the first rather than the last. `without` plans
-    without some sources of drafts."""
-    sources = {KINDS[one.kind].source: one for one in plan.found}
+    """`plan` as it fits. Automatic drafts are no reason to fail, and a copy of the target or more
+    than one kind of heads none to hold less text: as many of them draft as fit, the first rather
+    than the last. `without` plans without drafts of some kinds."""
+    sources = {one.kind: one for one in plan.found}
     why: str | Exception | None = None
     for num_kept in range(len(sources), -1, -1):
         for kept in combinations(sources, num_kept):
@@ -225,7 +226,8 @@ def _fitted(
                     raise
                 why = why or error
                 continue
-            if tried.found and tried.own is not None and _shortens(tried, found):
+            more = tried.own is not None or len(tried.heads_folders) > 1
+            if tried.found and more and _shortens(tried, found):
                 why = why or "it would leave memory for less text."
                 continue
             if why is None:
@@ -255,7 +257,7 @@ def _corpus(plan: LoadPlan) -> Texts:
 
 
 def _load_target(
-    plan: LoadPlan, heads: HeadsToLoad | None, *, name: str, there: SharedWeights | None
+    plan: LoadPlan, heads: Sequence[HeadsToLoad], *, name: str, there: SharedWeights | None
 ) -> tuple[Decoder, Callable[[], object] | None]:
     """The target, and a function that ends the other processes that hold parts of it, if there are
     any. Its weights are shared with `there` if possible."""
@@ -346,7 +348,7 @@ def options_for(config: EngineConfig, capacity: ModelCapacity) -> LoadOptions:
     )
 
 
-def _notes(plan: LoadPlan, target: Decoder, heads: HeadsToLoad | None) -> tuple[str, ...]:
+def _notes(plan: LoadPlan, target: Decoder, heads: Sequence[HeadsToLoad]) -> tuple[str, ...]:
     """Notes on limits of checkpoint and settings, and on fallbacks that were not requested."""
     config = plan.settings
     # Part of the drafts that the recurrent memory cannot hold.
@@ -358,7 +360,7 @@ def _notes(plan: LoadPlan, target: Decoder, heads: HeadsToLoad | None) -> tuple[
         *_fallbacks(target, config),
         *idle_settings(plan.resolved),
         *(() if cut is None else (cut,)),
-        *(heads.notes(plan.window) if heads else ()),
+        *dict.fromkeys(note for one in heads for note in one.notes(plan.window)),
     )
 
 

@@ -62,14 +62,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The checkpoints' contents; `draft` and `heads` are None if none is loaded. `heads_read` are
-    the heads to load, with memory for no tokens."""
+    """The checkpoints' contents; `draft` is None if none is loaded. `heads` have the heads to load,
+    with memory for no tokens, and their files."""
 
     target: StoredWeights
     draft: StoredWeights | None = None
     draft_config: DecoderConfig | None = None
-    heads: StoredWeights | None = None
-    heads_read: HeadsToLoad | None = None
+    heads: tuple[tuple[HeadsToLoad, StoredWeights], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +88,13 @@ class _Model:
 
 def files_of(plan: LoadPlan) -> Files:
     """The plan's checkpoints. Raises CheckpointError for missing weights."""
-    files, model, heads = Files(stored_in(plan.folder)), plan.model_folder, plan.heads_folder
+    files, model = Files(stored_in(plan.folder)), plan.model_folder
     if model is not None:
         files = replace(files, draft=stored_in(model), draft_config=read_config(model))
-    if heads is not None:
-        files = replace(files, heads=stored_in(heads), heads_read=plan.heads(0))
-    return files
+    return replace(files, heads=tuple((one, stored_in(one.folder)) for one in plan.heads(0)))
 
 
-def target_room(plan: LoadPlan, heads: HeadsToLoad | None) -> ModelCapacity:
+def target_room(plan: LoadPlan, heads: Sequence[HeadsToLoad]) -> ModelCapacity:
     config = plan.settings
     rows = plan.resolved.pass_rows
     most = max(config.prefill_chunk + rows, config.kv_window if config.kv_budget else 0)
@@ -140,10 +137,7 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
     config = plan.settings
     device = pick_device(config.device).type
     lanes = {"single": 1, "pd": 2}.get(config.schedule, 3)
-    heads = files.heads_read
-    if heads is not None:
-        more = heads.capacity.num_slots + plan.num_slots
-        heads = replace(heads, capacity=replace(heads.capacity, num_slots=more))
+    heads = [_for_slots(one, plan.num_slots) for one, _ in files.heads]
     in_float32 = _in_float32(plan.target, config, device)
     target = _Model(
         "target",
@@ -158,7 +152,7 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
         in_float32=in_float32,
         num_lanes=lanes,
         # Heads that draft need the table as numbers.
-        shares_table=device == "cpu" and isinstance(plan.target, LlamaConfig) and heads is None,
+        shares_table=device == "cpu" and isinstance(plan.target, LlamaConfig) and not heads,
     )
     parts, captured = [*_model_parts(target)], _captured_bytes(target, config, plan.resolved.k + 1)
     if has_weights:
@@ -184,8 +178,8 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
         parts.append(Part("distributions of drafts", distributions, device))
     if device == "cuda" and config.fused_round:
         parts.append(Part("captured rounds", captured, device))
-    if heads is not None and files.heads is not None:
-        parts += _heads_parts(plan, heads, target, files.heads)
+    for one, (_, stored) in zip(heads, files.heads, strict=True):
+        parts += _heads_parts(plan, one, target, stored)
     if plan.own is not None and plan.own.quantise != "none":
         copy = replace(target, spec=replace(target.spec, quantise=plan.own.quantise))
         taken = _matrices_bytes(copy)
@@ -197,6 +191,12 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
         Part("temporary memory", _WORKING_BYTES, device),
         Part("threads", extra, device, "addresses"),
     )
+
+
+def _for_slots(heads: HeadsToLoad, num_slots: int) -> HeadsToLoad:
+    """Heads that have memory for no tokens, with that for texts of `num_slots`."""
+    capacity = heads.capacity
+    return replace(heads, capacity=replace(capacity, num_slots=capacity.num_slots + num_slots))
 
 
 def _in_float32(model: DecoderConfig, config: EngineConfig, device: str) -> bool:
@@ -259,22 +259,22 @@ def _heads_parts(
     plan: LoadPlan, heads: HeadsToLoad, target: _Model, stored: StoredWeights
 ) -> Iterator[Part]:
     # Their own keys and values are of the weights' precision.
-    spec = replace(target.spec, kv_dtype="auto")
+    spec, of = replace(target.spec, kv_dtype="auto"), f"of the {heads.kind} heads"
     capacity = heads.capacity
     weights = stored.num_bytes * spec.bytes_per_weight // 2
     if heads.folder == plan.folder:
         weights = spec.num_parameters * spec.bytes_per_weight // spec.num_layers
-    yield Part(f"{WEIGHTS}heads", weights, target.device, is_weights=True)
+    yield Part(f"{WEIGHTS}{heads.kind} heads", weights, target.device, is_weights=True)
     num_layers = spec.num_layers if spec.num_kv_layers is None else spec.num_kv_layers
     if heads.format.arena:
         arena = (
             capacity.num_slots * spec.kv_bytes_per_token // max(1, num_layers) * heads.num_layers
         )
         tables = tables_bytes(spec, capacity)
-        yield Part(f"KV arena of the heads, {capacity.num_slots} tokens", arena, target.device)
-        yield Part("positions and pages of the heads", tables, target.device)
+        yield Part(f"KV arena {of}, {capacity.num_slots} tokens", arena, target.device)
+        yield Part(f"positions and pages {of}", tables, target.device)
     taken = _scratch_bytes(spec, capacity) + capacity.max_logits * spec.vocab_size * 4
-    yield Part("scratch and logits of the heads", taken, target.device)
+    yield Part(f"scratch and logits {of}", taken, target.device)
 
 
 def _weights_bytes(model: _Model) -> int:
@@ -477,7 +477,7 @@ def _with_small_tables(plan: LoadPlan) -> LoadPlan:
     most = whole * ARENA_SHARE * _TABLES_SHARE
 
     def fits(tried: LoadPlan) -> bool:
-        return tables_bytes(spec, target_room(tried, None)) <= most
+        return tables_bytes(spec, target_room(tried, ())) <= most
 
     return plan if fits(plan) else _largest_arena(plan, fits) or plan
 

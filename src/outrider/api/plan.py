@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.api.chat_template import template_source
-from outrider.api.found import FoundDraft, FoundDrafts, found_drafts, why_none
+from outrider.api.found import (
+    OWN_BLOCK,
+    FoundDraft,
+    FoundDrafts,
+    found_drafts,
+    is_searched,
+    joining_block,
+    why_none,
+)
 from outrider.api.tokenizer import TextTranslator, Tokenizer, first_differences, num_common_ids
 from outrider.cache.pages import arena_slots
 from outrider.core.config import MOST_BATCH, EngineConfig
@@ -44,6 +52,7 @@ from outrider.models.heads import (
     HeadsToLoad,
     hidden_layers_of,
     kind_of,
+    layers_of_all,
     mask_token_of,
     verifier_of,
     worth_of,
@@ -67,19 +76,21 @@ def resolve_pair(
 
     `draft` is not searched for if the drafter has no use for it. A target may have heads within its
     own files. `found` draft without being named. Raises ConfigError for heads of a target that
-    processes share."""
-    if found:
+    processes share, and for two drafts of one kind."""
+    if found and draft is None:
         first, *rest = [one.kind for one in found]
         folders = {one.kind: one.folder for one in found if one.kind != COPY}
         return resolve(config, first, found=True, more=rest), folders
     named = None if config.drafter == AUTO else drafter_named(config.drafter)
-    folders: dict[str, Path] = {}
+    sources: list[tuple[str, Path]] = []
     if config.most_k > 0 and (named is None or named.reads_draft):
         if draft is not None:
-            folders = {kind: folder for kind, folder, _ in named_drafts(draft, target)}
+            sources = [(kind, folder) for kind, folder, _ in named_drafts(draft, target)]
         elif named is not None and named.in_target:
-            folders = {named.name: target}
-    given, *more = [*folders] or [None]
+            sources = [(named.name, target)]
+    sources += [(one.kind, one.folder) for one in found]
+    folders = dict(sources)
+    given, *more = [kind for kind, _ in sources] or [None]
     worth = None if given is None or more else worth_of(folders[given], given)
     known = None if worth is None else Measured(worth.best_k, worth.pays)
     resolved = resolve(config, given, known, more=[kind for kind in more if kind])
@@ -160,13 +171,16 @@ class LoadPlan:
         return self.folders.get(MODEL)
 
     @property
-    def heads_kind(self) -> str | None:
-        """The kind of the heads that draft, if heads do."""
-        return next((kind for kind in self.folders if KINDS[kind].source == "heads"), None)
+    def heads_folders(self) -> Mapping[str, Path]:
+        """The folders of the heads that draft, by their kind."""
+        heads = (kind for kind in self.folders if KINDS[kind].source == "heads")
+        return {kind: self.folders[kind] for kind in heads}
 
     @property
-    def heads_folder(self) -> Path | None:
-        return None if self.heads_kind is None else self.folders[self.heads_kind]
+    def named(self) -> tuple[str, ...]:
+        """The kinds of drafts that were named, not found."""
+        found = {one.kind for one in self.found}
+        return tuple(one.name for one in self.resolved.sources if one.name not in found)
 
     def with_settings(self, settings: EngineConfig) -> LoadPlan:
         return replace(self, resolved=self.resolved.with_settings(settings))
@@ -191,12 +205,9 @@ class LoadPlan:
         wanted = other.settings.arena_tokens or _default_slots(other)
         return replace(other, num_slots=whole_pages(wanted, other.settings.page_size))
 
-    def heads(self, num_slots: int) -> HeadsToLoad | None:
+    def heads(self, num_slots: int) -> tuple[HeadsToLoad, ...]:
         """The heads, with capacity for texts of `num_slots` tokens in all, and for the tree nodes
         that they read. Raises CheckpointError if the target lacks a layer that they read."""
-        kind, folder = self.heads_kind, self.heads_folder
-        if kind is None or folder is None:
-            return None
         settings, resolved = self.settings, self.resolved
         size = resolved.k if resolved.left_to_us else resolved.draft_size
         nodes = whole_pages(settings.most_k * min(size, MAX_WIDTH) + 1, settings.page_size)
@@ -208,13 +219,16 @@ class LoadPlan:
             max_logits=rows,
             window=self.window,
         )
-        layers = hidden_layers_of(folder, kind, _num_layers(self.target))
-        return HeadsToLoad(folder, kind, replace(capacity, hidden_layers=layers))
+        num_layers, found = _num_layers(self.target), list[HeadsToLoad]()
+        for kind, folder in self.heads_folders.items():
+            layers = hidden_layers_of(folder, kind, num_layers)
+            found.append(HeadsToLoad(folder, kind, replace(capacity, hidden_layers=layers)))
+        return tuple(found)
 
-    def hidden_layers(self, heads: HeadsToLoad | None) -> tuple[int, ...]:
+    def hidden_layers(self, heads: Sequence[HeadsToLoad]) -> tuple[int, ...]:
         """Layers whose hidden states the target stores for the drafter."""
-        if heads is not None:
-            return heads.capacity.hidden_layers
+        if heads:
+            return layers_of_all(heads)
         last = "last layer" in self.resolved.drafter.reads
         return (_num_layers(self.target),) if last else ()
 
@@ -222,7 +236,7 @@ class LoadPlan:
 def plan_pair(
     model: str, draft: str | None, config: EngineConfig, *, without: Collection[str] = ()
 ) -> LoadPlan:
-    """Plan a pair. Drafter auto takes drafts that were not named, except from sources of drafts in
+    """Plan a pair. Drafter auto takes drafts that were not named, except those of the kinds in
     `without`. A `model` may be heads that name their target: then that is the target, and they
     draft.
     Raises ConfigError, CheckpointError, VocabularyError or CapacityError."""
@@ -236,8 +250,11 @@ def plan_pair(
     if config.drafter_device != AUTO:
         config = replace(config, device=pick_device(config.device).type)
     target = read_config(folder).stretched(config.rope).for_context(config.context)
-    searches = draft is None and config.drafter == AUTO
-    found = found_drafts(folder, target, config, without=without) if searches else FoundDrafts()
+    searches, found = draft is None and config.drafter == AUTO, FoundDrafts()
+    if searches:
+        found = found_drafts(folder, target, config, without=without)
+    elif draft is not None and is_searched(config) and OWN_BLOCK not in without:
+        found = joining_block(folder, [kind for kind, *_ in named_drafts(draft, folder)], config)
     if found.drafts:
         # They stop drafting where that does not pay, since the user did not request it.
         config = replace(config, controller="goodput")
@@ -270,6 +287,7 @@ def plan_pair(
         num_slots=0,
         notes=(
             *(_auto_notes(folder, resolved, found, without=without) if searches else ()),
+            *(_joining_notes(resolved, found) if not searches else ()),
             *(
                 []
                 if verifier is None
@@ -337,6 +355,13 @@ def _auto_notes(
             f"speculation: look-ups in the text{stops}\n"
             f"drafter auto: look-ups in the text ({name}){passed}"
         )
+
+
+def _joining_notes(resolved: ResolvedConfig, found: FoundDrafts) -> Iterator[str]:
+    """The note on what drafter auto adds to the draft that was named."""
+    if found.drafts and resolved.given is not None:
+        alone = f"--drafter {resolved.given.name} leaves it out"
+        yield f"drafter auto: {found.words} joins what --draft names, and look-ups do; {alone}"
 
 
 def _tokenizer_of(folder: Path, target: DecoderConfig, other: str) -> Tokenizer:

@@ -315,10 +315,10 @@ def _check_several(config: EngineConfig, drafter: DrafterKind, given: Sequence[s
             f"drafter {drafter.name!r} has one source of drafts, and --draft names {names}.",
             hint=f"leave --drafter at auto, or --drafter {WITH_FOUND}: it drafts with all of them",
         )
-    if sum(KINDS[name].source == "heads" for name in given) > 1 or len({*given}) < len(given):
+    if len({*given}) < len(given):
         raise ConfigError(
-            f"--draft names {names}: at most one of several drafts may be heads, and none twice.",
-            hint="name one kind of heads, a draft model, and quantised-self",
+            f"--draft names {names}: several drafts must be of different kinds.",
+            hint="name one draft model, one folder of each kind of heads, and quantised-self",
         )
     if not can_join(config):
         raise ConfigError(
@@ -370,7 +370,7 @@ def _drafter(config: EngineConfig, given: str | None, *, joins: bool) -> Drafter
     wanted = drafter_named(config.drafter)
     if wanted.without_draft and given is None:
         return KINDS[wanted.without_draft]
-    if wanted.folder is not None and wanted.folder != given:
+    if wanted.folder not in (None, given) and not joins:
         raise _no_source(wanted, KINDS[given] if given else None)
     if wanted.not_in_process and config.drafter_home == "process":
         raise ConfigError(

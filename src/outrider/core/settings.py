@@ -182,8 +182,9 @@ class ProgramConfig:
     )
     draft: str = setting(
         "auto",
-        "Model or heads that draft, several with commas between them; quantised-self and mtp among "
-        "several are the target's own. auto is its known partner; none turns this off.",
+        "Model or heads that draft, several of different kinds with commas between them; "
+        "quantised-self and mtp among several are the target's own. auto is its known partner; "
+        "none turns this off.",
         harmless=("auto", "none"),
     )
     color: str = setting(

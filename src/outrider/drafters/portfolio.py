@@ -297,12 +297,12 @@ def row_cost(row: DraftRow, num_rows: int) -> float:
 
 
 def _joined(needs: Sequence[DraftNeeds]) -> DraftNeeds:
-    """Return the needs of all of them. Only one may read hidden states."""
-    layers = [need.hidden_layers for need in needs if need.hidden_layers]
+    """Return the needs of all of them. Those that read hidden states name all stored layers."""
+    layers = {need.hidden_layers for need in needs} - {()}
     if len(layers) > 1:
-        raise ContractError("only one drafter of a portfolio reads hidden states")
+        raise ContractError("members of a portfolio name different layers as stored")
     return DraftNeeds(
-        hidden_layers=layers[0] if layers else (),
+        hidden_layers=next(iter(layers), ()),
         num_likely=max((need.num_likely for need in needs), default=0),
         shares_memory=any(need.shares_memory for need in needs),
     )
@@ -316,7 +316,7 @@ def lookup_members(*text: ScoredDrafter) -> tuple[ScoredDrafter, ...]:
 
 
 def build(context: BuildContext) -> PortfolioDrafter:
-    """Build look-ups and all models, heads and copies; without those that were found and cannot be
+    """Build look-ups and all models, heads and copies, without those that were found and cannot be
     used."""
     from outrider.drafters import ngram, suffix
 
@@ -341,7 +341,7 @@ def build(context: BuildContext) -> PortfolioDrafter:
                 )
             )
         except (CheckpointError, ConfigError) as error:
-            if not left_to_us:
+            if not left_to_us or kind.name in context.models.named:
                 raise
             notes.append(unusable(kind.name, error))
     return PortfolioDrafter(members, *models, notes=tuple(notes))

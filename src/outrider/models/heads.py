@@ -17,9 +17,10 @@ is the net's own. Hidden layer i is the residual after i layers of the target, 0
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -202,6 +203,11 @@ def hidden_layers_of(folder: Path, kind: HeadKind, num_layers: int) -> tuple[int
             hint="heads fit the one target that they were trained for; name that with --target",
         )
     return named
+
+
+def layers_of_all(heads: Iterable[HeadsToLoad]) -> tuple[int, ...]:
+    """The layers whose states a target stores for all of these heads: each once, in their order."""
+    return tuple(dict.fromkeys(chain.from_iterable(one.capacity.hidden_layers for one in heads)))
 
 
 def is_eagle3(config: JsonObject) -> bool:

@@ -15,6 +15,7 @@ from safetensors.torch import (
     save_file,  # pyright: ignore[reportUnknownVariableType]
 )
 
+from doubles.eagle_heads import EagleFolder
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api import loading
@@ -255,7 +256,7 @@ def several(target: Path) -> Path:
 def state(folder: Path, **worth: object) -> None:
     """Write what the heads in `folder` were measured to be worth, nothing without `worth`."""
     config = json.loads((folder / "config.json").read_text())
-    own = config.pop("outrider_worth")
+    own = config.pop("outrider_worth", {})
     config |= {"outrider_worth": {**own, **worth}} if worth else {}
     (folder / "config.json").write_text(json.dumps(config))
 
@@ -275,7 +276,7 @@ def test_heads_rank_by_their_measured_gain_and_every_source_joins_or_has_a_reaso
     kinds, passed = found()
     assert kinds == ["eagle", "model"]
     assert "MTP block in mtp, found with the target (measured where it was made: 1.35 ti" in passed
-    assert "one kind of heads drafts, and these were measured to gain less" in passed
+    assert "one folder of heads drafts, and these were measured to gain less" in passed
     assert "a copy in 4 bits would gain little" in passed
     # Heads that lose where they were measured come after those that nobody measured.
     state(beside / "eagle", kept=[0.0], **cheap)
@@ -292,6 +293,54 @@ def test_heads_rank_by_their_measured_gain_and_every_source_joins_or_has_a_reaso
     plan = plan_pair(str(several), None, EngineConfig(schedule="pd"))
     assert [*plan.folders] == ["mtp"]
     assert "several drafts need one lane" in plan.notes[0]
+
+
+@pytest.mark.weights
+def test_the_own_block_joins_heads_that_were_found_or_named(tmp_path: Path, cache: Path) -> None:
+    del cache
+    hybrid = copy_of("outrider/embedded-hybrid", tmp_path / "models" / "hybrid")
+    folder = EagleFolder(256, 8192, layers=(2, 1, 3), head_dim=64).write(tmp_path / "eagle")
+
+    def kinds(draft: str | None, **settings: Any) -> list[str]:
+        plan = plan_pair(str(hybrid), draft, EngineConfig(**settings))
+        assert plan.resolved.drafter.name == ("portfolio" if settings == {} else "eagle")
+        return [*plan.folders]
+
+    assert kinds(str(folder)) == ["eagle", "mtp"]
+    for settings in ({"drafter": "eagle"}, {"controller": "fixed"}, {"schedule": "pd"}):
+        assert kinds(str(folder), **settings) == ["eagle"]
+    plan = plan_pair(str(hybrid), str(folder), EngineConfig())
+    (note,) = [note for note in plan.notes if note.startswith("drafter auto: ")]
+    assert "own MTP block (measured where" in note
+    assert "joins what --draft names" in note
+    assert "--drafter eagle leaves it out" in note
+    shutil.move(folder, hybrid.parent / "eagle")
+    assert kinds(None) == ["mtp", "eagle"]
+    state(hybrid.parent / "eagle", drafter="eagle", kept=[0.0], first=0.1, later=0.1, row=0.1)
+    assert kinds(None) == ["mtp"]
+    passed = found_drafts(hybrid, read_config(hybrid), EngineConfig()).passed
+    assert "one folder of heads drafts, and these were measured to gain less" in passed[0]
+
+
+@pytest.mark.weights
+def test_heads_of_two_kinds_leave_texts_as_long_as_they_are(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del cache
+    hybrid = copy_of("outrider/embedded-hybrid", tmp_path / "models" / "hybrid")
+    EagleFolder(256, 8192, layers=(2, 1, 3), head_dim=64).write(hybrid.parent / "eagle")
+
+    def shorter(plan: LoadPlan, *, has_weights: bool) -> object:
+        found, parts = fitted(plan, has_weights=has_weights)
+        several = len(plan.heads_folders) > 1
+        return (replace(found, num_slots=64) if several else found), parts
+
+    monkeypatch.setattr(loading, "fitted", shorter)
+    llm = LLM(hybrid)
+    drafter = llm._engine.drafter  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(drafter, PortfolioDrafter)
+    assert ("mtp" in drafter.names, "eagle" in drafter.names) == (True, False)
+    assert any("eagle heads in eagle" in n and "memory for less text" in n for n in llm.notes)
 
 
 @pytest.mark.weights

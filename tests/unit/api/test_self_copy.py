@@ -78,7 +78,7 @@ def test_whoever_names_something_else_gets_that(target: Path) -> None:
         drafts = plan.resolved.drafter.name
         assert drafts == drafter, settings
         assert not plan.found, settings
-    assert plan_pair(str(target), None, EngineConfig(), without=["copy"]).own is None
+    assert plan_pair(str(target), None, EngineConfig(), without=[COPY]).own is None
 
 
 @pytest.mark.usefixtures("native_library")

@@ -248,13 +248,18 @@ def test_several_drafts_make_a_portfolio() -> None:
     assert several.has_heads
     assert several.copy is KINDS[COPY]
     assert resolve(EngineConfig(drafter="portfolio"), MODEL, more=[COPY]).copy is KINDS[COPY]
+    heads = resolve(EngineConfig(), "eagle", more=["mtp"])
+    assert (heads.drafter.name, heads.members[-2:]) == ("portfolio", ("eagle", "mtp"))
+    assert heads.of_request(SamplingParams(drafters=("mtp",))).members == ("mtp",)
+    assert heads.of_request(SamplingParams(drafter="mtp")).drafter == "mtp"
 
 
 @pytest.mark.parametrize(
     ("config", "more", "why"),
     [
         (EngineConfig(drafter="model"), ["eagle"], "one source of drafts"),
-        (EngineConfig(), [MODEL], "none twice"),
+        (EngineConfig(), [MODEL], "different kinds"),
+        (EngineConfig(), ["eagle", "eagle"], "different kinds"),
         (EngineConfig(schedule="pdv"), [COPY], "one lane"),
     ],
 )
@@ -263,8 +268,6 @@ def test_several_drafts_that_cannot_join_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=why):
         resolve(config, MODEL, more=more)
-    with pytest.raises(ConfigError, match="at most one"):
-        resolve(EngineConfig(), "eagle", more=["mtp"])
 
 
 def test_a_seed_repeats_a_text_that_look_ups_draft_for() -> None:

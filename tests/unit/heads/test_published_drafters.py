@@ -88,11 +88,11 @@ def drafter_in(
         controller="fixed",
     )
     resolved = resolve(config, kind)
-    draft = heads = None
+    draft, heads = None, ()
     if kind == MODEL:
         draft = load_model(folder, LoadOptions(capacity=room, device="cpu"), name="draft")
     else:
-        heads = HeadsToLoad(folder, kind, replace(room, hidden_layers=layers))
+        heads = (HeadsToLoad(folder, kind, replace(room, hidden_layers=layers)),)
     models = LoadedModels(
         target,
         draft,
@@ -206,7 +206,7 @@ def _load_changed(case: Case, root: Path) -> None:
     room = ModelCapacity(num_slots=512, page_size=4, max_rows=64, hidden_layers=layers)
     target = random_llama(TARGET, capacity=room)
     heads = HeadsToLoad(folder, kind, room)
-    models = LoadedModels(target, None, target.kernels.argmax, heads=heads)
+    models = LoadedModels(target, None, target.kernels.argmax, heads=(heads,))
     BuildContext(resolve(EngineConfig(batch_size=1), kind), models, KINDS[kind]).build()
 
 

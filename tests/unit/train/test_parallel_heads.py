@@ -156,7 +156,7 @@ def block_drafter(folder: Path, target: LlamaModel) -> Drafter:
 def dflash_drafter(folder: Path, target: LlamaModel) -> Drafter:
     config = EngineConfig(drafter="dflash", k=3, batch_size=1, page_size=4, prefill_chunk=16)
     heads = HeadsToLoad(folder, "dflash", replace(engine_capacity(0, 1, 2), max_rows=32))
-    models = LoadedModels(target, None, target.kernels.argmax, heads=heads)
+    models = LoadedModels(target, None, target.kernels.argmax, heads=(heads,))
     return BuildContext(models.resolve(config), models, KINDS["dflash"]).build()
 
 

@@ -26,7 +26,7 @@ from outrider.core.plugins import (
     DrafterKind,
     installed,
 )
-from outrider.core.protocols import CausalLM, Drafter, DraftNeeds, DraftRow
+from outrider.core.protocols import CausalLM, Drafter, DraftNeeds, DraftRow, HiddenStates
 from outrider.core.resolve import ResolvedConfig, resolve
 from outrider.estimate.cost import LEAST_IN_TREE, LEAST_KEPT
 
@@ -102,12 +102,13 @@ class LoadedModels:
     vocabulary of its own; of one that shares the target's, the first `num_common` ids may be
     drafted, all if 0. `sampling` makes distributions and judges by them; the operator of draws
     comes with each sequence. Without a `machine` lanes take turns. With `child` a process of its
-    own loads the draft model. `heads` are loaded when the drafter is built, for they share tables
-    with the target; so is `own`, with which the target drafts for itself. A draft model with a
-    `mask_token` drafts all tokens in one pass. `corpus` has texts, as
-    tokens, for the suffix drafter. `exact` says that a row of the target's logits does not depend
-    on the other rows. `lookups`, if given, are native. With `auto_batch` as many requests run as
-    pay, up to `batch_size`."""
+    own loads the draft model. `heads`, one of a kind, are loaded when the drafter is built, for
+    they share tables with the target; so is `own`, with which the target drafts for itself. Drafts
+    of the kinds `named` must load, others are left out if they cannot. A draft model with a
+    `mask_token` drafts all tokens in one pass. `corpus` has texts, as tokens, for the suffix
+    drafter. `exact` says that a row of the target's logits does not depend on the other rows.
+    `lookups`, if given, are native. With `auto_batch` as many requests run as pay, up to
+    `batch_size`."""
 
     target: CausalLM
     draft: CausalLM | None
@@ -117,7 +118,8 @@ class LoadedModels:
     sampling: Sampling = field(default_factory=_plain)
     machine: Machine | None = None
     child: ChildOptions | None = None
-    heads: HeadsToLoad | None = None
+    heads: Sequence[HeadsToLoad] = ()
+    named: Sequence[str] = ()
     own: SelfDraftSpec | None = None
     mask_token: int | None = None
     corpus: Sequence[Sequence[int]] = ()
@@ -127,7 +129,7 @@ class LoadedModels:
 
     def resolve(self, config: EngineConfig) -> ResolvedConfig:
         """Return the meaning of `config` with these models."""
-        kinds = [] if self.heads is None else [self.heads.kind]
+        kinds = [one.kind for one in self.heads]
         if self.own is not None and config.drafter in (AUTO, WITH_FOUND):
             kinds.append(COPY)
         if self.draft is not None or self.child is not None:
@@ -175,7 +177,8 @@ class BuildContext:
 
     @property
     def heads(self) -> HeadsToLoad:
-        return given(self.models.heads, "heads")
+        own = (one for one in self.models.heads if one.kind == self.kind.name)
+        return given(next(own, None), "heads")
 
     def sampler(self, model_name: str, *, branches: bool = False) -> DraftSampler:
         """Return the sampler that chooses draft tokens by the logits of `model_name`."""
@@ -200,10 +203,38 @@ class BuildContext:
     def member(self, kind: DrafterKind) -> Drafter:
         """Build a model, heads or a copy by itself, as a part of another drafter. If the size of
         drafts was not chosen it drafts chains, and only look-ups branch."""
+        from outrider.models.heads import layers_of_all
+
         resolved = self.resolved
         if resolved.left_to_us:
             resolved = resolved.with_settings(replace(resolved.settings, tree_nodes=0))
-        return replace(self, resolved=resolved, kind=kind).build()
+        drafter = replace(self, resolved=resolved, kind=kind).build()
+        reads, stored = drafter.needs.hidden_layers, layers_of_all(self.models.heads)
+        return LayersDrafter(drafter, stored) if reads and reads != stored else drafter
+
+
+class LayersDrafter:
+    """A `drafter` that reads some of the `layers` whose states the target stores for several ones:
+    in a view where its own follow each other, and else in a copy."""
+
+    def __init__(self, drafter: Drafter, layers: tuple[int, ...]) -> None:
+        own = [layers.index(layer) for layer in drafter.needs.hidden_layers]
+        part = slice(own[0], own[0] + len(own))
+        self._columns = part if own == [*range(part.start, part.stop)] else own
+        self._drafter, self.name = drafter, drafter.name
+        self.needs = replace(drafter.needs, hidden_layers=layers)
+        self.open, self.close = drafter.open, drafter.close
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        return self._drafter.propose([self._with_own(row) for row in rows])
+
+    def _with_own(self, row: DraftRow) -> DraftRow:
+        hidden, columns = row.hidden, self._columns
+        if hidden is None:
+            return row
+        read = hidden.read
+        own = HiddenStates(hidden.length, lambda start, stop: read(start, stop)[:, columns])
+        return replace(row, hidden=own)
 
 
 class Stateless:

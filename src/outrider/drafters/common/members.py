@@ -16,7 +16,7 @@ lose time against plain decoding; `Allowance` bounds that loss, whatever the tex
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, zip_longest
@@ -321,11 +321,12 @@ class ModelMember:
             if max(gain) > 0:
                 gains[index] = gain
                 credit -= reading
-        best, more = None, 0.0
+        best, more, kept = None, 0.0, 0.0
         depths: dict[int, int] = {}
+        chances = [self._requests[states[index].row.seq_id].prefixes for index in gains]
         for depth in range(1, max(map(len, gains.values()), default=0) + 1):
-            refused = self._refused(states, gains, depth)
-            if not self._may_take(depth, allowances, refused):
+            kept += sum(own[depth - 1] for own in chances if depth <= len(own))
+            if not self._may_take(depth, allowances, 1 - kept / (depth * len(gains))):
                 break
             for index, gain in gains.items():
                 known = gain[depths[index] - 1] if index in depths else 0.0
@@ -371,11 +372,6 @@ class ModelMember:
             return True
         is_settled = depth <= LOOK_DEPTH or self.pace.is_known
         return is_settled and allowances.drafts.risks(refused * cost)
-
-    def _refused(self, states: Sequence[RowState], rows: Iterable[int], depth: int) -> float:
-        """Return the expected share of refused tokens in drafts of this depth for the `rows`."""
-        kept = [self._requests[states[i].row.seq_id].prefixes[:depth] for i in rows]
-        return 1 - sum(map(sum, kept)) / (depth * len(kept))
 
     def _cost(self, depth: int) -> float:
         """Return the time of a draft of this depth, in passes of the target."""

@@ -52,7 +52,7 @@ def attach(
     target: Decoder,
     draft: Decoder | None,
     plan: LoadPlan,
-    heads: HeadsToLoad | None,
+    heads: Sequence[HeadsToLoad],
     folder: StoreFolder,
 ) -> list[PromptStore] | str:
     """Give the memories of both models stores, which are returned; or the reason why the target

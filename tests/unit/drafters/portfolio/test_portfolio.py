@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
+import torch
+from torch import Tensor
 
 from doubles.clocks import FakeClock
 from outrider.core.draft import Budget, Draft, Outcome, Verdict
-from outrider.core.errors import CapacityError
+from outrider.core.errors import CapacityError, ContractError, given
 from outrider.core.params import SamplingParams
-from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.common.context import NO_OFFER, ScoredDraft
+from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates
+from outrider.drafters.common.context import NO_OFFER, LayersDrafter, ScoredDraft
 from outrider.drafters.common.members import (
     LOOK_AFTER,
     LOOK_DEPTH,
     LOOK_ROUNDS,
+    Allowances,
     DraftCostMeter,
     ModelMember,
+    Plan,
     RowState,
 )
 from outrider.drafters.portfolio import PortfolioDrafter
@@ -269,6 +274,62 @@ def test_needs_are_those_of_all_members() -> None:
     game = Game([wide, Lookup("a", 2, silent)], lambda by: 0)
     assert game.portfolio.needs == DraftNeeds(hidden_layers=(1, 2), num_likely=8)
     assert game.portfolio.name == "portfolio"
+
+
+@pytest.mark.parametrize(
+    ("own", "columns", "is_view"),
+    [((2, 5), [0, 1], True), ((8,), [3], True), ((9, 2), [2, 0], False), ((5, 9), [1, 2], True)],
+)
+def test_heads_read_their_own_of_the_layers_that_are_stored(
+    own: tuple[int, ...], columns: list[int], *, is_view: bool
+) -> None:
+    class Reading(Model):
+        def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+            read.extend(given(one.hidden, "states").read(3, 7) for one in rows)
+            return [Draft.empty()] * len(rows)
+
+    read = list[Tensor]()
+    stored_PKD = torch.arange(7 * 4 * 2.0).view(7, 4, 2)
+    stored = HiddenStates(7, lambda start, stop: stored_PKD[start:stop])
+    drafter = LayersDrafter(Reading(FakeClock(), needs=DraftNeeds(own, 3)), (2, 5, 9, 8))
+    assert drafter.needs == DraftNeeds((2, 5, 9, 8), 3)
+    asked = row(0, [5] * 8, depth=K)
+    drafter.propose([replace(asked, hidden=stored)])
+    assert torch.equal(read[0], stored_PKD[3:7, columns])
+    shares = read[0].untyped_storage().data_ptr() == stored_PKD.untyped_storage().data_ptr()
+    assert shares == is_view
+
+
+def test_members_that_read_other_layers_are_refused() -> None:
+    clock = FakeClock()
+    models = [Model(clock), Model(clock, name="other", needs=DraftNeeds(hidden_layers=(3,)))]
+    with pytest.raises(ContractError, match="different layers"):
+        PortfolioDrafter([], *map(ModelMember, models))
+
+
+def test_refused_tokens_are_those_of_all_shorter_drafts() -> None:
+    """The share that a plan risks at each depth, for requests of different chances and budgets."""
+    asked = list[float]()
+
+    class Noting(ModelMember):
+        def _may_take(self, depth: int, allowances: Allowances, refused: float) -> bool:
+            del depth, allowances
+            asked.append(refused)
+            return True
+
+    member = Noting(Model(FakeClock()))
+    states = list[RowState]()
+    for seq_id, depth in enumerate((K, 3, K)):
+        member.open(seq_id, [5])
+        states.append(RowState(row(seq_id, [5], depth=depth), price=0.01, cost=0.01))
+        rates = [0.9 - 0.1 * seq_id] * depth
+        member._requests[seq_id].prefixes = [math.prod(rates[: n + 1]) for n in range(depth)]  # pyright: ignore[reportPrivateUsage]
+        member._requests[seq_id].num_idle = 3  # pyright: ignore[reportPrivateUsage]
+    member.plan(states, Plan({}, tokens=3.0), Allowances())
+    kept = [one.prefixes for one in member._requests.values()]  # pyright: ignore[reportPrivateUsage]
+    assert [len(own) for own in kept] == [K, 3, K]
+    wanted = [1 - sum(sum(own[:depth]) for own in kept) / (depth * 3) for depth in range(1, K + 1)]
+    assert asked == pytest.approx(wanted)
 
 
 def failing(error: Exception, seq_id: int) -> PortfolioDrafter:
