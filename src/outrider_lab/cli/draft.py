@@ -238,7 +238,7 @@ def check(call: Call[DraftCheckOptions]) -> int:
 
 
 def _measured(options: DraftCheckOptions, fit: Fit) -> Measured:
-    drafter = "auto" if fit.same_ids else "bridge"
+    drafter = fit.kind if fit.same_ids else "bridge"
     config = EngineConfig(drafter=drafter, k=options.k, profile=True)
     return measure(
         fit.target.name,
