@@ -38,12 +38,12 @@ class GenerateOptions(StructureOption, OutputOption):
         "model.",
     )
     raw: bool = setting(False, "Continue the prompt as it is, even with an instruct model.")
-    compare: bool = setting(False, "Also run without speculation, and print the speed-up.")
+    compare: bool = setting(False, "Also run without drafts: the speed-up.")
     prompts: str | None = setting(
         None,
-        "With --compare, run each prompt of this file instead: a text file with one in each line, "
-        'or a .jsonl file whose lines are {"prompt": "..."}. These settings run; `outrider plan` '
-        "predicts which drafter and K gain most.",
+        "With --compare, each prompt of this file. A text file has one in each line, a .jsonl file "
+        'lines such as {"prompt": "..."}. These settings run; `outrider plan` predicts which '
+        "drafter and K gain most.",
     )
     quiet: bool = setting(False, "Print only the text.")
     stats: bool = setting(False, "Print all statistics: times, rounds, memory.")
