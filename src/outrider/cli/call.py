@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from threading import Timer
 from time import perf_counter
 from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
@@ -30,7 +31,7 @@ from outrider.cli.options import (
     Verb,
     setting_flags,
 )
-from outrider.cli.output import answer, check_writable, json_line, screen_table
+from outrider.cli.output import answer, check_writable, json_line, say, screen_table
 from outrider.cli.verbs import VERBS
 from outrider.core import settings
 from outrider.core.env import other_variables, outrider_variables
@@ -40,6 +41,8 @@ from outrider.core.settings import Given, Resolved, Setting
 
 O_co = TypeVar("O_co", bound=Options, covariant=True)
 _TYPES: dict[type, Any] = {bool: bool, tuple: list[str]}
+# Seconds of imports until they are named: from a cold disk they take a minute.
+_SILENCE = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,14 @@ def _function(verb: Verb) -> Callable[..., int]:
 
     def command(*words: str, **given: object) -> int:
         call = call_of(verb, words, given)
-        return cast("int", _named(verb.target)(call))
+        waits = Timer(_SILENCE, say, ["starting: its modules are imported, PyTorch among them"])
+        waits.daemon = True
+        waits.start()
+        try:
+            run = _named(verb.target)
+        finally:
+            waits.cancel()
+        return cast("int", run(call))
 
     parameters = [
         *map(_positional, verb.arguments),

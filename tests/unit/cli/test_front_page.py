@@ -89,6 +89,23 @@ def seconds(words: list[str]) -> float:
     return time.perf_counter() - start
 
 
+@pytest.mark.parametrize(("seconds", "named"), [(0.0, True), (60.0, False)])
+def test_imports_that_take_long_are_named(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch, seconds: float, named: bool
+) -> None:
+    imported = call.import_module
+
+    def slowly(name: str) -> object:
+        time.sleep(0.2)
+        return imported(name)
+
+    monkeypatch.setattr(call, "import_module", slowly)
+    monkeypatch.setattr(call, "_SILENCE", seconds)
+    shown = outrider("config", "--json")
+    assert ("starting: its modules are imported" in shown.err) is named
+    assert json.loads(shown.out)
+
+
 def test_the_front_page_names_every_verb_and_its_meaning(outrider: Command) -> None:
     shown = outrider("--help")
     assert shown.code == 0
