@@ -30,7 +30,7 @@ from outrider.core.sampling import MIN_TEMPERATURE, log_probs, token_logprobs
 from outrider.drafters.common.draft_model import ModelDrafter, SelfDrafter
 from outrider.drafters.common.native import NativeModel
 from outrider.engine.round import Batch, Chunks, FinishedRow, LiveSequence, RoundTiming, clamp
-from outrider.engine.stages import Stages
+from outrider.engine.stages import Stages, likely_tokens
 from outrider.kernels.native.forward import Forward, NativeForward
 from outrider.kernels.native.rounds import (
     RULES,
@@ -114,7 +114,9 @@ class NativeRound:
 
     def _takes(self, batch: Batch) -> bool:
         models = (self.target,) if self.draft is None else (self.target, self.draft)
-        if self.stages.drops_keys(batch) or self.stages.others.num_likely(batch):
+        if self.stages.drops_keys(batch):
+            return False
+        if self.stages.num_likely(batch) and not all(map(_keeps_logits, batch)):
             return False
         return all(model.forward() is not None for model in models) and all(
             (self.draft is None or seq.shaper is None or seq.shaper.sparse(seq.tokens) is not None)
@@ -190,10 +192,14 @@ class NativeRound:
     ) -> list[Outcome]:
         """Finish a round that began at `began`; `drafting` seconds of it passed before the call."""
         settled: list[FinishedRow] = []
-        start = 0
+        start, num_likely = 0, self.stages.num_likely(batch)
         for seq, row, verdict in zip(batch, rows, decided.verdicts, strict=True):
-            settled.append(self._end(seq, row, verdict, start))
-            start += 1 + len(verdict.drafted)
+            ended, end = self._end(seq, row, verdict, start), start + 1 + len(verdict.drafted)
+            if num_likely:
+                likely = likely_tokens(self.target.logits[start:end], num_likely)
+                ended.outcome = replace(ended.outcome, likely=likely)
+            settled.append(ended)
+            start = end
         timing = RoundTiming(began, drafting + decided.draft_seconds, decided.verify_seconds)
         return self.stages.finish_round(settled, timing=timing, num_waiting=num_waiting)
 
@@ -245,8 +251,6 @@ def native_round(
     target, drafter = stages.target, stages.drafter
     if rule not in RULES:
         return f"acceptance rule {rule!r} is judged in Python"
-    if drafter.needs.num_likely:
-        return f"drafter {drafter.name!r} reads the target's likely next tokens"
     if not _is_native(target):
         return "the target has no native pass"
     chains = isinstance(drafter, ModelDrafter | SelfDrafter) and not drafter.sampler.branches
@@ -288,6 +292,11 @@ def _temperature(params: SamplingParams) -> float:
 def _is_heated(seq: LiveSequence) -> bool:
     """Return whether drafts have another temperature than the text, unlike in a call."""
     return seq.budget.temperature != 1 and not seq.params.greedy
+
+
+def _keeps_logits(seq: LiveSequence) -> bool:
+    """Return whether the call leaves the sequence's logits as the target wrote them."""
+    return seq.params.greedy and seq.shaper is None
 
 
 def _is_plain(draft: Draft) -> bool:

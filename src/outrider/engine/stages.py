@@ -274,8 +274,7 @@ class Stages:
         offers = [self._offer(seq) for seq in batch]
         reads = [self._chunk_row(chunk) for chunk in chunks]
         out = self.target.step([*offers, *reads], self.drafter.needs)
-        wanted = max(self.drafter.needs.num_likely, self.others.num_likely(batch))
-        likely = _likely(out.logits_MV, wanted)
+        likely = likely_tokens(out.logits_MV, self.num_likely(batch))
         readings = read_pass(
             batch, out.logits_MV, self.argmax, exact=self.rule.exact, sampling=self.sampling
         )
@@ -348,7 +347,7 @@ class Stages:
         batch: Batch,
         offers: Sequence[StepRow],
         readings: Sequence[TargetRow],
-        likely: Sequence[tuple[int, ...]],
+        likely: tuple[tuple[int, ...], ...],
     ) -> list[FinishedRow]:
         """Return each sequence's clamped outcome, and the reason if it ended there."""
         verdicts = self._judge(batch, [reading.row for reading in readings])
@@ -359,10 +358,14 @@ class Stages:
             outcome = reading.with_probs(outcome, verdict, seq.params)
             end = start + 1 + len(seq.draft)
             if likely:
-                outcome = replace(outcome, likely=tuple(likely[start:end]))
+                outcome = replace(outcome, likely=likely[start:end])
             start = end
             settled.append(FinishedRow(seq, row.logits_from + 1, outcome, reason))
         return settled
+
+    def num_likely(self, batch: Batch) -> int:
+        """Return how many of the target's likeliest tokens the drafters of `batch` need."""
+        return max(self.drafter.needs.num_likely, self.others.num_likely(batch))
 
     def _judge(self, batch: Batch, rows: Sequence[VerifyRow]) -> Sequence[Verdict]:
         """Judge a batch. Raises SequenceError for the sequence with invalid distributions; its
@@ -405,11 +408,11 @@ def _mask_seconds(seq: LiveSequence) -> float:
     return seq.mask_seconds
 
 
-def _likely(logits_MV: Tensor, count: int) -> list[tuple[int, ...]]:
+def likely_tokens(logits_MV: Tensor, count: int) -> tuple[tuple[int, ...], ...]:
     """Return the `count` likeliest tokens after each row, best first; nothing for a count of 0."""
     if not count:
-        return []
-    return [tuple(row) for row in host_rows(logits_MV.topk(count).indices)]
+        return ()
+    return tuple(tuple(row) for row in host_rows(logits_MV.topk(count).indices))
 
 
 # Log-probabilities of prompt tokens, for the requests that want them.
