@@ -25,7 +25,7 @@ CHATS: dict[str, tuple[str, str]] = {
     "code": ("code", "Complete this Python function and show all of it.\n```python\n{}\n```"),
     "math": ("maths", "{} Think step by step."),
 }
-# Random words, which no drafter foresees: 24 of them, for batches up to that.
+# Texts whose words come once, which no drafter foresees.
 HARD = {ADVERSARIAL: (ADVERSARIAL, "{}")}
 # Domains of batches: those of which there are enough texts.
 BATCHED = ("chat", "code")
@@ -119,6 +119,9 @@ def pieces(domain: str, batch: int, count: int) -> list[list[str]]:
     never in the same."""
     name, form = (CHATS | HARD)[domain]
     texts = [form.format(text) for text in builtin_texts(name)]
+    if domain in HARD:
+        # Their words in another order are as hard to foresee, and a large batch needs more texts.
+        texts += [" ".join(reversed(text.split())) for text in texts]
     dice = Random(domain)
     return [dice.sample(texts, batch) for _ in range(count)]
 

@@ -321,10 +321,15 @@ class ModelMember:
             if max(gain) > 0:
                 gains[index] = gain
                 credit -= reading
-        best, more, kept = None, 0.0, 0.0
+        best, goodput, more, kept = None, rate, 0.0, 0.0
         depths: dict[int, int] = {}
         chances = [self._requests[states[index].row.seq_id].prefixes for index in gains]
+        most = now.tokens + sum(map(max, gains.values()))
         for depth in range(1, max(map(len, gains.values()), default=0) + 1):
+            time = now.time + self._cost(depth)
+            if most <= goodput * time:
+                # No deeper draft can be better.
+                break
             kept += sum(own[depth - 1] for own in chances if depth <= len(own))
             if not self._may_take(depth, allowances, 1 - kept / (depth * len(gains))):
                 break
@@ -335,9 +340,9 @@ class ModelMember:
                     more += gain[depth - 1] - known
             if self.most_drafted is not None and sum(depths.values()) > self.most_drafted:
                 break
-            found = Plan(dict(depths), now.tokens + more, now.time + self._cost(depth))
-            if found.goodput > (rate if best is None else best.goodput):
-                best = found
+            found = (now.tokens + more) / time
+            if found > goodput:
+                best, goodput = Plan(dict(depths), now.tokens + more, time), found
         return None if best is None else self._with_levels(best, states)
 
     def trial(self, states: Sequence[RowState], allowances: Allowances) -> Plan | None:
