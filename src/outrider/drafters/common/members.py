@@ -53,8 +53,9 @@ _FEW_UNREAD = 32
 
 @dataclass(slots=True)
 class DraftCostMeter:
-    """A meter of drafting costs. `_drafting` is the seconds per token of the draft being verified,
-    0 if the member did not draft or had to catch up; `_slowed` is how much its rows slow the pass.
+    """A meter of drafting costs. `_drafting` has the seconds of the draft being verified and the
+    member's passes in it, None if it did not draft or read a long text before; `_slowed` is how
+    much its rows slow the pass.
 
     Between the end of drafting and the next round the target verifies, so the time between them is
     that of a pass, and now and then of a pause too. A draft is compared with the very pass that
@@ -65,8 +66,10 @@ class DraftCostMeter:
     _shares: RunningMedian = field(default_factory=lambda: RunningMedian(_WINDOW))
     _passes: RunningMedian = field(default_factory=lambda: RunningMedian(_WINDOW))
     _reading: RunningMedian = field(default_factory=lambda: RunningMedian(_WINDOW))
+    _by_passes: dict[int, RunningMedian] = field(default_factory=dict[int, RunningMedian])
+    _costs: dict[int, float] = field(default_factory=dict[int, float])
     _ended: float | None = None
-    _drafting: float = 0.0
+    _drafting: tuple[float, int] | None = None
     _slowed: float = 1.0
     _share: float = ASSUMED_DRAFT
 
@@ -77,15 +80,35 @@ class DraftCostMeter:
         passing = (self.clock() - self._ended) / self._slowed
         if passing > 0:
             self._passes.add(passing)
-            if self._drafting:
-                self._shares.add(self._drafting / passing)
-                if self.is_known:
-                    self._share = self._shares.low
-        self._drafting = 0.0
+            if self._drafting is not None:
+                self._add(self._drafting[0] / passing, self._drafting[1])
+        self._drafting = None
+
+    def _add(self, passes: float, num_own: int) -> None:
+        """Add a draft of `num_own` passes that took so many passes of the target."""
+        self._shares.add(passes / num_own)
+        self._by_passes.setdefault(num_own, RunningMedian(_WINDOW)).add(passes)
+        self._costs.clear()
+        if self.is_known:
+            self._share = self._shares.low
+
+    def cost(self, num_passes: int) -> float:
+        """Return the expected time of a draft of so many passes, in passes of the target: that of
+        drafts that were about as long, and the share of each pass more or less. A draft has costs
+        that do not depend on its length."""
+        found = self._costs.get(num_passes)
+        if found is None:
+            found = num_passes * self._share
+            if self.is_known:
+                near = min(self._by_passes, key=lambda own: (abs(own - num_passes), own))
+                among = self._by_passes[near].low + (num_passes - near) * self._share
+                found = max(found, among)
+            self._costs[num_passes] = found
+        return found
 
     def drafted(self, seconds: float, num_passes: int) -> None:
         """Record that the member drafted in `seconds`, with so many passes of its own."""
-        self._drafting = seconds / num_passes
+        self._drafting = (seconds, num_passes) if seconds else None
 
     def caught_up(self, passes: float, num_tokens: int) -> None:
         """Record that the member read `num_tokens` in the time of so many `passes`."""
@@ -380,7 +403,7 @@ class ModelMember:
 
     def _cost(self, depth: int) -> float:
         """Return the time of a draft of this depth, in passes of the target."""
-        return self.pace.share * (1 if self.at_once else depth)
+        return self.pace.cost(1 if self.at_once else depth)
 
     def _with_levels(self, plan: Plan, states: Sequence[RowState]) -> Plan:
         levels: dict[int, list[float]] = {}
@@ -447,9 +470,9 @@ class ModelMember:
         return reading, max(reading - free, 0.0)
 
     def _unread(self, request: _Request, row: DraftRow) -> int:
-        """Return the tokens that it must read first; 0 for the few of an ordinary round."""
+        """Return the tokens that it must read first; 0 for few, which the draft's pass reads."""
         num_unread = 0 if self._is_up_to_date else len(row.tokens) - request.num_read
-        return num_unread if num_unread > _FEW_UNREAD or request.num_idle else 0
+        return num_unread if num_unread > _FEW_UNREAD or not request.num_read else 0
 
     def _levels(self, state: RowState, request: _Request) -> list[float]:
         """Return for each depth the probability that this member is right there and the others are

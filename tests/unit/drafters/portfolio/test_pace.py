@@ -50,3 +50,20 @@ def test_a_rest_between_rounds_does_not_count() -> None:
         if turn % 3 == 0:
             clock.advance(50.0)
     assert pace.share == pytest.approx(0.2)
+
+
+def test_costs_of_a_draft_that_do_not_depend_on_its_length_are_counted() -> None:
+    """A draft takes 0.5 passes, and 0.1 more for each pass of the member."""
+    clock = FakeClock()
+    pace = DraftCostMeter(clock=clock)
+    for turn in range(40):
+        depth = 1 if turn % 2 else 4
+        pace.begin_round()
+        clock.advance(0.5 + 0.1 * depth)
+        pace.drafted(0.5 + 0.1 * depth, depth)
+        pace.end_drafting(1.0)
+        clock.advance(1.0)
+    assert pace.cost(1) == pytest.approx(0.6)
+    assert pace.cost(4) == pytest.approx(0.9)
+    assert pace.cost(2) >= 2 * pace.share
+    assert pace.cost(6) > pace.cost(4)

@@ -329,7 +329,9 @@ def test_refused_tokens_are_those_of_all_shorter_drafts() -> None:
     kept = [one.prefixes for one in member._requests.values()]  # pyright: ignore[reportPrivateUsage]
     assert [len(own) for own in kept] == [K, 3, K]
     wanted = [1 - sum(sum(own[:depth]) for own in kept) / (depth * 3) for depth in range(1, K + 1)]
-    assert asked == pytest.approx(wanted)
+    # A plan ends where no deeper draft can be better.
+    assert asked == pytest.approx(wanted[: len(asked)])
+    assert len(asked) > 3
 
 
 def failing(error: Exception, seq_id: int) -> PortfolioDrafter:
