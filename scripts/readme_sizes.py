@@ -74,8 +74,8 @@ def rivals(folder: Path) -> str:
     report = newest(folder, "table-")
     for path in folder.glob("table-*.json"):
         for cell in json.loads(path.read_text("utf-8"))["cells"]:
-            name = FOLDERS.get(cell["file"], cell["file"].removesuffix(".gguf"))
-            key = name, cell["work"], cell["peer"]
+            name = str(cell["file"]).removesuffix(".gguf")
+            key = FOLDERS.get(name, name), cell["work"], cell["peer"]
             if key not in found or found[key]["utc"] < cell["utc"]:
                 found[key] = cell
     peers = [peer for peer in PEERS if any(key[2] == peer for key in found)]

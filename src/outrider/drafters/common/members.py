@@ -16,6 +16,7 @@ lose time against plain decoding; `Allowance` bounds that loss, whatever the tex
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -167,9 +168,11 @@ LOOK_AFTER = 128
 LOOK_AFTER_ALL = 256
 LOOK_ROUNDS = 3
 LOOK_DEPTH = 2
-# Rates of an idle request are computed anew in one of so many rounds: they hardly change.
-_RATES_EVERY = 8
-# Rounds of a request that must repay the time in which the member reads its text.
+# Rates of an idle request are computed anew in one of so many rounds, and plans where none was
+# better before: they hardly change.
+_RATES_EVERY = _PLANS_EVERY = 8
+# Rounds of a request, if it has so many left, that must repay the time in which the member reads
+# its text.
 HORIZON = 64
 # Prior weight of q = 1, in tokens that both were expected to have right.
 _OVERLAP_WEIGHT = 8.0
@@ -237,9 +240,11 @@ class _Answer(NamedTuple):
 
 @dataclass(slots=True)
 class _Request:
-    """A member's knowledge of a request. `num_idle` rounds passed since its last draft; `num_looks`
-    of a trial are due. It has read `num_read` tokens."""
+    """A member's knowledge of a request whose text began with `prompt_length` tokens. `num_idle`
+    rounds passed since its last draft; `num_looks` of a trial are due. It has read `num_read`
+    tokens."""
 
+    prompt_length: int
     num_read: int = 0
     num_idle: int = 0
     num_looks: int = 0
@@ -270,6 +275,8 @@ class ModelMember:
     _seconds: float = 0.0
     _num_unread: int = 0
     _depth: int = 0
+    # A goodput at which no plan of a single request was better, since it last drafted.
+    _hopeless: float = math.inf
 
     @property
     def name(self) -> str:
@@ -286,7 +293,8 @@ class ModelMember:
         except Exception:  # noqa: BLE001 - a drafter may be any code
             _log.warning("%s did not start; the others draft alone.", self.name, exc_info=True)
         else:
-            self._requests[seq_id] = _Request()
+            self._requests[seq_id] = _Request(len(prompt))
+            self._hopeless = math.inf
 
     def close(self, seq_id: int) -> None:
         if self._requests.pop(seq_id, None) is not None:
@@ -314,6 +322,8 @@ class ModelMember:
 
     def settle(self, allowances: Allowances, num_rows: int) -> None:
         """Book the last round, whose verdicts have been learnt, for a batch of `num_rows`."""
+        if not self._seconds and not self._gained:
+            return
         passes, reading = self.pace.passes(self._seconds), 0.0
         expected = self._cost(self._depth)
         if self._num_unread:
@@ -332,19 +342,38 @@ class ModelMember:
         """Return the plan of highest goodput, if it is above that of `now`, the round without this
         member; None if there is none, or the allowances do not pay for it."""
         rate = now.goodput
+        # What it knows hardly changes while it is idle.
+        if rate >= self._hopeless and self._num_idle % _PLANS_EVERY:
+            return None
+        best = self._best(states, now, allowances)
+        self._hopeless = rate if best is None and len(states) == 1 else math.inf
+        return None if best is None else self._with_levels(best, states)
+
+    def _gains(
+        self, states: Sequence[RowState], rate: float, allowances: Allowances
+    ) -> dict[int, list[float]]:
+        """Return the gain of each depth, by index of the rows for which some depth gains at this
+        `rate` of tokens in the time of a pass."""
         gains: dict[int, list[float]] = {}
         credit = allowances.all.left
         for index, request in self._ready(states):
-            reading, owed = self._reading(request, states[index].row)
+            row, price = states[index].row, states[index].price
+            reading, owed = self._reading(request, row)
             if reading and owed > credit:
                 continue
             levels = self._levels(states[index], request)
-            price, lost = states[index].price, self._lost(states[index]) + rate * reading / HORIZON
+            num_left = request.prompt_length + row.params.max_tokens - len(row.tokens)
+            repays = max(min(HORIZON, num_left / rate), 1)
+            lost = self._lost(states[index]) + rate * reading / repays
             gain = [added - lost for added in accumulate(level - price for level in levels)]
             if max(gain) > 0:
                 gains[index] = gain
                 credit -= reading
-        best, goodput, more, kept = None, rate, 0.0, 0.0
+        return gains
+
+    def _best(self, states: Sequence[RowState], now: Plan, allowances: Allowances) -> Plan | None:
+        gains = self._gains(states, now.goodput, allowances)
+        best, goodput, more, kept = None, now.goodput, 0.0, 0.0
         depths: dict[int, int] = {}
         chances = [self._requests[states[index].row.seq_id].prefixes for index in gains]
         most = now.tokens + sum(map(max, gains.values()))
@@ -366,7 +395,7 @@ class ModelMember:
             found = (now.tokens + more) / time
             if found > goodput:
                 best, goodput = Plan(dict(depths), now.tokens + more, time), found
-        return None if best is None else self._with_levels(best, states)
+        return best
 
     def trial(self, states: Sequence[RowState], allowances: Allowances) -> Plan | None:
         """Return the plan of a trial for one request, if one is due and the allowances pay."""

@@ -429,3 +429,53 @@ def test_a_member_drafts_no_tokens_that_a_pass_could_not_verify() -> None:
         clock.advance(1.0)
         assert [len(draft) for draft in drafter.propose(rows)] == [depth] * count
         assert model.asked == [depth] * count
+
+
+def priced(seq_id: int, *, length: int, max_tokens: int = 512) -> RowState:
+    """A greedy request whose text has so many tokens; it may have `max_tokens` more than one."""
+    params = SamplingParams(max_tokens=max_tokens)
+    text = row(seq_id, [5] * length, depth=K, params=params)
+    return RowState(text, price=0.01, cost=0.01)
+
+
+def test_an_idle_member_is_planned_for_in_some_rounds() -> None:
+    """Its plans hardly change: one that was not better is not computed in every round."""
+    planned: list[float] = []
+
+    class Noting(ModelMember):
+        def _best(
+            self, states: Sequence[RowState], now: Plan, allowances: Allowances
+        ) -> Plan | None:
+            del states, allowances
+            planned.append(now.goodput)
+            return None
+
+    member = Noting(Model(FakeClock()))
+    member.open(0, [5])
+    for length in range(2, 18):
+        state = priced(0, length=length)
+        member.learn(state.row)
+        member.plan([state], Plan({}, tokens=2.0), Allowances())
+    assert 2 <= len(planned) <= 3
+    # A lower goodput and a new request are planned for at once.
+    member.plan([state], Plan({}, tokens=1.5), Allowances())
+    assert planned[-1] == 1.5
+    member.open(1, [5])
+    member.plan([state], Plan({}, tokens=2.0), Allowances())
+    assert planned[-1] == 2.0
+
+
+def test_a_text_is_not_read_for_the_few_tokens_that_are_left() -> None:
+    found: list[Plan | None] = []
+    for max_tokens in (3, 512):
+        member = ModelMember(Model(FakeClock()))
+        member.open(0, [5])
+        state = priced(0, length=100, max_tokens=max_tokens + 99)
+        member._requests[0].prefixes = [0.8**n for n in range(1, K + 1)]  # pyright: ignore[reportPrivateUsage]
+        member._requests[0].num_idle = 3  # pyright: ignore[reportPrivateUsage]
+        allowances = Allowances()
+        allowances.all.left = allowances.drafts.left = 100.0
+        member.pace.caught_up(40.0, 100)
+        found.append(member.plan([state], Plan({}, tokens=1.0), allowances))
+    assert found[0] is None
+    assert found[1] is not None
