@@ -34,7 +34,12 @@ from outrider.kernels.native.ops import (
 )
 from outrider.kernels.native.rounds import NativeLookups
 from outrider.kernels.native.sampling import native_sampling
-from outrider.kernels.native.tuning import kind_answer, refused_kinds, thread_answer
+from outrider.kernels.native.tuning import (
+    attention_kind,
+    kind_answer,
+    refused_kinds,
+    thread_answer,
+)
 from outrider.kernels.operators import OPS, Choice, Kernels, changed, decoder_ops
 from outrider.kernels.reference import pointwise
 from outrider.kernels.reference.attention import TorchAttention
@@ -118,14 +123,14 @@ def _measured(
     answer = kind_answer(library, dtype, quantise, folder)
     kind = answer.chosen
     team = _team(library, threads, folder)
-    number = int(team.name)
+    number, attends = int(team.name), attention_kind(library, dtype)
+    make = partial(NativeOps, library, dtype, number, attention=attends)
     if quantise == "none":
-        native = partial(NativeOps, library, dtype, number, kind=kind)
+        native = partial(make, kind=kind)
         kernels = _native(native, library)
     else:
         quantised = NativeInt8(library, number, kind=kind)
-        native = partial(NativeOps, library, dtype, number)
-        kernels = _quantised(_native(native, library), quantised)
+        kernels = _quantised(_native(make, library), quantised)
     refused = refused_kinds(library, dtype, quantise)
     wished, by_rule = env.linears(), quantise == "none" and dtype == torch.bfloat16
     wish = "as OUTRIDER_LINEARS says" if wished == kind else ""
@@ -135,9 +140,12 @@ def _measured(
     why = "; ".join(filter(None, reasons))
 
     def described(kernels: Kernels) -> Kernels:
-        linear, *others = kernels.choices
-        linear = replace(linear, kind=kind, why=why, timings=answer.timings)
-        return replace(kernels, choices=(linear, *others), threads=team)
+        own: dict[str, dict[str, Any]] = {}
+        own["linear"] = {"kind": kind, "why": why, "timings": answer.timings}
+        if attends == TILES:
+            own["attention"] = {"kind": TILES, "why": "over bfloat16, by the rule of linears"}
+        choices = tuple(replace(one, **own.get(one.op, {})) for one in kernels.choices)
+        return replace(kernels, choices=choices, threads=team)
 
     return changed(kernels, described)
 

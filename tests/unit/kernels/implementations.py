@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from outrider.core import env
 from outrider.kernels.native import build
 from outrider.kernels.native import build as levels
 from outrider.kernels.native.build import Built, built_kernels
+from outrider.kernels.native.ops import NativeOps
 from outrider.kernels.operators import Kernels
 from outrider.kernels.registry import choose
 
@@ -47,6 +49,16 @@ def kernels_named(name: str, dtype: torch.dtype) -> Kernels:
         assert built.library is None, kernels.choices[0].refusals
         pytest.skip(str(built.refusal))
     return kernels
+
+
+def on_vectors(name: str, dtype: torch.dtype) -> Kernels:
+    """`kernels_named` with attention on vectors, which any CPU has."""
+    kernels = kernels_named(name, dtype)
+    if not name.startswith("native"):
+        return kernels
+    library = library_of(built_kernels(env.compiler(), env.cache_folder()))
+    ops = NativeOps(library, dtype, int(name.partition("-")[2]))
+    return replace(kernels, attention=ops.attention)
 
 
 def library_of(built: Built) -> ctypes.CDLL:

@@ -16,7 +16,7 @@ from outrider.kernels.reference.attention import TorchAttention
 from unit.kernels.implementations import (
     DTYPES,
     IMPLEMENTATIONS,
-    kernels_named,
+    on_vectors,
     randn,
     relative_error,
     row_choices,
@@ -73,7 +73,7 @@ def oracle(case: Pass, kind: AttentionKind | None = None) -> Tensor:
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_a_row_does_not_depend_on_the_pass(name: str, dtype: torch.dtype, heads: Heads) -> None:
-    kernels = kernels_named(name, dtype)
+    kernels = on_vectors(name, dtype)
     case = make_pass([chain(0, 60), TREE, chain(70, 33)], heads=heads, dtype=dtype)
     alone_NO = torch.cat([run(kernels, case.rows([row])) for row in range(100)])
     assert torch.equal(run(kernels, case), alone_NO)
@@ -82,7 +82,7 @@ def test_a_row_does_not_depend_on_the_pass(name: str, dtype: torch.dtype, heads:
 
 
 def test_only_named_slots_are_read(name: str, dtype: torch.dtype) -> None:
-    kernels = kernels_named(name, dtype)
+    kernels = on_vectors(name, dtype)
     case = make_pass([chain(20, 9), TREE], dtype=dtype)
     whole_NO = run(kernels, case)
     assert not whole_NO.isnan().any()
@@ -95,7 +95,7 @@ def test_only_named_slots_are_read(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_page_placement_changes_nothing(name: str, dtype: torch.dtype, heads: Heads) -> None:
     """Nor whether pages lie in a row, for any kind of layer."""
-    kernels = kernels_named(name, dtype)
+    kernels = on_vectors(name, dtype)
     sequences = [chain(50, 5), TREE]
     here = make_pass(sequences, heads=heads, dtype=dtype)
     others = [
@@ -112,7 +112,7 @@ def test_page_placement_changes_nothing(name: str, dtype: torch.dtype, heads: He
 
 
 def test_a_chain_named_key_by_key_is_the_same_chain(name: str, dtype: torch.dtype) -> None:
-    kernels = kernels_named(name, dtype)
+    kernels = on_vectors(name, dtype)
     sequences = [chain(50, 9), chain(0, 3)]
     as_chain = make_pass(sequences, dtype=dtype)
     as_tree = make_pass(sequences, dtype=dtype, as_tree=True)
@@ -134,11 +134,11 @@ def test_any_shape_is_near_the_float64_softmax(
         parents = tuple(number(-1, node - 1) for node in range(number(1, 6)))
         sequences.append(Sequenced(number(0, 90), parents))
     case = make_pass(sequences, heads=heads, dtype=dtype, page_size=number(1, 40))
-    assert relative_error(run(kernels_named(name, dtype), case), oracle(case)) < 2e-6
+    assert relative_error(run(on_vectors(name, dtype), case), oracle(case)) < 2e-6
 
 
 def test_scores_of_any_size_are_finite(name: str, dtype: torch.dtype) -> None:
-    kernels = kernels_named(name, dtype)
+    kernels = on_vectors(name, dtype)
     case = make_pass([chain(300, 4)], dtype=dtype)
     case.qkv_NE.mul_(100)
     out_NO = run(kernels, case)
@@ -148,7 +148,7 @@ def test_scores_of_any_size_are_finite(name: str, dtype: torch.dtype) -> None:
 
 def test_a_long_context_keeps_its_precision(name: str, dtype: torch.dtype) -> None:
     case = make_pass([chain(5000, 2)], dtype=dtype)
-    assert relative_error(run(kernels_named(name, dtype), case), oracle(case)) < 1e-5
+    assert relative_error(run(on_vectors(name, dtype), case), oracle(case)) < 1e-5
 
 
 @pytest.mark.parametrize("seed", [0, None])
@@ -221,7 +221,7 @@ def kinds(heads: Heads) -> list[AttentionKind]:
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("heads", HEADS[:4], ids=str)
 def test_windows_caps_and_sinks(name: str, dtype: torch.dtype, heads: Heads) -> None:
-    kernels = kernels_named(name, dtype)
+    kernels = on_vectors(name, dtype)
     case = make_pass([chain(0, 60), TREE, chain(70, 33)], heads=heads, dtype=dtype)
     for kind in kinds(heads):
         whole_NO = run(kernels, case, kind)
@@ -231,7 +231,7 @@ def test_windows_caps_and_sinks(name: str, dtype: torch.dtype, heads: Heads) -> 
 
 
 def test_a_window_reads_no_other_slots(name: str, dtype: torch.dtype) -> None:
-    kernels, kind = kernels_named(name, dtype), AttentionKind(0.125, window=6)
+    kernels, kind = on_vectors(name, dtype), AttentionKind(0.125, window=6)
     case = make_pass([chain(20, 9)], dtype=dtype)
     whole_NO = run(kernels, case, kind)
     last = case.keys[-1]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outrider.kernels.plan import AttentionKind
-from unit.kernels.implementations import kernels_named, randn, relative_error
+from unit.kernels.implementations import on_vectors, randn, relative_error
 from unit.kernels.paged_cases import Heads, Pass, Sequenced, chain, make_pass
 from unit.kernels.test_attention import oracle, run
 
@@ -37,7 +37,7 @@ def test_a_row_of_several_spans_does_not_depend_on_the_pass(
     dtype: torch.dtype, kind: AttentionKind
 ) -> None:
     case = texts(2 * SPAN - 2, 3000, dtype=dtype)
-    alone, together = kernels_named("native-1", dtype), kernels_named("native-3", dtype)
+    alone, together = on_vectors("native-1", dtype), on_vectors("native-3", dtype)
     whole_NO = run(alone, case, kind)
     assert relative_error(whole_NO, oracle(case, kind)) < 1e-5
     for row in range(case.plan.num_tokens):
@@ -50,14 +50,14 @@ def test_threads_that_share_a_row_change_nothing(threads: int) -> None:
     case = texts(2100, 5000, dtype=torch.bfloat16)
     few, many = case.rows([0, 25, 29]), case
     for part in (few, many):
-        expected_NO = run(kernels_named("native-1", torch.bfloat16), part)
-        found_NO = run(kernels_named(f"native-{threads}", torch.bfloat16), part)
+        expected_NO = run(on_vectors("native-1", torch.bfloat16), part)
+        found_NO = run(on_vectors(f"native-{threads}", torch.bfloat16), part)
         assert torch.equal(expected_NO, found_NO)
 
 
 def test_more_spans_than_there_is_room_for_at_once() -> None:
     case = make_pass([chain(7 * SPAN + 5, 30)], heads=Heads(64, 1, 64))
-    expected_NO = run(kernels_named("native-1", torch.float32), case)
-    assert torch.equal(expected_NO, run(kernels_named("native-8", torch.float32), case))
+    expected_NO = run(on_vectors("native-1", torch.float32), case)
+    assert torch.equal(expected_NO, run(on_vectors("native-8", torch.float32), case))
     some = case.rows([0, 17])
     assert relative_error(expected_NO[[0, 17]], oracle(some)) < 1e-5

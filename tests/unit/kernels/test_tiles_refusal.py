@@ -22,7 +22,7 @@ pytestmark = pytest.mark.wide
 
 CSRC = Path(build.__file__).parent / "csrc"
 EMULATOR = Path(__file__).with_name("amx_emulator.cpp")
-TRIED = ("team", "quantised", "tiles_linear", "tiles_quantised", "tiles_check")
+TRIED = ("team", "attention", "quantised", "tiles_linear", "tiles_quantised", "tiles_check")
 FORBIDDEN = "AMX: the kernel forbids it"
 
 Double = Callable[..., ctypes.CDLL]

@@ -225,10 +225,18 @@ class NativeOps(NativeLinear):
 
     Not thread-safe as a whole (it stores the last plan), but two instances may run at once. `kind`
     is the kind of linears, which `refused_kinds` must allow: only bfloat16 has others than VECTORS.
+    `attention` is that of attention over an arena of `dtype`, VECTORS or TILES; None is TILES with
+    linears on tiles.
     """
 
     def __init__(
-        self, library: ctypes.CDLL, dtype: torch.dtype, num_threads: int, *, kind: str = VECTORS
+        self,
+        library: ctypes.CDLL,
+        dtype: torch.dtype,
+        num_threads: int,
+        *,
+        kind: str = VECTORS,
+        attention: str | None = None,
     ) -> None:
         if kind != VECTORS and dtype != torch.bfloat16:
             raise ContractError("only bfloat16 has other kinds than vectors")
@@ -237,9 +245,11 @@ class NativeOps(NativeLinear):
         self._dtype, self._step = dtype, _STEPS[kind]
         self._pack = function(library, "pack", suffix + ENDINGS[kind])
         # By the dtype of the arena: that of the weights, or int8.
+        on_tiles = (attention or kind) == TILES
+        ending = ENDINGS[TILES] if on_tiles else ""
         self._over = {
-            kind: tuple(function(library, op, f"_{name}") for op in ("rope_append", "attention"))
-            for kind, name in ((dtype, SUFFIXES[dtype]), (torch.int8, "int8"))
+            kind: (function(library, "rope_append", own), function(library, "attention", own + end))
+            for kind, own, end in ((dtype, suffix, ending), (torch.int8, "_int8", ""))
         }
         self._rms_norm = function(library, "rms_norm")
         self._layer_norm = function(library, "layer_norm")

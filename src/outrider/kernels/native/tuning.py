@@ -87,6 +87,12 @@ def kind_by_rule(library: ctypes.CDLL, refused: Mapping[str, str]) -> str:
     return DOTS if DOTS not in refused and library.outrider_dots_faster() else VECTORS
 
 
+def attention_kind(library: ctypes.CDLL, dtype: torch.dtype) -> str:
+    """The kind of attention over an arena of `dtype`: by rule too, since kinds differ in bits."""
+    wished = dtype == torch.bfloat16 and env.linears() in (None, TILES)
+    return TILES if wished and TILES not in refused_kinds(library, dtype, "none") else VECTORS
+
+
 @dataclass(frozen=True, slots=True)
 class KernelTiming:
     """The median of a candidate's turns at one work, such as "9 rows, large"."""

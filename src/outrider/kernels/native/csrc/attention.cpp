@@ -4,13 +4,12 @@
 // streams the memory of a long text about as often as a single token does. Where there are too few
 // items for the threads, each span of their keys is an item of its own.
 #include "attention.h"
+#include "attention_tiles.h"
 
 namespace outrider {
 
 namespace {
 
-// Queries of an item: enough sharing, few enough to stay in the caches.
-constexpr int MAX_QUERIES = 64;
 // Of a thread.
 constexpr int FEW_ITEMS = 4;
 // Multiply-adds below which a second thread costs more than it saves.
@@ -36,11 +35,10 @@ struct Groups {
     int num_items;
 };
 
-template <class T>
+template <class Item>
 void write_out(const Pass& pass, const Call& call, int n, int h, const Attended& attended) {
     float* to = call.out + (static_cast<int64_t>(n) * pass.num_heads + h) * pass.head_dim;
-    const float scale = 1.0f / attended.sum;
-    for (int d = 0; d < pass.head_dim; ++d) to[d] = attended.mixed[Layout<T>::place(d)] * scale;
+    Item::put(attended.mixed, 1.0f / attended.sum, pass.head_dim, to);
 }
 
 // What spans left behind of every query, to be merged. Place 0 has all spans before, or the
@@ -81,20 +79,20 @@ class Partials {
 };
 
 // Each span of an item by itself: no longer a text than others keeps a thread busy alone.
-template <class T>
-void attend_by_spans(const Pass& pass, const Call& call, const Arena<T>& arena,
-                     const Groups& groups, Partials& partials, int most_spans) {
+template <class Item>
+void attend_by_spans(const Pass& pass, const Call& call, const typename Item::Keys& arena,
+                     const Groups& groups, Partials& partials, Spans all) {
     Team& team = pass.team->here();
-    const int padded_dim = padded<T>(pass.head_dim);
-    for (int done = 0, count; done < most_spans; done += count) {
-        count = std::min(partials.at_once(), most_spans - done);
+    const int padded_dim = Item::padded(pass.head_dim);
+    for (int done = all.first, count; done < all.end; done += count) {
+        count = std::min(partials.at_once(), all.end - done);
         // What was merged before lies at place 0.
-        const int shift = done == 0 ? 0 : done - 1;
+        const int shift = done == all.first ? done : done - 1;
         team.run(groups.num_items * count, 1, [&](int first, int last, int thread) {
             for (int i = first; i < last; ++i) {
                 const int span = done + i % count, item = i / count;
-                Item<T> one(pass, call, arena, groups.at[item / pass.num_kv_heads],
-                            item % pass.num_kv_heads, team.own(thread));
+                Item one(pass, call, arena, groups.at[item / pass.num_kv_heads],
+                         item % pass.num_kv_heads, team.own(thread));
                 one.attend(span, span + 1);
                 one.each_query([&](int n, int h, const Attended& attended) {
                     partials.keep(span - shift, n, h, attended);
@@ -106,42 +104,50 @@ void attend_by_spans(const Pass& pass, const Call& call, const Arena<T>& arena,
         team.run(num_rows, grain, [&](int first, int last, int) {
             for (int i = first; i < last; ++i) {
                 const int n = i / pass.num_heads, h = i % pass.num_heads;
-                const int end = std::min(done + count, num_spans(num_seen(pass, call.look, n)));
-                Attended all = partials.at(0, n, h);
-                for (int span = std::max(done, 1); span < end; ++span)
-                    merge(&all, partials.at(span - shift, n, h), padded_dim);
-                partials.keep(0, n, h, all);
-                if (done + count >= most_spans) write_out<T>(pass, call, n, h, all);
+                const Spans own = Item::spans(pass, call.look, n);
+                Attended merged = partials.at(0, n, h);
+                for (int span = std::max(done, own.first); span < std::min(done + count, own.end);
+                     ++span) {
+                    const Attended next = partials.at(span - shift, n, h);
+                    if (span == own.first) merged = next;
+                    else merge(&merged, next, padded_dim);
+                }
+                partials.keep(0, n, h, merged);
+                if (done + count >= all.end) write_out<Item>(pass, call, n, h, merged);
             }
         });
     }
 }
 
-template <class T>
-void attention(const Pass& pass, const Call& call, const Arena<T>& arena) {
+template <class Item>
+Spans spans_of(const Pass& pass, const Look& look, Tokens tokens) {
+    Spans all = Item::spans(pass, look, tokens.first);
+    for (int n = tokens.first + 1; n < tokens.last; ++n)
+        all = all.with(Item::spans(pass, look, n));
+    return all;
+}
+
+template <class Item>
+void attention(const Pass& pass, const Call& call, const typename Item::Keys& arena) {
     Team& team = pass.team->here();
     std::lock_guard<std::mutex> lock(team.entry());
-    int64_t num_keys = 0, max_keys = 1;
-    for (int n = 0; n < pass.num_tokens; ++n) {
-        const int seen = num_seen(pass, call.look, n);
-        num_keys += seen;
-        max_keys = std::max<int64_t>(max_keys, seen);
-    }
+    int64_t num_keys = 0;
+    for (int n = 0; n < pass.num_tokens; ++n) num_keys += num_seen(pass, call.look, n);
+    const Spans spans = spans_of<Item>(pass, call.look, {0, pass.num_tokens});
     const bool split = 2 * num_keys * pass.num_heads * pass.head_dim >= MIN_SPLIT_WORK;
     const int num_threads = split ? team.num_threads() : 1;
     const int group = pass.num_heads / pass.num_kv_heads;
     const int64_t fair = (pass.num_tokens * pass.num_kv_heads + num_threads - 1) / num_threads;
-    int most = static_cast<int>(std::clamp<int64_t>(MAX_QUERIES / group, 1, fair));
-    Partials partials(pass, padded<T>(pass.head_dim), num_spans(max_keys));
+    int most = static_cast<int>(std::clamp<int64_t>(Item::MAX_QUERIES / group, 1, fair));
+    Partials partials(pass, Item::padded(pass.head_dim), spans.count());
     const size_t room = sizeof(Tokens) * (pass.num_tokens + pass.num_tokens % 2);
-    const bool may_part = num_threads > 1 && num_spans(max_keys) > 1;
+    const bool may_part = num_threads > 1 && spans.count() > 1;
     void* shared = team.shared().take(room + (may_part ? partials.bytes() : 0));
     auto* groups = static_cast<Tokens*>(shared);
     int items = group_tokens(pass, most, groups) * pass.num_kv_heads;
     if (may_part && items < FEW_ITEMS * num_threads) {
         partials.lie_at(static_cast<char*>(shared) + room);
-        const int most_spans = num_spans(max_keys);
-        return attend_by_spans<T>(pass, call, arena, {groups, items}, partials, most_spans);
+        return attend_by_spans<Item>(pass, call, arena, {groups, items}, partials, spans);
     }
     // A few items that threads cannot share evenly are halved.
     for (; most > 1 && items % num_threads != 0 && items < FEW_ITEMS * num_threads;
@@ -150,13 +156,11 @@ void attention(const Pass& pass, const Call& call, const Arena<T>& arena) {
     team.run(items, split ? 1 : items, [&](int first, int last, int thread) {
         for (int i = first; i < last; ++i) {
             const Tokens tokens = groups[i / pass.num_kv_heads];
-            Item<T> item(pass, call, arena, tokens, i % pass.num_kv_heads, team.own(thread));
-            int most_keys = 0;
-            for (int n = tokens.first; n < tokens.last; ++n)
-                most_keys = std::max(most_keys, num_seen(pass, call.look, n));
-            item.attend(0, num_spans(most_keys));
+            Item item(pass, call, arena, tokens, i % pass.num_kv_heads, team.own(thread));
+            const Spans own = spans_of<Item>(pass, call.look, tokens);
+            item.attend(own.first, own.end);
             item.each_query([&](int n, int h, const Attended& attended) {
-                write_out<T>(pass, call, n, h, attended);
+                write_out<Item>(pass, call, n, h, attended);
             });
         }
     });
@@ -172,21 +176,31 @@ extern "C" {
 
 void outrider_attention_float32(const Pass* pass, const float* qkv, float* keys, float* values,
                                 const Look* look, float* out) {
-    attention<float>(*pass, {qkv, out, *look}, {*pass, keys, values});
+    attention<Item<float>>(*pass, {qkv, out, *look}, {*pass, keys, values});
 }
 
 void outrider_attention_bfloat16(const Pass* pass, const float* qkv, BFloat16* keys,
                                  BFloat16* values, const Look* look, float* out) {
-    attention<BFloat16>(*pass, {qkv, out, *look}, {*pass, keys, values});
+    attention<Item<BFloat16>>(*pass, {qkv, out, *look}, {*pass, keys, values});
 }
 
 void outrider_attention_float16(const Pass* pass, const float* qkv, Float16* keys, Float16* values,
                                 const Look* look, float* out) {
-    attention<Float16>(*pass, {qkv, out, *look}, {*pass, keys, values});
+    attention<Item<Float16>>(*pass, {qkv, out, *look}, {*pass, keys, values});
 }
 
 void outrider_attention_int8(const Pass* pass, const float* qkv, Int8* keys, Int8* values,
                              const Look* look, float* out) {
-    attention<Int8>(*pass, {qkv, out, *look}, {*pass, keys, values});
+    attention<Item<Int8>>(*pass, {qkv, out, *look}, {*pass, keys, values});
 }
+
+#if defined(OUTRIDER_HAS_TILES)
+// On vectors for heads of other sizes.
+void outrider_attention_bfloat16_tiles(const Pass* pass, const float* qkv, BFloat16* keys,
+                                       BFloat16* values, const Look* look, float* out) {
+    if (!TileItem::takes(*pass))
+        return outrider_attention_bfloat16(pass, qkv, keys, values, look, out);
+    attention<TileItem>(*pass, {qkv, out, *look}, {*pass, keys, values});
+}
+#endif
 }

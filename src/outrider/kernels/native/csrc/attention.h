@@ -79,10 +79,15 @@ struct Tokens {
     int first, last;
 };
 
-template <class T>
-int padded(int dim) {
-    return (dim + Layout<T>::STEP - 1) / Layout<T>::STEP * Layout<T>::STEP;
-}
+// Of a token's keys, or of all tokens'.
+struct Spans {
+    int first, end;
+
+    int count() const { return end - first; }
+    Spans with(Spans other) const {
+        return {std::min(first, other.first), std::max(end, other.end)};
+    }
+};
 
 inline int num_seen(const Pass& pass, const Look& look, int n) {
     return pass.num_keys(n) - look.first_key(pass.num_keys(n));
@@ -93,10 +98,24 @@ inline int num_spans(int64_t num_keys) { return static_cast<int>((num_keys + SPA
 template <class T>
 class Item {
   public:
+    using Keys = Arena<T>;
+    // Enough sharing, few enough to stay in the caches.
+    static constexpr int MAX_QUERIES = 64;
+
+    static int padded(int dim) {
+        return (dim + Layout<T>::STEP - 1) / Layout<T>::STEP * Layout<T>::STEP;
+    }
+    static void put(const float* sums, float scale, int dim, float* to) {
+        for (int d = 0; d < dim; ++d) to[d] = sums[Layout<T>::place(d)] * scale;
+    }
+    static Spans spans(const Pass& pass, const Look& look, int n) {
+        return {0, num_spans(num_seen(pass, look, n))};
+    }
+
     Item(const Pass& pass, const Call& call, const Arena<T>& arena, Tokens tokens, int head,
          Scratch& scratch)
         : pass_(pass), call_(call), tokens_(tokens), head_(head), dim_(pass.head_dim),
-          padded_dim_(padded<T>(dim_)), group_(pass.num_heads / pass.num_kv_heads),
+          padded_dim_(padded(dim_)), group_(pass.num_heads / pass.num_kv_heads),
           block_rows_(std::clamp(BLOCK_FLOATS / padded_dim_ / LANES * LANES, LANES, BLOCK_ROWS)),
           keys_{arena.key(head, 0), pass.slot_stride, dim_, padded_dim_},
           values_{arena.value(head, 0), pass.slot_stride, dim_, padded_dim_} {

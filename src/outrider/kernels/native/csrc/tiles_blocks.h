@@ -92,13 +92,33 @@ inline void prefetch(const uint8_t* weights) {
         __builtin_prefetch(weights + TILE_PREFETCH + at, 0, 2);
 }
 
-// Sums of one or two row tiles by a block, in tiles 0 and 1, and 2 and 3.
-template <class Format, bool BOTH>
-void multiply(const uint8_t* rows, const uint8_t* more_rows, const TileInputs& in,
-              const uint8_t* weights, bool is_fresh) {
-    using Shapes = TileShapes;
+struct BFloat16Tiles {
+    template <int C, int A, int B>
+    static void dot() {
+        tiles::dot_bfloat16<C, A, B>();
+    }
+};
+
+inline void round_row(const float* x, int num_in, int num_padded, BFloat16* to) {
+    for (int i = 0; i < num_padded; i += LANES) {
+        const Vec some = i < num_in ? load_some(x + i, num_in - i) : Vec{};
+        const BitVec bits = cast<BitVec>(round_to_bfloat16(some)) >> 16;
+        const HalfVec halves = __builtin_convertvector(bits, HalfVec);
+        std::memcpy(to + i, &halves, sizeof(halves));
+    }
+}
+
+template <bool BOTH>
+void zero_sums() {
     tiles::zero<0>(), tiles::zero<1>();
     if (BOTH) tiles::zero<2>(), tiles::zero<3>();
+}
+
+// Adds steps of one or two row tiles by a block to tiles 0 and 1, and 2 and 3.
+template <class Format, bool BOTH>
+void add_steps(const uint8_t* rows, const uint8_t* more_rows, const TileInputs& in,
+               const uint8_t* weights, bool is_fresh) {
+    using Shapes = TileShapes;
     for (int step = 0; step < in.num_steps; ++step, weights += STEP_BYTES) {
         if (is_fresh) prefetch<STEP_BYTES>(weights);
         tiles::load<Shapes::ROWS_0>(rows + step * TILE_BYTES, in.stride);
@@ -111,6 +131,13 @@ void multiply(const uint8_t* rows, const uint8_t* more_rows, const TileInputs& i
         Format::template dot<2, Shapes::ROWS_1, Shapes::COLUMNS_0>();
         Format::template dot<3, Shapes::ROWS_1, Shapes::COLUMNS_1>();
     }
+}
+
+template <class Format, bool BOTH>
+void multiply(const uint8_t* rows, const uint8_t* more_rows, const TileInputs& in,
+              const uint8_t* weights, bool is_fresh) {
+    zero_sums<BOTH>();
+    add_steps<Format, BOTH>(rows, more_rows, in, weights, is_fresh);
 }
 
 // 32 sums of 32 bits for each row of two row tiles.

@@ -18,6 +18,7 @@ enum Verdict { SOUND = 0, FORBIDDEN = 3, WRONG = 4 };
 #if defined(OUTRIDER_HAS_TILES)
 
 #include "integers.h"
+#include "pass.h"
 #include "tiles_blocks.h"
 
 using namespace outrider;
@@ -29,6 +30,8 @@ void outrider_linear_bfloat16_tiles(const TileWeights*, const float* x, float* o
                                     int accumulate);
 void outrider_linear_int8_tiles(const ByteMatrix*, const float* x, float* out, int num_rows,
                                 int accumulate);
+void outrider_attention_bfloat16_tiles(const Pass*, const float* qkv, BFloat16* keys,
+                                       BFloat16* values, const Look*, float* out);
 }
 
 namespace {
@@ -119,12 +122,58 @@ bool int8_is_sound(Team& team) {
     return gives_exact_sums(team, outrider_linear_int8_tiles, matrix, packed.data(), inputs(127));
 }
 
+// The newest tokens of a text, whose scores are whole numbers times a scale at which all weights but
+// those of the best keys are zero.
+bool attention_is_sound(Team& team) {
+    constexpr int NUM_KEYS = 50, MOST_TOKENS = 12, PAGE = 16, DIM = 64, HEADS = 3;
+    constexpr int NUM_PAGES = (NUM_KEYS + PAGE - 1) / PAGE, NUM_SLOTS = NUM_PAGES * PAGE;
+    const Look look{128.0f, 0.0f, 0, 0, nullptr};
+    int32_t pages[NUM_PAGES], seq[MOST_TOKENS] = {}, visible[MOST_TOKENS];
+    for (int page = 0; page < NUM_PAGES; ++page) pages[page] = NUM_PAGES - 1 - page;
+    const auto slot = [&](int t) { return pages[t / PAGE] * PAGE + t % PAGE; };
+    std::vector<BFloat16> keys(NUM_SLOTS * DIM), values(NUM_SLOTS * DIM);
+    for (int t = 0; t < NUM_KEYS; ++t)
+        for (int d = 0; d < DIM; ++d) {
+            keys[slot(t) * DIM + d] = to_bfloat16(static_cast<float>(whole(t * t, d, -8, 7)));
+            values[slot(t) * DIM + d] = to_bfloat16(static_cast<float>(whole(t, d * d, -9, 9)));
+        }
+    const auto number = [](BFloat16 value) { return cast<float>(uint32_t{value.bits} << 16); };
+    for (const int num : {1, MOST_TOKENS}) {
+        for (int n = 0; n < num; ++n) visible[n] = NUM_KEYS - num + n + 1;
+        const Pass pass{&team, NUM_SLOTS * DIM, DIM, (HEADS + 2) * DIM, HEADS, 1, DIM, PAGE, num,
+                        NUM_PAGES, 0, nullptr, nullptr, seq, visible, pages, nullptr, nullptr};
+        std::vector<float> qkv(num * pass.row_size), out(num * HEADS * DIM);
+        for (size_t i = 0; i < qkv.size(); ++i)
+            qkv[i] = static_cast<float>(whole(static_cast<int>(i), num, -5, 5));
+        outrider_attention_bfloat16_tiles(&pass, qkv.data(), keys.data(), values.data(), &look,
+                                          out.data());
+        for (int row = 0; row < num * HEADS; ++row) {
+            const float* q = &qkv[row / HEADS * pass.row_size + row % HEADS * DIM];
+            std::vector<float> sums(DIM);
+            float best = 0, count = 0;
+            for (int t = 0; t < visible[row / HEADS]; ++t) {
+                float score = 0;
+                for (int d = 0; d < DIM; ++d) score += q[d] * number(keys[slot(t) * DIM + d]);
+                if (count > 0 && score < best) continue;
+                if (count == 0 || score > best) sums.assign(DIM, 0.0f), count = 0;
+                best = score, count += 1;
+                for (int d = 0; d < DIM; ++d) sums[d] += number(values[slot(t) * DIM + d]);
+            }
+            const float scale = 1.0f / count;
+            for (int d = 0; d < DIM; ++d)
+                if (out[row * DIM + d] != sums[d] * scale) return false;
+        }
+    }
+    return true;
+}
+
 }  // namespace
 
 extern "C" int outrider_tiles_check() {
     if (!outrider_tiles_permit()) return FORBIDDEN;
     auto* team = new Team(2, nullptr);  // never freed: its thread may still run while the process ends
-    const bool is_sound = bfloat16_is_sound(*team) && int8_is_sound(*team);
+    const bool is_sound = bfloat16_is_sound(*team) && int8_is_sound(*team) &&
+                          attention_is_sound(*team);
     return is_sound ? SOUND : WRONG;
 }
 

@@ -13,23 +13,7 @@ constexpr int STEP_INPUTS = TILE_BYTES / sizeof(BFloat16);
 // Below this many inputs a second thread costs more than it saves.
 constexpr int MIN_SPLIT_INPUTS = 1 << 15;
 
-struct BFloat16Tiles {
-    template <int C, int A, int B>
-    static void dot() {
-        tiles::dot_bfloat16<C, A, B>();
-    }
-};
-
 int num_steps(int num_in) { return (num_in + STEP_INPUTS - 1) / STEP_INPUTS; }
-
-void round_row(const float* x, int num_in, int num_padded, BFloat16* to) {
-    for (int i = 0; i < num_padded; i += LANES) {
-        const Vec some = i < num_in ? load_some(x + i, num_in - i) : Vec{};
-        const BitVec bits = cast<BitVec>(round_to_bfloat16(some)) >> 16;
-        const HalfVec halves = __builtin_convertvector(bits, HalfVec);
-        std::memcpy(to + i, &halves, sizeof(halves));
-    }
-}
 
 // Rows lie an odd number of cache lines apart: at a power of two they would drive each other out of
 // the first-level cache.

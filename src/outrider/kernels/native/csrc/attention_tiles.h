@@ -1,0 +1,601 @@
+// An item of attention on tiles, over keys and values of bfloat16.
+//
+// Spans and blocks of keys lie at absolute positions: block b has the positions from 32 b. Queries and
+// weights are rounded to bfloat16; what a token does not see has the weight zero, which adds nothing to
+// a sum, so a block serves all queries of an item. Its keys and values are packed for tiles once.
+//
+// From the block on in which a draft's own slots begin, blocks belong to one token: its rows alone
+// have weights there.
+#pragma once
+
+#include "attention.h"
+#include "attention_pack.h"
+
+#if defined(OUTRIDER_HAS_TILES)
+
+namespace outrider {
+
+constexpr int SPAN_BLOCKS = SPAN / BLOCK_KEYS;
+constexpr int MAX_TILE_DIM = 256;
+// A step of one column tile.
+constexpr int HALF_STEP = TILE_ROWS * TILE_BYTES;
+// Rows lie an odd number of cache lines apart, as in tiles_linear.cpp.
+constexpr int SCORE_STRIDE = sizeof(float) * SPAN + CACHE_LINE;
+constexpr int WEIGHT_STRIDE = sizeof(BFloat16) * SPAN + CACHE_LINE;
+
+inline int blocks_before(int position) { return (position + BLOCK_KEYS - 1) / BLOCK_KEYS; }
+
+// Turns scores at [first, end) of a span into weights, in whole blocks.
+__attribute__((noinline)) inline void soften_rounded(float* scores, int first, int end,
+                                                     const Look& look, const float* sink,
+                                                     BFloat16* weights, Attended* to) {
+    const int begin = first / BLOCK_KEYS * BLOCK_KEYS, stop = blocks_before(end) * BLOCK_KEYS;
+    float scale = look.scale;
+    if (look.cap > 0.0f) {
+        for (int t = begin; t < stop; t += LANES)
+            store(scores + t, capped(load(scores + t) * scale, look.cap));
+        scale = 1.0f;
+    }
+    for (int t = begin; t < first; ++t) scores[t] = -std::numeric_limits<float>::infinity();
+    for (int t = end; t < stop; ++t) scores[t] = -std::numeric_limits<float>::infinity();
+    Vec most = load(scores + begin), others = load(scores + begin + LANES);
+    for (int t = begin + 2 * LANES; t < stop; t += 2 * LANES) {
+        most = larger(load(scores + t), most);
+        others = larger(load(scores + t + LANES), others);
+    }
+    float max = largest_lane(larger(most, others)) * scale;
+    if (sink != nullptr) max = *sink > max ? *sink : max;
+    const Vec factor = splat(scale), offset = splat(-max);
+    Vec sums[2] = {};
+    for (int t = begin; t < stop; t += 2 * LANES) {
+        const Vec low = weight_of(fused(load(scores + t), factor, offset));
+        const Vec high = weight_of(fused(load(scores + t + LANES), factor, offset));
+        sums[0] += low, sums[1] += high;
+        store_rounded(weights + t, low, high);
+    }
+    const float total = sum_of_lanes(sums[0] + sums[1]);
+    to->max = max;
+    to->sum = sink == nullptr ? total : total + exp(splat(*sink - max))[0];
+}
+
+class TileItem {
+  public:
+    using Keys = Arena<BFloat16>;
+    static constexpr int MAX_QUERIES = 256;
+
+    static bool takes(const Pass& pass) {
+        return pass.head_dim % TILE_BLOCK == 0 && pass.head_dim <= MAX_TILE_DIM;
+    }
+    static int padded(int dim) { return dim; }
+    // Sums times `scale`, of which pack_values changed the order.
+    static void put(const float* sums, float scale, int dim, float* to) {
+        for (int d = 0; d < dim; d += TILE_BLOCK)
+            for (int at = 0; at < TILE_COLUMNS; at += 4)
+                for (int i = 0; i < 4; ++i) {
+                    to[d + 2 * at + i] = sums[d + at + i] * scale;
+                    to[d + 2 * at + 4 + i] = sums[d + TILE_COLUMNS + at + i] * scale;
+                }
+    }
+    static Spans spans(const Pass& pass, const Look& look, int n) {
+        const int num_keys = pass.num_keys(n);
+        return {look.first_key(num_keys) / SPAN, num_spans(num_keys)};
+    }
+
+    TileItem(const Pass& pass, const Call& call, const Arena<BFloat16>& arena, Tokens tokens,
+             int head, Scratch& scratch)
+        : pass_(pass), call_(call), tokens_(tokens), head_(head), dim_(pass.head_dim),
+          steps_(dim_ / TILE_BLOCK), group_(pass.num_heads / pass.num_kv_heads),
+          rows_((tokens.last - tokens.first) * group_), are_few_(rows_ <= TILE_ROWS),
+          num_tiles_(RowTiles(rows_).count),
+          height_(are_few_ ? TILE_ROWS : RowTiles(rows_).height),
+          result_stride_(sizeof(float) * dim_ + CACHE_LINE),
+          keys_{arena.key(head, 0), pass.slot_stride, dim_, dim_},
+          values_{arena.value(head, 0), pass.slot_stride, dim_, dim_} {
+        divide(scratch);
+        read_queries();
+    }
+
+    void attend(int first_span, int end_span) {
+        const Tiles in_use({height_, TILE_BYTES});
+        for (int q = 0; q < rows_; ++q) {
+            attended_[q] = {mixed_ + q * dim_, -std::numeric_limits<float>::infinity(), 0.0f};
+            std::fill_n(attended_[q].mixed, dim_, 0.0f);
+        }
+        first_span_ = first_span;
+        for (int span = first_span; span < end_span; ++span) {
+            begin(span);
+            for (int first = 0; first < rows_; first += 2 * height_) attend_rows(first);
+        }
+    }
+
+    // Calls use(token, head, attended) for each query.
+    template <class Use>
+    void each_query(const Use& use) const {
+        for (int q = 0; q < rows_; ++q)
+            use(tokens_.first + q / group_, head_ * group_ + q % group_, attended_[q]);
+    }
+
+  private:
+    // What a token sees of the span: positions, and the block from which all are its own.
+    struct Seen {
+        int first, end, own;
+
+        int first_block() const { return first / BLOCK_KEYS; }
+        int end_block() const { return blocks_before(end); }
+        int end_shared() const { return std::min(own, end_block()); }
+        bool has(int block) const { return first_block() <= block && block < end_block(); }
+    };
+
+    // Two tiles of rows, or one, and the blocks that they see.
+    struct Pair {
+        int first, count;
+        bool both;
+        Tokens tokens;
+        int first_block, end_block, end_shared, first_own;
+    };
+
+    const Seen& seen(int n) const { return seen_[n - tokens_.first]; }
+    int token(int row) const { return tokens_.first + row / group_; }
+
+    void divide(Scratch& scratch) {
+        // A token's own blocks take whole tiles from its first row on.
+        all_rows_ = num_tiles_ * height_ + (pass_.extra_offsets == nullptr ? 0 : TILE_ROWS);
+        const size_t packed = size_t(SPAN_BLOCKS) * steps_ * STEP_BYTES;
+        query_stride_ = (steps_ | 1) * TILE_BYTES;
+        size_t size = 0;
+        const auto place = [&](size_t bytes) {
+            const size_t at = size;
+            size += (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+            return at;
+        };
+        const size_t keys = place(packed), values = place(packed);
+        const size_t own = place(2 * (steps_ | 1) * STEP_BYTES);
+        const size_t queries = place(all_rows_ * query_stride_);
+        const size_t scores = place(2 * TILE_ROWS * SCORE_STRIDE);
+        const size_t weights = place(2 * TILE_ROWS * WEIGHT_STRIDE);
+        const size_t some = place(2 * TILE_ROWS * TILE_BYTES), sums = place(sizeof(BlockSums));
+        const size_t results = place(2 * TILE_ROWS * result_stride_);
+        const size_t mixed = place(sizeof(float) * rows_ * dim_);
+        const size_t attended = place(sizeof(Attended) * rows_);
+        const size_t seen = place(sizeof(Seen) * (tokens_.last - tokens_.first));
+        const size_t columns = place(are_few_ ? steps_ * HALF_STEP : 0);
+        const size_t slots = place(sizeof(int32_t) * SPAN);
+        auto* space = static_cast<uint8_t*>(scratch.take(size));
+        packed_keys_ = space + keys, packed_values_ = space + values, own_ = space + own;
+        queries_ = space + queries, scores_ = space + scores, weights_ = space + weights;
+        some_ = space + some, columns_ = space + columns, results_ = space + results;
+        sums_ = reinterpret_cast<BlockSums*>(space + sums);
+        mixed_ = reinterpret_cast<float*>(space + mixed);
+        attended_ = reinterpret_cast<Attended*>(space + attended);
+        seen_ = reinterpret_cast<Seen*>(space + seen);
+        slots_ = reinterpret_cast<int32_t*>(space + slots);
+    }
+
+    void read_queries() {
+        std::memset(queries_ + rows_ * query_stride_, 0, (all_rows_ - rows_) * query_stride_);
+        for (int q = 0; q < rows_; ++q) {
+            const int64_t n = token(q), h = head_ * group_ + q % group_;
+            round_row(call_.qkv + n * pass_.row_size + h * dim_, dim_, dim_,
+                      reinterpret_cast<BFloat16*>(queries_ + q * query_stride_));
+        }
+        if (!are_few_) return;
+        const uint8_t* rows[TILE_ROWS];
+        for (int q = 0; q < TILE_ROWS; ++q) rows[q] = query(q);
+        for (int step = 0; step < steps_; ++step)
+            transpose(rows, step * TILE_BYTES, columns_ + step * HALF_STEP, TILE_BYTES);
+    }
+
+    void begin(int span) {
+        span_ = span, base_ = span * SPAN;
+        keys_ready_ = values_ready_ = infinite_ = 0;
+        std::fill_n(read_, SPAN_BLOCKS, 0u);
+        int first_shared = SPAN, end_shared = 0;
+        for (int n = tokens_.first; n < tokens_.last; ++n) {
+            Seen& at = seen_[n - tokens_.first];
+            const int num_keys = pass_.num_keys(n);
+            at.first = std::clamp(call_.look.first_key(num_keys) - base_, 0, SPAN);
+            at.end = std::clamp(num_keys - base_, 0, SPAN);
+            if (at.first >= at.end) at.first = at.end = 0;
+            at.own = pass_.num_extra(n) == 0
+                ? SPAN_BLOCKS
+                : std::clamp(pass_.visible[n] - base_, 0, SPAN) / BLOCK_KEYS;
+            for (int b = at.first_block(); b < at.end_shared(); ++b) {
+                read_[b] |= bits(at, b);
+                first_shared = std::min(first_shared, std::max(at.first, b * BLOCK_KEYS));
+                end_shared = std::max(end_shared, std::min(at.end, (b + 1) * BLOCK_KEYS));
+            }
+        }
+        end_listed_ = end_shared;
+        const int begin = first_shared / BLOCK_KEYS * BLOCK_KEYS;
+        std::fill_n(slots_ + begin, std::max(blocks_before(end_shared) * BLOCK_KEYS - begin, 0), 0);
+        for (int t = first_shared; t < end_shared; ++t) slots_[t] = paged(base_ + t);
+    }
+
+    // The positions of a block that a token sees, a bit for each.
+    static uint32_t bits(const Seen& at, int block) {
+        const int first = std::max(at.first - block * BLOCK_KEYS, 0);
+        const int end = std::min(at.end - block * BLOCK_KEYS, BLOCK_KEYS);
+        const uint32_t below = end == BLOCK_KEYS ? ~0u : (1u << end) - 1;
+        return below & ~0u << first;
+    }
+
+    // All tokens are of one sequence.
+    int32_t paged(int position) const {
+        const int32_t* pages =
+            pass_.pages + static_cast<int64_t>(pass_.seq[tokens_.first]) * pass_.num_page_columns;
+        const int size = pass_.page_size;
+        return pages[position / size] * size + position % size;
+    }
+
+    BlockRows shared_rows(const Stored<BFloat16>& stored, int block) const {
+        const int32_t* slots = slots_ + block * BLOCK_KEYS;
+        BlockRows rows;
+        for (int i = 0; i < BLOCK_KEYS; ++i) rows.at[i] = stored.row(slots[i]);
+        if (read_[block] != ~0u)
+            for (int i = 0; i < BLOCK_KEYS; ++i)
+                if (!(read_[block] >> i & 1)) rows.at[i] = ZEROS;
+        return rows;
+    }
+
+    // The rows that memory is asked for while those of a block are read.
+    BlockRows next_rows(const Stored<BFloat16>& stored, int block) const {
+        const int next = block + AHEAD_ROWS / BLOCK_KEYS;
+        if (next < blocks_before(end_listed_)) return shared_rows(stored, next);
+        BlockRows none;
+        std::fill_n(none.at, BLOCK_KEYS, ZEROS);
+        return none;
+    }
+
+    BlockRows own_rows(const Stored<BFloat16>& stored, int n, int block) const {
+        const uint32_t named = bits(seen(n), block);
+        BlockRows rows;
+        for (int i = 0; i < BLOCK_KEYS; ++i) {
+            rows.at[i] = ZEROS;
+            if (!(named >> i & 1)) continue;
+            const int position = base_ + block * BLOCK_KEYS + i, behind = position - pass_.visible[n];
+            rows.at[i] = stored.row(behind < 0
+                                        ? paged(position)
+                                        : pass_.extra_slots[pass_.extra_offsets[n] + behind]);
+        }
+        return rows;
+    }
+
+    const uint8_t* shared_keys(int block) {
+        uint8_t* to = packed_keys_ + block * steps_ * STEP_BYTES;
+        if (keys_ready_ >> block & 1) return to;
+        keys_ready_ |= 1u << block;
+        const BlockRows next = next_rows(keys_, block);
+        for (int d = 0; d < dim_; d += TILE_BLOCK) ask_rows(next.at, BLOCK_KEYS, d);
+        pack_keys(shared_rows(keys_, block), dim_, to);
+        return to;
+    }
+
+    uint8_t* shared_values(int block, int step) {
+        return packed_values_ + (step * SPAN_BLOCKS + block) * STEP_BYTES;
+    }
+
+    void ready_values(int block) {
+        if (values_ready_ >> block & 1) return;
+        const BlockRows rows = shared_rows(values_, block), next = next_rows(values_, block);
+        bool finite = true;
+        for (int step = 0; step < steps_; ++step)
+            finite &= pack_values(rows, next, step * TILE_BLOCK, shared_values(block, step));
+        values_ready_ |= 1u << block;
+        // Zero times such a value is no zero: each token gets a block of what it sees.
+        if (!finite) infinite_ |= 1u << block;
+    }
+
+    Pair pair_at(int first) const {
+        const int count = std::min(2 * height_, rows_ - first);
+        Pair to{first, count, count > height_, {token(first), token(first + count - 1) + 1},
+                SPAN_BLOCKS, 0, 0, SPAN_BLOCKS};
+        for (int n = to.tokens.first; n < to.tokens.last; ++n) {
+            const Seen& at = seen(n);
+            if (at.end == 0) continue;
+            to.first_block = std::min(to.first_block, at.first_block());
+            to.end_block = std::max(to.end_block, at.end_block());
+            to.end_shared = std::max(to.end_shared, at.end_shared());
+            if (at.own < at.end_block()) to.first_own = std::min(to.first_own, at.own);
+        }
+        return to;
+    }
+
+    void attend_rows(int first) {
+        const Pair pair = pair_at(first);
+        if (pair.first_block >= pair.end_block) return;
+        if (are_few_) score_few(pair);
+        else if (pair.both) score<true>(pair);
+        else score<false>(pair);
+        for (int n = pair.tokens.first; n < pair.tokens.last; ++n) score_own(pair, n);
+        Attended found[2 * TILE_ROWS];
+        for (int row = 0; row < (1 + pair.both) * height_; ++row) soften_row(pair, row, &found[row]);
+        mix_rows(pair);
+        for (int row = 0; row < pair.count; ++row) {
+            const int n = token(first + row);
+            if (seen(n).end == 0) continue;
+            found[row].mixed = reinterpret_cast<float*>(results_ + row * result_stride_);
+            Attended& all = attended_[first + row];
+            if (span_ != std::max(first_span_, spans(pass_, call_.look, n).first)) {
+                merge(&all, found[row], dim_);
+                continue;
+            }
+            all.max = found[row].max, all.sum = found[row].sum;
+            // A sum may be -0, which blocks of other tokens turn into 0.
+            for (int d = 0; d < dim_; d += LANES)
+                store(all.mixed + d, load(found[row].mixed + d) + Vec{});
+        }
+    }
+
+    TileInputs queries() const { return {queries_, query_stride_, rows_, steps_}; }
+    const uint8_t* query(int row) const { return queries_ + row * query_stride_; }
+    float* score_at(int row, int block) const {
+        return reinterpret_cast<float*>(scores_ + row * SCORE_STRIDE) + block * BLOCK_KEYS;
+    }
+
+    template <bool BOTH>
+    void score(const Pair& pair) {
+        const uint8_t *rows = query(pair.first), *more = query(pair.first + height_);
+        for (int b = pair.first_block; b < pair.end_shared; ++b) {
+            multiply<BFloat16Tiles, BOTH>(rows, more, queries(), shared_keys(b), false);
+            take<BOTH>(reinterpret_cast<uint8_t*>(score_at(0, b)), height_ * SCORE_STRIDE,
+                       SCORE_STRIDE);
+        }
+    }
+
+    // Keys as rows and queries as columns: the same products in the same order, and no key is packed.
+    void score_few(const Pair& pair) {
+        int b = pair.first_block;
+        for (; b + 1 < pair.end_shared; b += 2) score_blocks<true>(b);
+        if (b < pair.end_shared) score_blocks<false>(b);
+    }
+
+    struct Rows {
+        const uint8_t* at;
+        int64_t stride;
+
+        template <int TILE>
+        void load(int step) const {
+            tiles::load<TILE>(at + step * TILE_BYTES, stride);
+        }
+    };
+
+    template <bool TWO>
+    void score_blocks(int block) {
+        using Shapes = TileShapes;
+        const BlockRows rows = shared_rows(keys_, block), next = next_rows(keys_, block);
+        const BlockRows others = TWO ? shared_rows(keys_, block + 1) : rows;
+        const BlockRows behind = TWO ? next_rows(keys_, block + 1) : next;
+        const Rows keys[4] = {side_by_side(rows, 0), side_by_side(rows, 1),
+                              side_by_side(others, 2), side_by_side(others, 3)};
+        zero_sums<TWO>();
+        for (int step = 0; step < steps_; ++step) {
+            const int first = step * TILE_BLOCK;
+            tiles::load<Shapes::COLUMNS_0>(columns_ + step * HALF_STEP, TILE_BYTES);
+            ask_rows(next.at, TILE_ROWS, first);
+            keys[0].load<Shapes::ROWS_0>(step);
+            tiles::dot_bfloat16<0, Shapes::ROWS_0, Shapes::COLUMNS_0>();
+            ask_rows(next.at + TILE_ROWS, TILE_ROWS, first);
+            keys[1].load<Shapes::ROWS_1>(step);
+            tiles::dot_bfloat16<1, Shapes::ROWS_1, Shapes::COLUMNS_0>();
+            if (!TWO) continue;
+            ask_rows(behind.at, TILE_ROWS, first);
+            keys[2].load<Shapes::ROWS_0>(step);
+            tiles::dot_bfloat16<2, Shapes::ROWS_0, Shapes::COLUMNS_0>();
+            ask_rows(behind.at + TILE_ROWS, TILE_ROWS, first);
+            keys[3].load<Shapes::ROWS_1>(step);
+            tiles::dot_bfloat16<3, Shapes::ROWS_1, Shapes::COLUMNS_0>();
+        }
+        uint8_t* sums = sums_->of[0][0];
+        tiles::store<0>(sums, TILE_BYTES);
+        tiles::store<1>(sums + HALF_STEP, TILE_BYTES);
+        if (TWO) tiles::store<2>(sums + 2 * HALF_STEP, TILE_BYTES);
+        if (TWO) tiles::store<3>(sums + 3 * HALF_STEP, TILE_BYTES);
+        for (int half = 0; half < (TWO ? 4 : 2); ++half) {
+            const uint8_t* found[TILE_ROWS];
+            for (int i = 0; i < TILE_ROWS; ++i) found[i] = sums + half * HALF_STEP + i * TILE_BYTES;
+            auto* to = reinterpret_cast<uint8_t*>(score_at(0, block)) + half * TILE_BYTES;
+            transpose(found, 0, to, SCORE_STRIDE);
+        }
+    }
+
+    // 16 keys of a block at one distance: where they are, or copied.
+    Rows side_by_side(const BlockRows& rows, int half) {
+        const BFloat16* const* from = rows.at + half % 2 * TILE_ROWS;
+        bool apart = false;
+        for (int i = 1; i < TILE_ROWS; ++i) apart |= from[i] != from[0] + i * keys_.stride;
+        const int64_t distance = sizeof(BFloat16) * keys_.stride;
+        if (!apart) return {reinterpret_cast<const uint8_t*>(from[0]), distance};
+        uint8_t* to = own_ + half * TILE_ROWS * query_stride_;
+        for (int i = 0; i < TILE_ROWS; ++i)
+            std::memcpy(to + i * query_stride_, from[i], sizeof(BFloat16) * dim_);
+        return {to, query_stride_};
+    }
+
+    // Stores tiles 0 and 1, side by side, and 2 and 3, `apart` bytes behind.
+    template <bool BOTH>
+    static void take(uint8_t* to, int64_t apart, int64_t stride) {
+        tiles::store<0>(to, stride), tiles::store<1>(to + TILE_BYTES, stride);
+        if (!BOTH) return;
+        tiles::store<2>(to + apart, stride), tiles::store<3>(to + apart + TILE_BYTES, stride);
+    }
+
+    template <bool BOTH>
+    static void restore(const uint8_t* from, int64_t apart, int64_t stride) {
+        tiles::load<0>(from, stride), tiles::load<1>(from + TILE_BYTES, stride);
+        if (!BOTH) return;
+        tiles::load<2>(from + apart, stride), tiles::load<3>(from + apart + TILE_BYTES, stride);
+    }
+
+    void score_own(const Pair& pair, int n) {
+        const Seen& at = seen(n);
+        const int first = std::max((n - tokens_.first) * group_, pair.first);
+        const int end = std::min((n - tokens_.first + 1) * group_, pair.first + pair.count);
+        for (int b = std::max(at.own, at.first_block()); b < at.end_block(); ++b) {
+            pack_keys(own_rows(keys_, n, b), dim_, own_);
+            for (int q = first; q < end; q += height_) {
+                multiply<BFloat16Tiles, false>(query(q), nullptr, queries(), own_, false);
+                sums_->take<false>();
+                for (int row = q; row < std::min(q + height_, end); ++row)
+                    std::memcpy(score_at(row - pair.first, b), sums_->of[0][row - q], STEP_STRIDE);
+            }
+        }
+    }
+
+    // Weights of a row of the pair, zeros in blocks that other rows alone see.
+    void soften_row(const Pair& pair, int row, Attended* to) {
+        auto* weights = reinterpret_cast<BFloat16*>(weights_ + row * WEIGHT_STRIDE);
+        const auto clear = [&](int first, int end) {
+            if (first < end)
+                std::memset(weights + first * BLOCK_KEYS, 0,
+                            sizeof(BFloat16) * BLOCK_KEYS * (end - first));
+        };
+        const int n = token(pair.first + row);
+        const bool is_there = row < pair.count && seen(n).end > 0;
+        if (!is_there) return clear(pair.first_block, pair.end_block);
+        const Seen& at = seen(n);
+        clear(pair.first_block, at.first_block()), clear(at.end_block(), pair.end_block);
+        const float* sinks = call_.look.sinks;
+        if (span_ != spans(pass_, call_.look, n).first) sinks = nullptr;
+        soften_rounded(score_at(row, 0), at.first, at.end, call_.look,
+                       sinks == nullptr ? nullptr
+                                        : sinks + head_ * group_ + (pair.first + row) % group_,
+                       weights, to);
+    }
+
+    void mix_rows(const Pair& pair) {
+        if (are_few_ && pair.first_own == SPAN_BLOCKS && mix_few(pair)) return;
+        for (int b = pair.first_block; b < pair.end_shared; ++b) ready_values(b);
+        for (int step = 0; step < steps_; ++step) {
+            if (pair.both) mix<true>(pair, step);
+            else mix<false>(pair, step);
+        }
+    }
+
+    // Values are packed where they stay in the first-level cache. False if some are not finite.
+    bool mix_few(const Pair& pair) {
+        // Blocks whose rows stay in the second-level cache from one pair of steps to the next.
+        const int most = steps_ <= 2 ? SPAN_BLOCKS : 8;
+        bool finite = true;
+        for (int b = pair.first_block, end; b < pair.end_block; b = end) {
+            end = std::min(b + most, pair.end_block);
+            for (int step = 0; step < steps_; step += 2) {
+                const bool goes_on = b > pair.first_block;
+                finite &= step + 1 < steps_ ? mix_steps<true>(b, end, step, goes_on)
+                                            : mix_steps<false>(b, end, step, goes_on);
+            }
+        }
+        return finite;
+    }
+
+    // One or two steps of 32 elements.
+    template <bool TWO>
+    bool mix_steps(int block, int end_block, int step, bool goes_on) {
+        using Shapes = TileShapes;
+        uint8_t *to = results_ + step * STEP_STRIDE, *other = own_ + STEP_BYTES;
+        bool finite = true;
+        if (goes_on) restore<TWO>(to, STEP_STRIDE, result_stride_);
+        else zero_sums<TWO>();
+        for (int b = block; b < end_block; ++b) {
+            const BlockRows rows = shared_rows(values_, b), next = next_rows(values_, b);
+            tiles::load<Shapes::ROWS_0>(weights_ + b * TILE_BYTES, WEIGHT_STRIDE);
+            finite &= pack_values(rows, next, step * TILE_BLOCK, own_);
+            tiles::load<Shapes::COLUMNS_0>(own_, STEP_STRIDE);
+            tiles::dot_bfloat16<0, Shapes::ROWS_0, Shapes::COLUMNS_0>();
+            tiles::load<Shapes::COLUMNS_1>(own_ + TILE_BYTES, STEP_STRIDE);
+            tiles::dot_bfloat16<1, Shapes::ROWS_0, Shapes::COLUMNS_1>();
+            if (!TWO) continue;
+            finite &= pack_values(rows, next, (step + 1) * TILE_BLOCK, other);
+            tiles::load<Shapes::COLUMNS_0>(other, STEP_STRIDE);
+            tiles::dot_bfloat16<2, Shapes::ROWS_0, Shapes::COLUMNS_0>();
+            tiles::load<Shapes::COLUMNS_1>(other + TILE_BYTES, STEP_STRIDE);
+            tiles::dot_bfloat16<3, Shapes::ROWS_0, Shapes::COLUMNS_1>();
+        }
+        take<TWO>(to, STEP_STRIDE, result_stride_);
+        return finite;
+    }
+
+    template <bool BOTH>
+    void mix(const Pair& pair, int step) {
+        const int end_plain = std::min(pair.end_shared, pair.first_own);
+        zero_sums<BOTH>();
+        for (int b = pair.first_block, end; b < pair.end_block; b = end) {
+            for (end = b; end < end_plain && !(infinite_ >> end & 1);) ++end;
+            if (end > b) {
+                const uint8_t* rows = weights_ + b * TILE_BYTES;
+                add_steps<BFloat16Tiles, BOTH>(rows, rows + height_ * WEIGHT_STRIDE,
+                                               {rows, WEIGHT_STRIDE, rows_, end - b},
+                                               shared_values(b, step), false);
+            } else {
+                mix_apart<BOTH>(pair, b, step);
+                end = b + 1;
+            }
+        }
+        take<BOTH>(results_ + step * STEP_STRIDE, height_ * result_stride_, result_stride_);
+    }
+
+    // A block of which some token has its own.
+    template <bool BOTH>
+    void mix_apart(const Pair& pair, int block, int step) {
+        const bool is_shared = block < pair.end_shared && !(infinite_ >> block & 1);
+        if (is_shared)
+            mix_some<BOTH>(pair, block, shared_values(block, step),
+                           [&](int n) { return block < seen(n).own; });
+        for (int n = pair.tokens.first; n < pair.tokens.last; ++n) {
+            if (!seen(n).has(block) || (is_shared && block < seen(n).own)) continue;
+            const BlockRows rows = own_rows(values_, n, block);
+            const bool finite = pack_values(rows, rows, step * TILE_BLOCK, own_);
+            uint8_t *before = sums_->of[0][0], *after = results_ + step * STEP_STRIDE;
+            if (!finite) take<BOTH>(before, height_ * STEP_STRIDE, STEP_STRIDE);
+            mix_some<BOTH>(pair, block, own_, [n](int other) { return other == n; });
+            if (finite) continue;
+            // Zeros times such values are no zeros: other rows get back what they had.
+            take<BOTH>(after, height_ * result_stride_, result_stride_);
+            for (int row = 0; row < pair.count; ++row)
+                if (token(pair.first + row) == n)
+                    std::memcpy(before + row * STEP_STRIDE, after + row * result_stride_,
+                                STEP_STRIDE);
+            restore<BOTH>(before, height_ * STEP_STRIDE, STEP_STRIDE);
+        }
+    }
+
+    template <bool BOTH, class Chosen>
+    void mix_some(const Pair& pair, int block, const uint8_t* values, const Chosen& chosen) {
+        for (int row = 0; row < (1 + pair.both) * height_; ++row) {
+            const uint8_t* from = weights_ + row * WEIGHT_STRIDE + block * TILE_BYTES;
+            if (row < pair.count && chosen(token(pair.first + row)))
+                std::memcpy(some_ + row * TILE_BYTES, from, TILE_BYTES);
+            else
+                std::memset(some_ + row * TILE_BYTES, 0, TILE_BYTES);
+        }
+        add_steps<BFloat16Tiles, BOTH>(some_, some_ + height_ * TILE_BYTES,
+                                       {some_, TILE_BYTES, rows_, 1}, values, false);
+    }
+
+    alignas(CACHE_LINE) static constexpr BFloat16 ZEROS[MAX_TILE_DIM] = {};
+
+    const Pass& pass_;
+    const Call& call_;
+    const Tokens tokens_;
+    const int head_, dim_, steps_, group_, rows_;
+    const bool are_few_;
+    const int num_tiles_, height_;
+    const int64_t result_stride_;
+    const Stored<BFloat16> keys_, values_;
+    int64_t query_stride_ = 0, all_rows_ = 0;
+    int first_span_ = 0, span_ = 0, base_ = 0, end_listed_ = 0;
+    // Bits for blocks of the span: packed, and with values that are not finite.
+    uint32_t keys_ready_ = 0, values_ready_ = 0, infinite_ = 0;
+    // For each block, the positions that some token reads of it.
+    uint32_t read_[SPAN_BLOCKS];
+    uint8_t *packed_keys_, *packed_values_, *own_, *queries_, *scores_, *weights_, *some_, *columns_;
+    uint8_t* results_;
+    BlockSums* sums_;
+    float* mixed_;
+    Attended* attended_;
+    Seen* seen_;
+    int32_t* slots_;
+};
+
+}  // namespace outrider
+
+#endif
