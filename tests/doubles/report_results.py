@@ -12,6 +12,7 @@ from doubles.clocks import FakeClock
 from doubles.engine_runs import all_contestants, evidence_of, measured, plan
 from doubles.study_results import PROVENANCE, Record, head, plain, study
 from doubles.sweeps import small_sweep
+from outrider.api.callers import Prompt
 from outrider.api.result import GenerationResult
 from outrider.core.draft import RoundTrace
 from outrider.core.params import SamplingParams
@@ -41,9 +42,12 @@ class FakeWriter:
     asked: list[str] = field(default_factory=list[str])
     num_forgotten: int = 0
 
-    def generate(self, prompts: Sequence[str], params: SamplingParams, /) -> list[GenerationResult]:
-        self.asked += prompts
-        return [self._result(prompt, params.max_tokens) for prompt in prompts]
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams, /
+    ) -> list[GenerationResult]:
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        self.asked += texts
+        return [self._result(text, params.max_tokens) for text in texts]
 
     def forget(self) -> None:
         self.num_forgotten += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from functools import cache
+from itertools import combinations
 
 import pytest
 
@@ -91,4 +92,6 @@ def test_hundreds_of_requests_leave_nothing_behind() -> None:
         gc.collect()
         num_objects.append(len(gc.get_objects()))
     settled = num_objects[SETTLED:]
-    assert max(settled) - min(settled) <= FEW_OBJECTS, num_objects
+    # What other tests left may end meanwhile, so objects may become fewer.
+    more = max(later - earlier for earlier, later in combinations(settled, 2))
+    assert more <= FEW_OBJECTS, num_objects

@@ -340,7 +340,7 @@ def test_tiles_that_are_faster_are_taken_with_any_number_of_threads(
 def posing(ops: Callable[..., Any], made: list[str]) -> Callable[..., Any]:
     """Vectors that pose as other kinds, which this machine may lack."""
 
-    def make(*arguments: object, kind: str = VECTORS) -> Any:
+    def make(*arguments: object, kind: str = VECTORS, **_: str) -> Any:
         made.append(kind)
         return ops(*arguments)
 
