@@ -192,12 +192,12 @@ class NativeRound:
     ) -> list[Outcome]:
         """Finish a round that began at `began`; `drafting` seconds of it passed before the call."""
         settled: list[FinishedRow] = []
-        start, num_likely = 0, self.stages.num_likely(batch)
+        start, num_rows = 0, sum(1 + len(one.drafted) for one in decided.verdicts)
+        likely = likely_tokens(self.target.logits[:num_rows], self.stages.num_likely(batch))
         for seq, row, verdict in zip(batch, rows, decided.verdicts, strict=True):
             ended, end = self._end(seq, row, verdict, start), start + 1 + len(verdict.drafted)
-            if num_likely:
-                likely = likely_tokens(self.target.logits[start:end], num_likely)
-                ended.outcome = replace(ended.outcome, likely=likely)
+            if likely:
+                ended.outcome = replace(ended.outcome, likely=likely[start:end])
             settled.append(ended)
             start = end
         timing = RoundTiming(began, drafting + decided.draft_seconds, decided.verify_seconds)
