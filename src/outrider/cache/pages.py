@@ -26,6 +26,7 @@ from outrider.cache.pool import Pool
 from outrider.core.errors import CapacityError, address_limits
 from outrider.core.fields import size
 from outrider.core.files import FileKind, read_text
+from outrider.core.process import deferred
 from outrider.core.spec import ModelSpec, RecurrentCapacity
 from outrider.core.tree import ROOT
 from outrider.kernels.plan import PackedPlan, sent
@@ -468,7 +469,9 @@ def _available_bytes() -> int:
 
 def own_bytes(name: bytes) -> int | None:
     """The bytes behind `name` in the status of this process; None without /proc."""
-    kilobytes = _field(_PROC / "self" / "status", name)
+    # An interrupt between opening a file and holding it would leave the file open.
+    with deferred():
+        kilobytes = _field(_PROC / "self" / "status", name)
     return None if kilobytes is None else 1024 * kilobytes
 
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+import pytest
 import torch
 
 from doubles.tiny_attention import toy_spec
-from outrider.cache.pages import ARENA_SHARE, arena_slots, free_bytes, limits, total_bytes
+from outrider.cache.pages import (
+    ARENA_SHARE,
+    arena_slots,
+    free_bytes,
+    limits,
+    own_bytes,
+    total_bytes,
+)
 
 CPU = torch.device("cpu")
 
@@ -48,3 +59,22 @@ def test_engines_that_share_the_memory_plan_no_more_than_there_is() -> None:
 
 def test_free_memory_is_part_of_all_memory() -> None:
     assert 0 < free_bytes(CPU) <= total_bytes(CPU)
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="only Linux has files of the system"
+)
+def test_an_interrupt_leaves_no_file_of_the_system_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Path.open
+    read: list[bytes] = []
+
+    def interrupted(self: Path) -> bytes:
+        with opened(self, "rb") as file:
+            os.kill(os.getpid(), signal.SIGINT)
+            read.append(file.read())
+        return read[-1]
+
+    monkeypatch.setattr(Path, "read_bytes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        own_bytes(b"VmRSS")
+    assert b"VmRSS" in read[0]
