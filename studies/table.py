@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import signal
 import statistics
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +26,7 @@ from random_gguf import write_random_gguf
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.plugins.doctor.ceilings import BandwidthReader, arithmetic_ceilings
 from outrider.plugins.measure.turns import Neighbours, provenance, ratio_of_medians
-from outrider_lab.bench.peers.process import Peer, PeerError
+from outrider_lab.bench.peers.process import Cpu, Peer, PeerError
 from outrider_lab.measure.store import write_json
 
 WRITTEN, AT_ONCE, CONTEXT, ROUNDS = 64, 32, 64, 16
@@ -107,11 +109,20 @@ class Vllm:
     def seconds(self, work: str, file: Path, setting: int, length: int) -> float:
         """Seconds a token: of more than one token a sequence, those behind the first."""
         del setting
+        # Its threads may spin after their work; it stands still while ours is timed.
+        os.killpg(self._side.pid, signal.SIGCONT)
+        try:
+            return self._seconds(work, file, length)
+        finally:
+            os.killpg(self._side.pid, signal.SIGSTOP)
+
+    def _seconds(self, work: str, file: Path, length: int) -> float:
         if file != self._loaded:
             self._side.ask("load", folder=str(file), context=LONG_PROMPT + CONTEXT, most=AT_ONCE)
             self._loaded = file
         rows = {"16 rows": VERIFIED, "32 at once": AT_ONCE}.get(work, 1)
-        written = 1 if length else WRITTEN + 1 if work == "plain" else ROUNDS + 1
+        # Only the difference of two runs is known, so batches write as long as ours do.
+        written = 1 if length else WRITTEN + 1 if work == "plain" else 5 * ROUNDS + 1
         long = length or (1 if work == "plain" else CONTEXT)
 
         def spent(tokens: int) -> float:
@@ -120,6 +131,7 @@ class Vllm:
         return spent(1) / length if length else (spent(written) - spent(1)) / (written - 1) / rows
 
     def close(self) -> None:
+        os.killpg(self._side.pid, signal.SIGCONT)
         self._side.close()
 
 
@@ -156,7 +168,7 @@ def _cells(programs: Programs | Vllm, options: Options, report: Report) -> None:
     report["cells"] = cells_before(options.output)
     ceilings = {one.arithmetic: one.gflops for one in arithmetic_ceilings([options.threads])}
     report["arithmetic"] = ceilings
-    started = perf_counter()
+    started, cpu = perf_counter(), Cpu()
     for file in map(Path, options.files):
         if not file.is_dir():
             write_random_gguf(file)
@@ -171,12 +183,16 @@ def _cells(programs: Programs | Vllm, options: Options, report: Report) -> None:
                     if perf_counter() - started > options.seconds:
                         break
                     try:
+                        cpu.start()
                         with Neighbours() as neighbours:
                             cell = _cell(llm, file, work, programs, ceilings, options)
+                        found = cpu.stop(os.getpid()) if isinstance(programs, Vllm) else ()
                     except PeerError as error:
                         print(f"{file.name} {work}: {error}", flush=True)
                         continue
-                    cell |= {"foreign_cpu_share": neighbours.share}
+                    # vLLM's process lives on, so Neighbours counts its time as that of a stranger.
+                    share = found[2] / found[3] if found else neighbours.share
+                    cell |= {"foreign_cpu_share": share}
                     cell |= {"utc": provenance()["utc"]}
                     note(report, file=file.name, work=work, peer=options.peer, **cell)
                     if options.output:
