@@ -147,6 +147,19 @@ def test_a_row_of_several_spans_does_not_depend_on_the_pass(
             assert torch.equal(one_NO[0], whole_NO[row])
 
 
+@pytest.mark.parametrize("size", [30.0, 1e8])
+def test_the_best_key_of_large_scores_has_all_the_weight(where: str, size: float) -> None:
+    """In several chunks of keys, whose largest scores grow from one to the next or not."""
+    case = make_pass([chain(700, 2)], heads=HEADS[0], dtype=torch.bfloat16)
+    case.qkv_NE.mul_(size)
+    whole_NO = attended(where, case)
+    assert_near(whole_NO, case)
+    if size > 1e6:
+        rounded = replace(case, qkv_NE=case.qkv_NE.bfloat16().float())
+        assert (whole_NO - oracle(rounded)).abs().max() < 1e-5
+    assert torch.equal(attended(where, case.rows([1]))[0], whole_NO[1])
+
+
 def test_a_prompt_in_parts_has_its_bits(where: str) -> None:
     committed, length = (0, 150) if where == "software" else (500, 700)
     case = make_pass([chain(committed, length)], heads=HEADS[0], dtype=torch.bfloat16)

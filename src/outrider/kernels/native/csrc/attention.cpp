@@ -154,7 +154,8 @@ void attention(const Pass& pass, const Call& call, const typename Item::Keys& ar
          items = group_tokens(pass, most, groups) * pass.num_kv_heads)
         most = (most + 1) / 2;
     team.run(items, split ? 1 : items, [&](int first, int last, int thread) {
-        for (int i = first; i < last; ++i) {
+        // The last tokens of a text first: they see most keys, and the threads end together.
+        for (int i = items - 1 - first; i > items - 1 - last; --i) {
             const Tokens tokens = groups[i / pass.num_kv_heads];
             Item item(pass, call, arena, tokens, i % pass.num_kv_heads, team.own(thread));
             const Spans own = spans_of<Item>(pass, call.look, tokens);

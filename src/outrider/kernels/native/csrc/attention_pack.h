@@ -1,6 +1,7 @@
-// Blocks of keys and values of bfloat16, packed as steps of tiles (tiles_blocks.h), and weights.
+// Blocks of keys and values of bfloat16, packed as steps of tiles (tiles_blocks.h).
 #pragma once
 
+#include "attention.h"
 #include "tiles_blocks.h"
 
 #if defined(OUTRIDER_HAS_TILES)
@@ -12,6 +13,31 @@
 namespace outrider {
 
 constexpr int BLOCK_KEYS = TILE_BLOCK;
+constexpr int SPAN_BLOCKS = SPAN / BLOCK_KEYS;
+constexpr int MAX_TILE_DIM = 256;
+
+alignas(CACHE_LINE) inline constexpr BFloat16 ZEROS[MAX_TILE_DIM] = {};
+
+// Positions of keys.
+struct Range {
+    int first, end;
+
+    Range within(int from, int size) const {
+        return {std::clamp(first - from, 0, size), std::clamp(end - from, 0, size)};
+    }
+    bool is_empty() const { return first >= end; }
+    // Its blocks, and where they begin and end.
+    int first_block() const { return first / BLOCK_KEYS; }
+    int end_block() const { return (end + BLOCK_KEYS - 1) / BLOCK_KEYS; }
+    int begin() const { return first_block() * BLOCK_KEYS; }
+    int stop() const { return end_block() * BLOCK_KEYS; }
+    // A bit for each of its positions in a block.
+    uint32_t bits(int block) const {
+        const Range own = within(block * BLOCK_KEYS, BLOCK_KEYS);
+        if (own.is_empty()) return 0;
+        return ~0u << own.first & ~0u >> (BLOCK_KEYS - own.end);
+    }
+};
 
 // The rows of a block; what no token sees is a row of zeros.
 struct BlockRows {
@@ -94,31 +120,111 @@ inline bool pack_values(const BlockRows& rows, const BlockRows& next, int first,
 #endif
 }
 
-inline void store_rounded(BFloat16* to, Vec low, Vec high) {
-#if defined(__AVX512BF16__) && defined(__AVX512F__)
-    const auto both = _mm512_cvtne2ps_pbh(cast<__m512>(high), cast<__m512>(low));
-    std::memcpy(to, &both, sizeof(both));
-#else
-    store_some(to, low, LANES), store_some(to + LANES, high, LANES);
-#endif
-}
+// Keys and values of a span that tokens of one sequence share. A block is packed when it is first used.
+class SharedBlocks {
+  public:
+    SharedBlocks(const Stored<BFloat16>& keys, const Stored<BFloat16>& values)
+        : keys(keys), values(values), num_steps_(keys.dim / TILE_BLOCK) {}
 
-// e^x to about 1e-5 relative, for x of 0 and less: weights are rounded to bfloat16. Exactly 0 below
-// -87.3; NaN stays NaN.
-inline Vec weight_of(Vec x) {
-    constexpr float TO_INTEGER = 12582912.0f;  // as in `exp`
-    const Vec log2_e = splat(1.44269504f);
-    const IntVec is_tiny = x < -87.3f;
-    const Vec shifted = fused(x, log2_e, splat(TO_INTEGER));
-    const Vec r = fused(x, log2_e, TO_INTEGER - shifted);
-    Vec p = splat(9.582852945e-3f);
-    p = fused(p, r, splat(5.590642616e-2f));
-    p = fused(p, r, splat(2.402409911e-1f));
-    p = fused(p, r, splat(6.931241751e-1f));
-    p = fused(p, r, splat(1.0f));
-    const Vec power = cast<Vec>(cast<BitVec>(p) + (cast<BitVec>(shifted) << 23));
-    return is_tiny ? Vec{} : power;
-}
+    // Of keys, and as much of values.
+    size_t packed_bytes() const { return size_t(SPAN_BLOCKS) * num_steps_ * STEP_BYTES; }
+    void lie_at(uint8_t* keys, uint8_t* values, int32_t* slots) {
+        packed_keys_ = keys, packed_values_ = values, slots_ = slots;
+    }
+
+    void begin() {
+        keys_ready_ = values_ready_ = infinite_ = whole_ = 0;
+        std::fill_n(read_, SPAN_BLOCKS, 0u);
+        all_ = {SPAN, 0};
+    }
+
+    // A token reads these positions; others may be read as well.
+    void add(Range seen) {
+        if (seen.is_empty()) return;
+        all_ = {std::min(all_.first, seen.first), std::max(all_.end, seen.end)};
+        const int first = seen.first_block(), last = seen.end_block() - 1;
+        read_[first] |= seen.bits(first), read_[last] |= seen.bits(last);
+        if (last - first > 1) whole_ |= Range{first + 1, last}.bits(0);
+    }
+
+    // After the last token: where the keys lie, from position `base` of the sequence on.
+    void list(const Pass& pass, const int32_t* pages, int base) {
+        for (int b = 0; b < SPAN_BLOCKS; ++b)
+            if (whole_ >> b & 1) read_[b] = ~0u;
+        if (all_.is_empty()) return;
+        std::fill(slots_ + all_.begin(), slots_ + all_.first, 0);
+        std::fill(slots_ + all_.end, slots_ + all_.stop(), 0);
+        for (int t = all_.first; t < all_.end;) {
+            const int page = (base + t) / pass.page_size, within = (base + t) % pass.page_size;
+            const int count = std::min(pass.page_size - within, all_.end - t);
+            const int32_t slot = pages[page] * pass.page_size + within;
+            for (int i = 0; i < count; ++i) slots_[t + i] = slot + i;
+            t += count;
+        }
+    }
+
+    BlockRows rows(const Stored<BFloat16>& stored, int block) const {
+        const int32_t* slots = slots_ + block * BLOCK_KEYS;
+        BlockRows rows;
+        for (int i = 0; i < BLOCK_KEYS; ++i) rows.at[i] = stored.row(slots[i]);
+        if (read_[block] != ~0u)
+            for (int i = 0; i < BLOCK_KEYS; ++i)
+                if (!(read_[block] >> i & 1)) rows.at[i] = ZEROS;
+        return rows;
+    }
+
+    // The rows that memory is asked for while those of a block are read.
+    BlockRows next_rows(const Stored<BFloat16>& stored, int block) const {
+        const int next = block + AHEAD_ROWS / BLOCK_KEYS;
+        if (next < all_.end_block()) return rows(stored, next);
+        BlockRows none;
+        std::fill_n(none.at, BLOCK_KEYS, ZEROS);
+        return none;
+    }
+
+    const uint8_t* packed_keys(int block) {
+        uint8_t* to = packed_keys_ + block * num_steps_ * STEP_BYTES;
+        if (keys_ready_ >> block & 1) return to;
+        keys_ready_ |= 1u << block;
+        const BlockRows next = next_rows(keys, block);
+        for (int d = 0; d < keys.dim; d += TILE_BLOCK) ask_rows(next.at, BLOCK_KEYS, d);
+        pack_keys(rows(keys, block), keys.dim, to);
+        return to;
+    }
+
+    // Steps of one block after the other: those that come next lie behind.
+    const uint8_t* packed_values(int block, int step) const {
+        return packed_values_ + (step * SPAN_BLOCKS + block) * STEP_BYTES;
+    }
+
+    void pack_values_of(Range blocks) {
+        for (int b = blocks.first; b < blocks.end; ++b) {
+            if (values_ready_ >> b & 1) continue;
+            const BlockRows here = rows(values, b), next = next_rows(values, b);
+            bool finite = true;
+            for (int step = 0; step < num_steps_; ++step)
+                finite &= pack_values(here, next, step * TILE_BLOCK,
+                                      packed_values_ + (step * SPAN_BLOCKS + b) * STEP_BYTES);
+            values_ready_ |= 1u << b;
+            // Zero times such a value is no zero: each token gets a block of what it sees.
+            if (!finite) infinite_ |= 1u << b;
+        }
+    }
+    bool is_infinite(int block) const { return infinite_ >> block & 1; }
+    bool some_infinite(Range blocks) const { return infinite_ & blocks.bits(0); }
+
+    const Stored<BFloat16> keys, values;
+
+  private:
+    const int num_steps_;
+    Range all_ = {0, 0};
+    // Bits for blocks: packed, with values that are not finite, and read as a whole.
+    uint32_t keys_ready_ = 0, values_ready_ = 0, infinite_ = 0, whole_ = 0;
+    // For each block, the positions that some token reads of it.
+    uint32_t read_[SPAN_BLOCKS];
+    uint8_t *packed_keys_ = nullptr, *packed_values_ = nullptr;
+    int32_t* slots_ = nullptr;
+};
 
 }  // namespace outrider
 

@@ -9,54 +9,17 @@
 #pragma once
 
 #include "attention.h"
-#include "attention_pack.h"
+#include "attention_softmax.h"
 
 #if defined(OUTRIDER_HAS_TILES)
 
 namespace outrider {
 
-constexpr int SPAN_BLOCKS = SPAN / BLOCK_KEYS;
-constexpr int MAX_TILE_DIM = 256;
 // A step of one column tile.
 constexpr int HALF_STEP = TILE_ROWS * TILE_BYTES;
-// Rows lie an odd number of cache lines apart, as in tiles_linear.cpp.
-constexpr int SCORE_STRIDE = sizeof(float) * SPAN + CACHE_LINE;
-constexpr int WEIGHT_STRIDE = sizeof(BFloat16) * SPAN + CACHE_LINE;
 
-inline int blocks_before(int position) { return (position + BLOCK_KEYS - 1) / BLOCK_KEYS; }
-
-// Turns scores at [first, end) of a span into weights, in whole blocks.
-__attribute__((noinline)) inline void soften_rounded(float* scores, int first, int end,
-                                                     const Look& look, const float* sink,
-                                                     BFloat16* weights, Attended* to) {
-    const int begin = first / BLOCK_KEYS * BLOCK_KEYS, stop = blocks_before(end) * BLOCK_KEYS;
-    float scale = look.scale;
-    if (look.cap > 0.0f) {
-        for (int t = begin; t < stop; t += LANES)
-            store(scores + t, capped(load(scores + t) * scale, look.cap));
-        scale = 1.0f;
-    }
-    for (int t = begin; t < first; ++t) scores[t] = -std::numeric_limits<float>::infinity();
-    for (int t = end; t < stop; ++t) scores[t] = -std::numeric_limits<float>::infinity();
-    Vec most = load(scores + begin), others = load(scores + begin + LANES);
-    for (int t = begin + 2 * LANES; t < stop; t += 2 * LANES) {
-        most = larger(load(scores + t), most);
-        others = larger(load(scores + t + LANES), others);
-    }
-    float max = largest_lane(larger(most, others)) * scale;
-    if (sink != nullptr) max = *sink > max ? *sink : max;
-    const Vec factor = splat(scale), offset = splat(-max);
-    Vec sums[2] = {};
-    for (int t = begin; t < stop; t += 2 * LANES) {
-        const Vec low = weight_of(fused(load(scores + t), factor, offset));
-        const Vec high = weight_of(fused(load(scores + t + LANES), factor, offset));
-        sums[0] += low, sums[1] += high;
-        store_rounded(weights + t, low, high);
-    }
-    const float total = sum_of_lanes(sums[0] + sums[1]);
-    to->max = max;
-    to->sum = sink == nullptr ? total : total + exp(splat(*sink - max))[0];
-}
+// How many rows of queries ahead of use memory is asked for them.
+constexpr int ROWS_AHEAD = 8;
 
 class TileItem {
   public:
@@ -89,8 +52,8 @@ class TileItem {
           num_tiles_(RowTiles(rows_).count),
           height_(are_few_ ? TILE_ROWS : RowTiles(rows_).height),
           result_stride_(sizeof(float) * dim_ + CACHE_LINE),
-          keys_{arena.key(head, 0), pass.slot_stride, dim_, dim_},
-          values_{arena.value(head, 0), pass.slot_stride, dim_, dim_} {
+          blocks_({arena.key(head, 0), pass.slot_stride, dim_, dim_},
+                  {arena.value(head, 0), pass.slot_stride, dim_, dim_}) {
         divide(scratch);
         read_queries();
     }
@@ -116,12 +79,10 @@ class TileItem {
     }
 
   private:
-    // What a token sees of the span: positions, and the block from which all are its own.
-    struct Seen {
-        int first, end, own;
+    // What a token sees of the span, and the block from which all are its own.
+    struct Seen : Range {
+        int own;
 
-        int first_block() const { return first / BLOCK_KEYS; }
-        int end_block() const { return blocks_before(end); }
         int end_shared() const { return std::min(own, end_block()); }
         bool has(int block) const { return first_block() <= block && block < end_block(); }
     };
@@ -132,6 +93,19 @@ class TileItem {
         bool both;
         Tokens tokens;
         int first_block, end_block, end_shared, first_own;
+        bool goes_on;
+
+        int num_blocks() const { return end_block - first_block; }
+        int first_chunk() const { return first_block / CHUNK_BLOCKS; }
+        int end_chunk() const { return (end_block + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS; }
+        Pair within(int chunk) const {
+            Pair part = *this;
+            part.first_block = std::max(first_block, chunk * CHUNK_BLOCKS);
+            part.end_block = std::min(end_block, (chunk + 1) * CHUNK_BLOCKS);
+            part.end_shared = std::min(end_shared, part.end_block);
+            part.goes_on = part.first_block > first_block;
+            return part;
+        }
     };
 
     const Seen& seen(int n) const { return seen_[n - tokens_.first]; }
@@ -140,7 +114,7 @@ class TileItem {
     void divide(Scratch& scratch) {
         // A token's own blocks take whole tiles from its first row on.
         all_rows_ = num_tiles_ * height_ + (pass_.extra_offsets == nullptr ? 0 : TILE_ROWS);
-        const size_t packed = size_t(SPAN_BLOCKS) * steps_ * STEP_BYTES;
+        const size_t packed = blocks_.packed_bytes();
         query_stride_ = (steps_ | 1) * TILE_BYTES;
         size_t size = 0;
         const auto place = [&](size_t bytes) {
@@ -155,28 +129,37 @@ class TileItem {
         const size_t weights = place(2 * TILE_ROWS * WEIGHT_STRIDE);
         const size_t some = place(2 * TILE_ROWS * TILE_BYTES), sums = place(sizeof(BlockSums));
         const size_t results = place(2 * TILE_ROWS * result_stride_);
+        const size_t others = place(are_few_ ? TILE_ROWS * result_stride_ : 0);
         const size_t mixed = place(sizeof(float) * rows_ * dim_);
         const size_t attended = place(sizeof(Attended) * rows_);
         const size_t seen = place(sizeof(Seen) * (tokens_.last - tokens_.first));
         const size_t columns = place(are_few_ ? steps_ * HALF_STEP : 0);
         const size_t slots = place(sizeof(int32_t) * SPAN);
         auto* space = static_cast<uint8_t*>(scratch.take(size));
-        packed_keys_ = space + keys, packed_values_ = space + values, own_ = space + own;
+        blocks_.lie_at(space + keys, space + values, reinterpret_cast<int32_t*>(space + slots));
+        own_ = space + own;
         queries_ = space + queries, scores_ = space + scores, weights_ = space + weights;
         some_ = space + some, columns_ = space + columns, results_ = space + results;
+        other_results_ = space + others;
         sums_ = reinterpret_cast<BlockSums*>(space + sums);
         mixed_ = reinterpret_cast<float*>(space + mixed);
         attended_ = reinterpret_cast<Attended*>(space + attended);
         seen_ = reinterpret_cast<Seen*>(space + seen);
-        slots_ = reinterpret_cast<int32_t*>(space + slots);
     }
 
     void read_queries() {
         std::memset(queries_ + rows_ * query_stride_, 0, (all_rows_ - rows_) * query_stride_);
-        for (int q = 0; q < rows_; ++q) {
-            const int64_t n = token(q), h = head_ * group_ + q % group_;
-            round_row(call_.qkv + n * pass_.row_size + h * dim_, dim_, dim_,
-                      reinterpret_cast<BFloat16*>(queries_ + q * query_stride_));
+        const int64_t size = group_ * dim_;
+        for (int n = tokens_.first, q = 0; n < tokens_.last; ++n) {
+            const float* from = call_.qkv + int64_t{n} * pass_.row_size + head_ * size;
+            // Rows lie too far apart for the CPU to foresee them.
+            if (n + ROWS_AHEAD < tokens_.last)
+                for (int64_t d = 0; d < size; d += LANES)
+                    ask_memory(from + ROWS_AHEAD * pass_.row_size + d);
+            for (int h = 0; h < group_; ++h, ++q)
+                for (int d = 0; d < dim_; d += 2 * LANES)
+                    store_rounded(reinterpret_cast<BFloat16*>(queries_ + q * query_stride_) + d,
+                                  load(from + h * dim_ + d), load(from + h * dim_ + d + LANES));
         }
         if (!are_few_) return;
         const uint8_t* rows[TILE_ROWS];
@@ -187,67 +170,32 @@ class TileItem {
 
     void begin(int span) {
         span_ = span, base_ = span * SPAN;
-        keys_ready_ = values_ready_ = infinite_ = 0;
-        std::fill_n(read_, SPAN_BLOCKS, 0u);
-        int first_shared = SPAN, end_shared = 0;
+        blocks_.begin();
         for (int n = tokens_.first; n < tokens_.last; ++n) {
             Seen& at = seen_[n - tokens_.first];
             const int num_keys = pass_.num_keys(n);
             at.first = std::clamp(call_.look.first_key(num_keys) - base_, 0, SPAN);
             at.end = std::clamp(num_keys - base_, 0, SPAN);
-            if (at.first >= at.end) at.first = at.end = 0;
+            if (at.is_empty()) at.first = at.end = 0;
             at.own = pass_.num_extra(n) == 0
                 ? SPAN_BLOCKS
                 : std::clamp(pass_.visible[n] - base_, 0, SPAN) / BLOCK_KEYS;
-            for (int b = at.first_block(); b < at.end_shared(); ++b) {
-                read_[b] |= bits(at, b);
-                first_shared = std::min(first_shared, std::max(at.first, b * BLOCK_KEYS));
-                end_shared = std::max(end_shared, std::min(at.end, (b + 1) * BLOCK_KEYS));
-            }
+            blocks_.add({at.first, std::min(at.end, at.own * BLOCK_KEYS)});
         }
-        end_listed_ = end_shared;
-        const int begin = first_shared / BLOCK_KEYS * BLOCK_KEYS;
-        std::fill_n(slots_ + begin, std::max(blocks_before(end_shared) * BLOCK_KEYS - begin, 0), 0);
-        for (int t = first_shared; t < end_shared; ++t) slots_[t] = paged(base_ + t);
-    }
-
-    // The positions of a block that a token sees, a bit for each.
-    static uint32_t bits(const Seen& at, int block) {
-        const int first = std::max(at.first - block * BLOCK_KEYS, 0);
-        const int end = std::min(at.end - block * BLOCK_KEYS, BLOCK_KEYS);
-        const uint32_t below = end == BLOCK_KEYS ? ~0u : (1u << end) - 1;
-        return below & ~0u << first;
+        blocks_.list(pass_, pages(), base_);
     }
 
     // All tokens are of one sequence.
+    const int32_t* pages() const {
+        return pass_.pages + static_cast<int64_t>(pass_.seq[tokens_.first]) * pass_.num_page_columns;
+    }
     int32_t paged(int position) const {
-        const int32_t* pages =
-            pass_.pages + static_cast<int64_t>(pass_.seq[tokens_.first]) * pass_.num_page_columns;
         const int size = pass_.page_size;
-        return pages[position / size] * size + position % size;
-    }
-
-    BlockRows shared_rows(const Stored<BFloat16>& stored, int block) const {
-        const int32_t* slots = slots_ + block * BLOCK_KEYS;
-        BlockRows rows;
-        for (int i = 0; i < BLOCK_KEYS; ++i) rows.at[i] = stored.row(slots[i]);
-        if (read_[block] != ~0u)
-            for (int i = 0; i < BLOCK_KEYS; ++i)
-                if (!(read_[block] >> i & 1)) rows.at[i] = ZEROS;
-        return rows;
-    }
-
-    // The rows that memory is asked for while those of a block are read.
-    BlockRows next_rows(const Stored<BFloat16>& stored, int block) const {
-        const int next = block + AHEAD_ROWS / BLOCK_KEYS;
-        if (next < blocks_before(end_listed_)) return shared_rows(stored, next);
-        BlockRows none;
-        std::fill_n(none.at, BLOCK_KEYS, ZEROS);
-        return none;
+        return pages()[position / size] * size + position % size;
     }
 
     BlockRows own_rows(const Stored<BFloat16>& stored, int n, int block) const {
-        const uint32_t named = bits(seen(n), block);
+        const uint32_t named = seen(n).bits(block);
         BlockRows rows;
         for (int i = 0; i < BLOCK_KEYS; ++i) {
             rows.at[i] = ZEROS;
@@ -260,35 +208,10 @@ class TileItem {
         return rows;
     }
 
-    const uint8_t* shared_keys(int block) {
-        uint8_t* to = packed_keys_ + block * steps_ * STEP_BYTES;
-        if (keys_ready_ >> block & 1) return to;
-        keys_ready_ |= 1u << block;
-        const BlockRows next = next_rows(keys_, block);
-        for (int d = 0; d < dim_; d += TILE_BLOCK) ask_rows(next.at, BLOCK_KEYS, d);
-        pack_keys(shared_rows(keys_, block), dim_, to);
-        return to;
-    }
-
-    uint8_t* shared_values(int block, int step) {
-        return packed_values_ + (step * SPAN_BLOCKS + block) * STEP_BYTES;
-    }
-
-    void ready_values(int block) {
-        if (values_ready_ >> block & 1) return;
-        const BlockRows rows = shared_rows(values_, block), next = next_rows(values_, block);
-        bool finite = true;
-        for (int step = 0; step < steps_; ++step)
-            finite &= pack_values(rows, next, step * TILE_BLOCK, shared_values(block, step));
-        values_ready_ |= 1u << block;
-        // Zero times such a value is no zero: each token gets a block of what it sees.
-        if (!finite) infinite_ |= 1u << block;
-    }
-
     Pair pair_at(int first) const {
         const int count = std::min(2 * height_, rows_ - first);
         Pair to{first, count, count > height_, {token(first), token(first + count - 1) + 1},
-                SPAN_BLOCKS, 0, 0, SPAN_BLOCKS};
+                SPAN_BLOCKS, 0, 0, SPAN_BLOCKS, false};
         for (int n = to.tokens.first; n < to.tokens.last; ++n) {
             const Seen& at = seen(n);
             if (at.end == 0) continue;
@@ -303,42 +226,102 @@ class TileItem {
     void attend_rows(int first) {
         const Pair pair = pair_at(first);
         if (pair.first_block >= pair.end_block) return;
-        if (are_few_) score_few(pair);
-        else if (pair.both) score<true>(pair);
-        else score<false>(pair);
-        for (int n = pair.tokens.first; n < pair.tokens.last; ++n) score_own(pair, n);
-        Attended found[2 * TILE_ROWS];
-        for (int row = 0; row < (1 + pair.both) * height_; ++row) soften_row(pair, row, &found[row]);
-        mix_rows(pair);
+        const int num_rows = (1 + pair.both) * height_;
+        begin_rows(pair, num_rows);
+        for (int chunk = pair.first_chunk(); chunk < pair.end_chunk(); ++chunk) {
+            const Pair part = pair.within(chunk);
+            score_rows(part);
+            softmax_.follow(scores_, num_rows, chunk, call_.look);
+            if (part.goes_on) scale_results(num_rows);
+            for (int row = 0; row < part.count; ++row) soften(part, row, chunk);
+            mix_rows(part);
+        }
+        softmax_.end(num_rows);
+        keep(pair);
+    }
+
+    void begin_rows(const Pair& pair, int num_rows) {
         for (int row = 0; row < pair.count; ++row) {
-            const int n = token(first + row);
+            const int n = token(pair.first + row);
+            const bool is_first = span_ == spans(pass_, call_.look, n).first;
+            const float* sinks = is_first ? call_.look.sinks : nullptr;
+            softmax_.begin(row, {seen(n).first, seen(n).end},
+                           sinks == nullptr
+                               ? nullptr
+                               : sinks + head_ * group_ + (pair.first + row) % group_);
+        }
+        for (int row = pair.count; row < num_rows; ++row) {
+            softmax_.begin(row, {0, 0}, nullptr);
+            std::memset(weights_ + row * WEIGHT_STRIDE, 0, sizeof(BFloat16) * CHUNK);
+        }
+    }
+
+    void score_rows(const Pair& part) {
+        if (are_few_) score_few(part);
+        else if (part.both) score<true>(part);
+        else score<false>(part);
+        if (part.first_own == SPAN_BLOCKS) return;
+        for (int n = part.tokens.first; n < part.tokens.last; ++n) score_own(part, n);
+    }
+
+    void scale_results(int num_rows) {
+        for (int row = 0; row < num_rows; ++row) {
+            const float factor = softmax_.factor(row);
+            if (factor == 1.0f) continue;
+            auto* to = reinterpret_cast<float*>(results_ + row * result_stride_);
+            for (int d = 0; d < dim_; d += LANES) store(to + d, load(to + d) * factor);
+        }
+    }
+
+    // Weights of a row, zeros in blocks that other rows alone see.
+    void soften(const Pair& part, int row, int chunk) {
+        auto* weights = reinterpret_cast<BFloat16*>(weights_ + row * WEIGHT_STRIDE);
+        const int first = part.first_block % CHUNK_BLOCKS * BLOCK_KEYS;
+        const int end = first + part.num_blocks() * BLOCK_KEYS;
+        const auto clear = [&](int from, int to) {
+            if (from < to) std::memset(weights + from, 0, sizeof(BFloat16) * (to - from));
+        };
+        const Range keys = softmax_.in_chunk(row, chunk);
+        if (keys.is_empty()) return clear(first, end);
+        clear(first, keys.begin()), clear(keys.stop(), end);
+        softmax_.soften(scores_, row, chunk, weights);
+    }
+
+    void keep(const Pair& pair) {
+        for (int row = 0; row < pair.count; ++row) {
+            const int n = token(pair.first + row);
             if (seen(n).end == 0) continue;
-            found[row].mixed = reinterpret_cast<float*>(results_ + row * result_stride_);
-            Attended& all = attended_[first + row];
+            const Attended found =
+                softmax_.attended(row, reinterpret_cast<float*>(results_ + row * result_stride_));
+            Attended& all = attended_[pair.first + row];
             if (span_ != std::max(first_span_, spans(pass_, call_.look, n).first)) {
-                merge(&all, found[row], dim_);
+                merge(&all, found, dim_);
                 continue;
             }
-            all.max = found[row].max, all.sum = found[row].sum;
+            all.max = found.max, all.sum = found.sum;
             // A sum may be -0, which blocks of other tokens turn into 0.
             for (int d = 0; d < dim_; d += LANES)
-                store(all.mixed + d, load(found[row].mixed + d) + Vec{});
+                store(all.mixed + d, load(found.mixed + d) + Vec{});
         }
     }
 
     TileInputs queries() const { return {queries_, query_stride_, rows_, steps_}; }
     const uint8_t* query(int row) const { return queries_ + row * query_stride_; }
-    float* score_at(int row, int block) const {
-        return reinterpret_cast<float*>(scores_ + row * SCORE_STRIDE) + block * BLOCK_KEYS;
+    uint8_t* score_at(int row, int block) const {
+        return scores_ + row * SCORE_STRIDE +
+               block % CHUNK_BLOCKS * STEP_STRIDE;
+    }
+    const uint8_t* weights_at(int row, int block) const {
+        return weights_ + row * WEIGHT_STRIDE +
+               block % CHUNK_BLOCKS * TILE_BYTES;
     }
 
     template <bool BOTH>
     void score(const Pair& pair) {
         const uint8_t *rows = query(pair.first), *more = query(pair.first + height_);
         for (int b = pair.first_block; b < pair.end_shared; ++b) {
-            multiply<BFloat16Tiles, BOTH>(rows, more, queries(), shared_keys(b), false);
-            take<BOTH>(reinterpret_cast<uint8_t*>(score_at(0, b)), height_ * SCORE_STRIDE,
-                       SCORE_STRIDE);
+            multiply<BFloat16Tiles, BOTH>(rows, more, queries(), blocks_.packed_keys(b), false);
+            take<BOTH>(score_at(0, b), height_ * SCORE_STRIDE, SCORE_STRIDE);
         }
     }
 
@@ -362,9 +345,9 @@ class TileItem {
     template <bool TWO>
     void score_blocks(int block) {
         using Shapes = TileShapes;
-        const BlockRows rows = shared_rows(keys_, block), next = next_rows(keys_, block);
-        const BlockRows others = TWO ? shared_rows(keys_, block + 1) : rows;
-        const BlockRows behind = TWO ? next_rows(keys_, block + 1) : next;
+        const BlockRows rows = blocks_.rows(blocks_.keys, block), next = blocks_.next_rows(blocks_.keys, block);
+        const BlockRows others = TWO ? blocks_.rows(blocks_.keys, block + 1) : rows;
+        const BlockRows behind = TWO ? blocks_.next_rows(blocks_.keys, block + 1) : next;
         const Rows keys[4] = {side_by_side(rows, 0), side_by_side(rows, 1),
                               side_by_side(others, 2), side_by_side(others, 3)};
         zero_sums<TWO>();
@@ -393,7 +376,7 @@ class TileItem {
         for (int half = 0; half < (TWO ? 4 : 2); ++half) {
             const uint8_t* found[TILE_ROWS];
             for (int i = 0; i < TILE_ROWS; ++i) found[i] = sums + half * HALF_STEP + i * TILE_BYTES;
-            auto* to = reinterpret_cast<uint8_t*>(score_at(0, block)) + half * TILE_BYTES;
+            uint8_t* to = score_at(0, block) + half * TILE_BYTES;
             transpose(found, 0, to, SCORE_STRIDE);
         }
     }
@@ -402,8 +385,8 @@ class TileItem {
     Rows side_by_side(const BlockRows& rows, int half) {
         const BFloat16* const* from = rows.at + half % 2 * TILE_ROWS;
         bool apart = false;
-        for (int i = 1; i < TILE_ROWS; ++i) apart |= from[i] != from[0] + i * keys_.stride;
-        const int64_t distance = sizeof(BFloat16) * keys_.stride;
+        for (int i = 1; i < TILE_ROWS; ++i) apart |= from[i] != from[0] + i * blocks_.keys.stride;
+        const int64_t distance = sizeof(BFloat16) * blocks_.keys.stride;
         if (!apart) return {reinterpret_cast<const uint8_t*>(from[0]), distance};
         uint8_t* to = own_ + half * TILE_ROWS * query_stride_;
         for (int i = 0; i < TILE_ROWS; ++i)
@@ -430,8 +413,9 @@ class TileItem {
         const Seen& at = seen(n);
         const int first = std::max((n - tokens_.first) * group_, pair.first);
         const int end = std::min((n - tokens_.first + 1) * group_, pair.first + pair.count);
-        for (int b = std::max(at.own, at.first_block()); b < at.end_block(); ++b) {
-            pack_keys(own_rows(keys_, n, b), dim_, own_);
+        const int begin = std::max({at.own, at.first_block(), pair.first_block});
+        for (int b = begin; b < std::min(at.end_block(), pair.end_block); ++b) {
+            pack_keys(own_rows(blocks_.keys, n, b), dim_, own_);
             for (int q = first; q < end; q += height_) {
                 multiply<BFloat16Tiles, false>(query(q), nullptr, queries(), own_, false);
                 sums_->take<false>();
@@ -441,30 +425,9 @@ class TileItem {
         }
     }
 
-    // Weights of a row of the pair, zeros in blocks that other rows alone see.
-    void soften_row(const Pair& pair, int row, Attended* to) {
-        auto* weights = reinterpret_cast<BFloat16*>(weights_ + row * WEIGHT_STRIDE);
-        const auto clear = [&](int first, int end) {
-            if (first < end)
-                std::memset(weights + first * BLOCK_KEYS, 0,
-                            sizeof(BFloat16) * BLOCK_KEYS * (end - first));
-        };
-        const int n = token(pair.first + row);
-        const bool is_there = row < pair.count && seen(n).end > 0;
-        if (!is_there) return clear(pair.first_block, pair.end_block);
-        const Seen& at = seen(n);
-        clear(pair.first_block, at.first_block()), clear(at.end_block(), pair.end_block);
-        const float* sinks = call_.look.sinks;
-        if (span_ != spans(pass_, call_.look, n).first) sinks = nullptr;
-        soften_rounded(score_at(row, 0), at.first, at.end, call_.look,
-                       sinks == nullptr ? nullptr
-                                        : sinks + head_ * group_ + (pair.first + row) % group_,
-                       weights, to);
-    }
-
     void mix_rows(const Pair& pair) {
         if (are_few_ && pair.first_own == SPAN_BLOCKS && mix_few(pair)) return;
-        for (int b = pair.first_block; b < pair.end_shared; ++b) ready_values(b);
+        blocks_.pack_values_of({pair.first_block, pair.end_shared});
         for (int step = 0; step < steps_; ++step) {
             if (pair.both) mix<true>(pair, step);
             else mix<false>(pair, step);
@@ -473,31 +436,24 @@ class TileItem {
 
     // Values are packed where they stay in the first-level cache. False if some are not finite.
     bool mix_few(const Pair& pair) {
-        // Blocks whose rows stay in the second-level cache from one pair of steps to the next.
-        const int most = steps_ <= 2 ? SPAN_BLOCKS : 8;
         bool finite = true;
-        for (int b = pair.first_block, end; b < pair.end_block; b = end) {
-            end = std::min(b + most, pair.end_block);
-            for (int step = 0; step < steps_; step += 2) {
-                const bool goes_on = b > pair.first_block;
-                finite &= step + 1 < steps_ ? mix_steps<true>(b, end, step, goes_on)
-                                            : mix_steps<false>(b, end, step, goes_on);
-            }
-        }
+        for (int step = 0; step < steps_; step += 2)
+            finite &= step + 1 < steps_ ? mix_steps<true>(pair, step) : mix_steps<false>(pair, step);
+        if (finite) std::swap(results_, other_results_);
         return finite;
     }
 
     // One or two steps of 32 elements.
     template <bool TWO>
-    bool mix_steps(int block, int end_block, int step, bool goes_on) {
+    bool mix_steps(const Pair& pair, int step) {
         using Shapes = TileShapes;
-        uint8_t *to = results_ + step * STEP_STRIDE, *other = own_ + STEP_BYTES;
+        uint8_t* other = own_ + STEP_BYTES;
         bool finite = true;
-        if (goes_on) restore<TWO>(to, STEP_STRIDE, result_stride_);
+        if (pair.goes_on) restore<TWO>(results_ + step * STEP_STRIDE, STEP_STRIDE, result_stride_);
         else zero_sums<TWO>();
-        for (int b = block; b < end_block; ++b) {
-            const BlockRows rows = shared_rows(values_, b), next = next_rows(values_, b);
-            tiles::load<Shapes::ROWS_0>(weights_ + b * TILE_BYTES, WEIGHT_STRIDE);
+        for (int b = pair.first_block; b < pair.end_block; ++b) {
+            const BlockRows rows = blocks_.rows(blocks_.values, b), next = blocks_.next_rows(blocks_.values, b);
+            tiles::load<Shapes::ROWS_0>(weights_at(0, b), WEIGHT_STRIDE);
             finite &= pack_values(rows, next, step * TILE_BLOCK, own_);
             tiles::load<Shapes::COLUMNS_0>(own_, STEP_STRIDE);
             tiles::dot_bfloat16<0, Shapes::ROWS_0, Shapes::COLUMNS_0>();
@@ -510,39 +466,42 @@ class TileItem {
             tiles::load<Shapes::COLUMNS_1>(other + TILE_BYTES, STEP_STRIDE);
             tiles::dot_bfloat16<3, Shapes::ROWS_0, Shapes::COLUMNS_1>();
         }
-        take<TWO>(to, STEP_STRIDE, result_stride_);
+        take<TWO>(other_results_ + step * STEP_STRIDE, STEP_STRIDE, result_stride_);
         return finite;
     }
 
     template <bool BOTH>
     void mix(const Pair& pair, int step) {
         const int end_plain = std::min(pair.end_shared, pair.first_own);
-        zero_sums<BOTH>();
+        uint8_t* to = results_ + step * STEP_STRIDE;
+        const int64_t apart = height_ * result_stride_;
+        if (pair.goes_on) restore<BOTH>(to, apart, result_stride_);
+        else zero_sums<BOTH>();
         for (int b = pair.first_block, end; b < pair.end_block; b = end) {
-            for (end = b; end < end_plain && !(infinite_ >> end & 1);) ++end;
+            for (end = b; end < end_plain && !blocks_.is_infinite(end);) ++end;
             if (end > b) {
-                const uint8_t* rows = weights_ + b * TILE_BYTES;
+                const uint8_t* rows = weights_at(0, b);
                 add_steps<BFloat16Tiles, BOTH>(rows, rows + height_ * WEIGHT_STRIDE,
                                                {rows, WEIGHT_STRIDE, rows_, end - b},
-                                               shared_values(b, step), false);
+                                               blocks_.packed_values(b, step), false);
             } else {
                 mix_apart<BOTH>(pair, b, step);
                 end = b + 1;
             }
         }
-        take<BOTH>(results_ + step * STEP_STRIDE, height_ * result_stride_, result_stride_);
+        take<BOTH>(to, apart, result_stride_);
     }
 
     // A block of which some token has its own.
     template <bool BOTH>
     void mix_apart(const Pair& pair, int block, int step) {
-        const bool is_shared = block < pair.end_shared && !(infinite_ >> block & 1);
+        const bool is_shared = block < pair.end_shared && !blocks_.is_infinite(block);
         if (is_shared)
-            mix_some<BOTH>(pair, block, shared_values(block, step),
+            mix_some<BOTH>(pair, block, blocks_.packed_values(block, step),
                            [&](int n) { return block < seen(n).own; });
         for (int n = pair.tokens.first; n < pair.tokens.last; ++n) {
             if (!seen(n).has(block) || (is_shared && block < seen(n).own)) continue;
-            const BlockRows rows = own_rows(values_, n, block);
+            const BlockRows rows = own_rows(blocks_.values, n, block);
             const bool finite = pack_values(rows, rows, step * TILE_BLOCK, own_);
             uint8_t *before = sums_->of[0][0], *after = results_ + step * STEP_STRIDE;
             if (!finite) take<BOTH>(before, height_ * STEP_STRIDE, STEP_STRIDE);
@@ -561,7 +520,7 @@ class TileItem {
     template <bool BOTH, class Chosen>
     void mix_some(const Pair& pair, int block, const uint8_t* values, const Chosen& chosen) {
         for (int row = 0; row < (1 + pair.both) * height_; ++row) {
-            const uint8_t* from = weights_ + row * WEIGHT_STRIDE + block * TILE_BYTES;
+            const uint8_t* from = weights_at(row, block);
             if (row < pair.count && chosen(token(pair.first + row)))
                 std::memcpy(some_ + row * TILE_BYTES, from, TILE_BYTES);
             else
@@ -571,8 +530,6 @@ class TileItem {
                                        {some_, TILE_BYTES, rows_, 1}, values, false);
     }
 
-    alignas(CACHE_LINE) static constexpr BFloat16 ZEROS[MAX_TILE_DIM] = {};
-
     const Pass& pass_;
     const Call& call_;
     const Tokens tokens_;
@@ -580,20 +537,16 @@ class TileItem {
     const bool are_few_;
     const int num_tiles_, height_;
     const int64_t result_stride_;
-    const Stored<BFloat16> keys_, values_;
+    SharedBlocks blocks_;
     int64_t query_stride_ = 0, all_rows_ = 0;
-    int first_span_ = 0, span_ = 0, base_ = 0, end_listed_ = 0;
-    // Bits for blocks of the span: packed, and with values that are not finite.
-    uint32_t keys_ready_ = 0, values_ready_ = 0, infinite_ = 0;
-    // For each block, the positions that some token reads of it.
-    uint32_t read_[SPAN_BLOCKS];
-    uint8_t *packed_keys_, *packed_values_, *own_, *queries_, *scores_, *weights_, *some_, *columns_;
-    uint8_t* results_;
+    int first_span_ = 0, span_ = 0, base_ = 0;
+    uint8_t *own_, *queries_, *scores_, *weights_, *some_, *columns_;
+    uint8_t *results_, *other_results_;
+    Softmax softmax_;
     BlockSums* sums_;
     float* mixed_;
     Attended* attended_;
     Seen* seen_;
-    int32_t* slots_;
 };
 
 }  // namespace outrider
