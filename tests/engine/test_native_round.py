@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +29,7 @@ from outrider.engine.native_round import NativeRound
 from outrider.engine.round import Batch, Chunks
 from outrider.engine.stages import Stages
 from outrider.models.llama import LlamaModel
+from outrider.models.loading import resolve
 
 pytestmark = [pytest.mark.weights, pytest.mark.usefixtures("native_library")]
 
@@ -133,6 +137,25 @@ def test_a_plain_request_never_asks_the_stages(dtype: str, monkeypatch: pytest.M
     for way in (*ways, shaped, {"logprobs": True}):
         params = SamplingParams(max_tokens=12, seed=0, **way)  # pyright: ignore[reportArgumentType]
         assert len(llm.generate(PROMPTS[0], params)[0].token_ids) == 12
+
+
+@pytest.mark.parametrize("tree_nodes", [0, 7])
+def test_a_model_with_a_mask_drafts_as_by_the_stages(tmp_path: Path, tree_nodes: int) -> None:
+    """In one pass of masks, and no token after the text stays staged."""
+    draft = shutil.copytree(resolve("outrider/embedded-draft"), tmp_path / "draft")
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps({**config, "pard_token": 5}))
+    greedy = SamplingParams(max_tokens=12)
+    params = [greedy, replace(greedy, temperature=0.8, repetition_penalty=1.2, seed=3)]
+    fused, staged = (
+        _told(
+            _llm(fused=on, draft=str(draft), k=4, tree_nodes=tree_nodes).generate(
+                PROMPTS[:2], params
+            )
+        )
+        for on in (True, False)
+    )
+    assert fused == staged
 
 
 SHAPED: tuple[dict[str, object], ...] = (

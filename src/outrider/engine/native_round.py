@@ -82,7 +82,7 @@ class NativeRound:
             return self._verified(batch, self.stages.draft(batch), num_waiting)
         self.stages.read_shared(batch)
         started = perf_counter()
-        rows = None if any(map(_is_heated, batch)) else self._rows(batch)
+        rows = self._rows(batch) if all(map(self._drafts, batch)) else None
         if rows is not None:
             # The model's reading before the call is drafting too.
             drafting = perf_counter() - started
@@ -127,6 +127,17 @@ class NativeRound:
             and (self.draft is None or seq.speculation.engine_drafts)
             for seq in batch
         )
+
+    def _drafts(self, seq: LiveSequence) -> bool:
+        """Return whether the call drafts as the stages do: no trees, which only a model with a mask
+        makes of a chain's logits, and with the temperature of the text."""
+        if (
+            self.drafter is not None
+            and self.drafter.mask >= 0
+            and seq.budget.size > seq.budget.depth
+        ):
+            return False
+        return seq.budget.temperature == 1 or seq.params.greedy
 
     def _rows(self, batch: Batch) -> list[RoundRow] | None:
         """Return the call's rows; None if the draft model fails, which stages then locate. Raises
@@ -178,7 +189,9 @@ class NativeRound:
         if drafter is None:
             # The copy writes the draft to the slots where the target then reads it.
             return target
-        unread = drafter.begin(seq.seq_id, seq.tokens, most=drafter.share(batch_size))
+        num_masks = depth - 1 if drafter.mask >= 0 else 0
+        most = drafter.share(batch_size, less=num_masks)
+        unread = drafter.begin(seq.seq_id, seq.tokens, most=most)
         return _feed(given(self.draft, "draft model"), seq.seq_id, unread, depth - 1)
 
     def _finish(
@@ -209,7 +222,9 @@ class NativeRound:
         """Clamp the outcome, and record the staged tokens. Its logits begin at row `start`."""
         drafted = verdict.drafted
         if row.depth and self.drafter is not None:
-            fed = (*given(row.draft, "draft").unread, *drafted[:-1])
+            fed = tuple(given(row.draft, "draft").unread)
+            if self.drafter.mask < 0:
+                fed += drafted[:-1]
             given(self.draft, "draft model").state.note_chain(seq.seq_id, fed)
             self.drafter.note(seq.seq_id, fed)
         if self.draft is not None:
@@ -264,7 +279,8 @@ def native_round(
     native = None if draft is None else NativeModel.of(draft if own is None else own.model)
     if native is None or native.vocab_size != target.spec.vocab_size:
         return "the draft model has no native pass over the target's vocabulary"
-    call = NativeRounds(_model(target), native.passes, batch_size=batch_size)
+    mask = -1 if own is None else own.mask
+    call = NativeRounds(_model(target), native.passes, batch_size=batch_size, mask=mask)
     return NativeRound(stages, call, target, pick, rule, native.model, own)
 
 
@@ -287,11 +303,6 @@ def _feed(model: NativePasses, seq_id: int, unread: Sequence[int], num_drafted: 
 
 def _temperature(params: SamplingParams) -> float:
     return 0.0 if params.greedy else max(params.temperature, MIN_TEMPERATURE)
-
-
-def _is_heated(seq: LiveSequence) -> bool:
-    """Return whether drafts have another temperature than the text, unlike in a call."""
-    return seq.budget.temperature != 1 and not seq.params.greedy
 
 
 def _keeps_logits(seq: LiveSequence) -> bool:

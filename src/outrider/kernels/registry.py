@@ -212,7 +212,7 @@ def _native(make: Callable[[], NativeOps], library: ctypes.CDLL) -> Kernels:
         latent=partial(NativeLatent, library, ops.team),
         twin=lambda: _native(make, library),
         join_lane=partial(join_lane, library),
-        lookups=NativeLookups(library),
+        lookups=NativeLookups(library, ops.team),
     )
 
 

@@ -1,25 +1,46 @@
-"""The native pass of block drafters against its operators: the same numbers and the same drafts."""
+"""Native calls of block drafters and of heads against their operators: the same drafts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from doubles.published_drafters import CASES, Case
+from doubles.published_drafters import CASES, CUTS, Case
 from outrider.core.draft import Budget, Draft
 from outrider.core.errors import NumericsError, given
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.rng import KeyedRng
+from outrider.kernels.native.rounds import NativeChains
+from outrider.plugins.heads import masked
 from outrider.plugins.heads.blocks import Backbone
 from outrider.plugins.heads.native_blocks import NativeBlocks, RefinerWeights, TokenBefore, Written
+from outrider.plugins.heads.native_heads import NativeHeads
 from outrider.testing import GREEDY
 from unit.heads.test_published_drafters import Pair, drafter_in
 
+# Heads of a state and the tokens of the path.
+PATH_HEADS = ("hydra", "hydra-prefix", "mlp-speculator")
+# Passes over masks; heads of a state alone.
+AT_ONCE = ("peagle", "pard", "medusa")
+MEDUSA = Case(
+    "medusa",
+    {"model_type": "medusa", "medusa_num_heads": 4},
+    {
+        **{f"{head}.0.linear.weight": (64, 64) for head in range(4)},
+        **{f"{head}.0.linear.bias": (64,) for head in range(4)},
+        # Two of the heads share the target's matrix.
+        **{f"{head}.1.weight": (96, 64) for head in range(2)},
+    },
+    {CUTS[-1]: (0, 0, 0)},
+    torch.empty(0),
+    None,
+)
 pytestmark = pytest.mark.usefixtures("native_library")
 # Candidates; logits after the token before, behind a gate and by a state along the path.
 ALONG_PATHS = ("dflash2", "dspark-vanilla", "dspark-gated", "dspark-rnn", "dspark-deepspec")
@@ -32,8 +53,12 @@ SAMPLED = SamplingParams(temperature=1.0, seed=3)
 LENGTHS = ((6, 4), (13, 20), (30, 21))
 
 
-def none(_backbone: Backbone) -> None:
-    """No native pass."""
+def none(*_args: object, **_kwargs: object) -> None:
+    """No native call."""
+
+
+def case_of(name: str) -> Case:
+    return MEDUSA if name == MEDUSA.name else Case.read(CASES / f"{name}.json")
 
 
 def unrefined(_native: NativeBlocks, _net: RefinerWeights) -> None:
@@ -47,9 +72,9 @@ def pairs(
     *,
     dtype: str = "float32",
     tree_nodes: int = 0,
-) -> tuple[Pair, Pair, list[Written]]:
-    """A drafter with a native pass, an equal one without, and what native calls wrote."""
-    case = Case.read(CASES / f"{name}.json")
+) -> tuple[Pair, Pair, list[bool]]:
+    """A drafter with native calls, an equal one without, and whether each call made drafts."""
+    case = case_of(name)
 
     def pair(place: str) -> Pair:
         written = case.write(folder / place)
@@ -58,17 +83,24 @@ def pairs(
     native = pair("one")
     with monkeypatch.context() as patch:
         patch.setattr(Backbone, "_native_pass", none)
+        patch.setattr(NativeHeads, "of", none)
+        patch.setattr(masked, "fused_model_drafts", none)
+        patch.setattr(masked, "KeyedChains", none)
+        patch.setattr(masked, "FusedChains", none)
         plain = pair("other")
-    calls: list[Written] = []
-    called = NativeBlocks.__call__
-
-    def counted(self: NativeBlocks, *args: object, **kwargs: object) -> Written:
-        written = called(self, *args, **kwargs)  # pyright: ignore[reportArgumentType]
-        calls.append(given(written, "blocks"))
-        return calls[-1]
-
-    monkeypatch.setattr(NativeBlocks, "__call__", counted)
+    calls: list[bool] = []
+    for kind in (NativeBlocks, NativeHeads, NativeChains):
+        monkeypatch.setattr(kind, "__call__", counted(kind.__call__, calls))
     return native, plain, calls
+
+
+def counted(call: Callable[..., Any], calls: list[bool]) -> Callable[..., Any]:
+    def count(*args: object, **kwargs: object) -> object:
+        made = given(call(*args, **kwargs), "drafts")
+        calls.append(not isinstance(made, Written) or bool(made.drafts))
+        return made
+
+    return count
 
 
 def tokens_of(rounds: list[list[Draft]]) -> list[tuple[int, ...]]:
@@ -103,7 +135,10 @@ def drafts_of(pair: Pair, both: Sequence[SamplingParams], num_nodes: int = 0) ->
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [*((name, "float32") for name in NAMES), ("dspark-gated", "bfloat16"), ("dflash2", "bfloat16")],
+    [
+        *((name, "float32") for name in (*NAMES, *PATH_HEADS, *AT_ONCE)),
+        *((name, "bfloat16") for name in ("dspark-gated", "dflash2", "mlp-speculator")),
+    ],
 )
 def test_one_call_writes_what_the_operators_write(
     name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -112,15 +147,16 @@ def test_one_call_writes_what_the_operators_write(
     for both in ((GREEDY, GREEDY), (SAMPLED, SAMPLED), (GREEDY, SAMPLED)):
         for num_nodes in (0, 6):
             ours = drafts_of(native, both, num_nodes)
-            assert len(calls) == len(LENGTHS), "one call a round, for both texts"
-            # Of all positions at once, trees are grown from the logits.
-            assert {bool(one.drafts) for one in calls} == {num_nodes == 0 or name in ALONG_PATHS}
+            # Trees of a pass over masks are made of its logits.
+            masks = num_nodes > 0 and name in ("peagle", "pard")
+            expected = [] if masks else [True] * len(LENGTHS)
+            assert calls == expected, "one call a round, for both texts"
             calls.clear()
             same_drafts(ours, drafts_of(plain, both, num_nodes))
             assert not calls
 
 
-@pytest.mark.parametrize("name", ALONG_PATHS)
+@pytest.mark.parametrize("name", [*ALONG_PATHS, *PATH_HEADS])
 def test_one_call_grows_the_trees_of_the_paths(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +164,7 @@ def test_one_call_grows_the_trees_of_the_paths(
     branches = 0
     for both in ((GREEDY, GREEDY), (SAMPLED, SAMPLED), (GREEDY, SAMPLED)):
         ours = drafts_of(native, both, 9)
-        assert [bool(one.drafts) for one in calls] == [True] * len(LENGTHS)
+        assert calls == [True] * len(LENGTHS)
         calls.clear()
         same_drafts(ours, drafts_of(plain, both, 9))
         branches += sum(not draft.is_chain for drafts in ours for draft in drafts)
@@ -149,16 +185,20 @@ def same_probs(own: list[Draft], other: list[Draft]) -> None:
             torch.testing.assert_close(one.probs_NV, two.probs_NV, atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["dflash", "dspark-gated", "dspark-rnn", "dflash2"])
+@pytest.mark.parametrize(
+    "name",
+    ["dflash", "dspark-gated", "dspark-rnn", "dflash2", "pard", "medusa", "hydra"],
+)
 def test_penalties_are_those_of_the_paths(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the call where logits are of all ids and are known after each token."""
+    """In the call where logits are of all ids; of the first position alone if all are drafted at
+    once."""
     native, plain, calls = pairs(name, tmp_path, monkeypatch)
     for params in (GREEDY, SAMPLED):
         shaped = replace(params, repetition_penalty=1.5, frequency_penalty=0.5, logit_bias={6: 6.0})
         own, other = (drafts_of(pair, (shaped, params)) for pair in (native, plain))
-        assert {bool(one.drafts) for one in calls} == {name in ("dspark-rnn", "dflash2")}
+        assert set(calls) == {name not in ("dflash", "dspark-gated")}
         same_drafts(own, other)
         assert tokens_of(own) != tokens_of(drafts_of(native, (params, params)))
         calls.clear()
@@ -185,9 +225,19 @@ def test_a_call_that_left_the_gate_out_would_be_noticed(
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_logits_that_are_no_numbers_are_an_error(tmp_path: Path, params: SamplingParams) -> None:
-    case = Case.read(CASES / "dspark-vanilla.json")
-    pair = Pair(case, *drafter_in(case.write(tmp_path), chunk=8))
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("dspark-vanilla", "DSpark"),
+        ("medusa", "Medusa"),
+        ("hydra", "Hydra"),
+        ("peagle", "P-EAGLE|model"),
+    ],
+)
+def test_logits_that_are_no_numbers_are_an_error(
+    name: str, said: str, tmp_path: Path, params: SamplingParams
+) -> None:
+    pair = Pair(case_of(name), *drafter_in(case_of(name).write(tmp_path), chunk=8))
     pair.open(0)
     row = pair.states(0, 9)
     hidden = given(row.hidden, "hidden state")
@@ -196,7 +246,7 @@ def test_logits_that_are_no_numbers_are_an_error(tmp_path: Path, params: Samplin
         return torch.full_like(hidden.read(start, stop), torch.nan)
 
     rng = KeyedRng(3, 0, 9, choose=pair.target.kernels.sampling.pick)
-    with pytest.raises(NumericsError, match="DSpark"):
+    with pytest.raises(NumericsError, match=said):
         pair.drafter.propose(
             [replace(row, hidden=replace(hidden, read=broken), params=params, rng=rng)]
         )

@@ -23,7 +23,7 @@ from outrider.kernels.native.rounds import (
     SuffixSettings,
 )
 from outrider.kernels.native.sampling import Drawing, TreeDrafts, TreeRow, TreeStruct
-from outrider.plugins.heads import native_blocks
+from outrider.plugins.heads import native_blocks, native_choice, native_heads
 
 _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] = {
     "round.cpp": (
@@ -40,6 +40,13 @@ _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] 
     ),
     "suffix.cpp": (("SuffixSettings", SuffixSettings, {}), ("LookupRoom", LookupRoom, {})),
     "ngram.cpp": (("NgramSettings", NgramSettings, {}),),
+    "head_drafts.cpp": (
+        ("WideTree", native_choice._Wide, {}),  # pyright: ignore[reportPrivateUsage]
+        ("Choice", native_choice.ChoiceStruct, {}),
+        ("HeadStep", native_heads._Step, {}),  # pyright: ignore[reportPrivateUsage]
+        ("Head", native_heads._Head, {}),  # pyright: ignore[reportPrivateUsage]
+        ("HeadDrafts", native_heads._Drafts, {}),  # pyright: ignore[reportPrivateUsage]
+    ),
     "forward.cpp": (
         ("Linear", LinearStruct, {}),
         ("Net", layers._Net, {}),  # pyright: ignore[reportPrivateUsage]

@@ -48,7 +48,8 @@ LEAST_SHARE = 2
 class ModelDrafter:
     """A drafter with `model`, whose tokens `sampler` chooses; it feeds at most `chunk` tokens of a
     prompt in one pass. With `fused`, drafts are made in one call where possible. A model that
-    `borrows` its memory only stages nodes there: the owner opens and closes sequences."""
+    `borrows` its memory only stages nodes there: the owner opens and closes sequences. A `mask`,
+    -1 for none, is read in place of tokens not drafted yet, so that one pass drafts them all."""
 
     name = "model"
     needs = DraftNeeds()
@@ -61,8 +62,9 @@ class ModelDrafter:
         chunk: int,
         fused: FusedDrafts | None = None,
         borrows: bool = False,
+        mask: int = -1,
     ) -> None:
-        self.model, self.sampler = model, sampler
+        self.model, self.sampler, self.mask = model, sampler, mask
         self._chunk, self._fused, self._borrows = chunk, fused, borrows
         # The tokens fed of each sequence since the last commit; without parents they are a chain.
         self._staged: dict[int, list[int]] = {}

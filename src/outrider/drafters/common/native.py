@@ -146,14 +146,21 @@ def draft_shaping(row: DraftRow) -> SparseShaping | None:
 
 
 class KeyedChains:
-    """A maker of one model's chains in one call, with the choices of `sampler`."""
+    """A maker of one model's chains in one call, with the choices of `sampler`; in one pass of a
+    model that reads a `mask` in place of tokens that are not drafted yet."""
 
     def __init__(
-        self, model: RoundModel, sampler: DraftSampler, *, batch_size: int, vocab_size: int
+        self,
+        model: RoundModel,
+        sampler: DraftSampler,
+        *,
+        batch_size: int,
+        vocab_size: int,
+        mask: int = -1,
     ) -> None:
         self._sampler, self._vocab_size = sampler, vocab_size
         self._shapes = are_first(model.ids_V)
-        self._call = NativeChains(model, batch_size=batch_size, vocab_size=vocab_size)
+        self._call = NativeChains(model, batch_size=batch_size, vocab_size=vocab_size, mask=mask)
 
     def shaped_row(self, row: DraftRow, span: CacheSpan) -> ChainRow | None:
         """Return the row of a call, with the changes of its logits; None if the call cannot make
@@ -256,9 +263,10 @@ def grown_draft(grown: Grown, budget: Budget) -> Draft:
 
 
 def fused_model_drafts(
-    model: CausalLM, sampler: DraftSampler, *, batch_size: int
+    model: CausalLM, sampler: DraftSampler, *, batch_size: int, mask: int = -1
 ) -> FusedDrafts | None:
-    """Return a maker of `sampler`'s trees or chains; None if `model` has no native pass."""
+    """Return a maker of `sampler`'s trees or chains; None if `model` has no native pass. With a
+    `mask` chains take one pass, and only the text stays staged."""
     own = NativeModel.of(model)
     if own is None:
         return None
@@ -266,8 +274,8 @@ def fused_model_drafts(
     if sampler.branches:
         call = NativeTreeDrafts(own.passes, batch_size=batch_size, vocab_size=size)
         return FusedTrees(call, state, sampler, vocab_size=size, enter=lambda _: own.is_same())
-    chains = own.chains(sampler, batch_size=batch_size)
-    return FusedChains(chains, state, enter=lambda _: own.is_same(), keeps_drafts=True)
+    chains = own.chains(sampler, batch_size=batch_size, mask=mask)
+    return FusedChains(chains, state, enter=lambda _: own.is_same(), keeps_drafts=mask < 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,9 +296,9 @@ class NativeModel:
         passes = RoundModel(forward, own.logits, own.state.page_size, ids_V)
         return cls(own, passes, model.spec.vocab_size)
 
-    def chains(self, sampler: DraftSampler, *, batch_size: int) -> KeyedChains:
+    def chains(self, sampler: DraftSampler, *, batch_size: int, mask: int = -1) -> KeyedChains:
         size = self.vocab_size
-        return KeyedChains(self.passes, sampler, batch_size=batch_size, vocab_size=size)
+        return KeyedChains(self.passes, sampler, batch_size=batch_size, vocab_size=size, mask=mask)
 
     def is_same(self) -> bool:
         """Return whether the kernels are still the same: they may be exchanged later."""

@@ -107,6 +107,7 @@ _SIGNATURES = {
     "grouped_bytes": "iii:l",
     "grouped_rows": "pppi",
     "grow_tree": "pppl:i",
+    "head_drafts": "p:i",
     "head_norm": "ppppfiiii",
     "judge": "p:i",
     "keep_likely": "ppddil",

@@ -116,7 +116,7 @@ class ShapingStruct(Structure):
 class RoundStruct(Structure):
     _fields_ = struct_fields(
         (c_void_p, "team target draft rows"),
-        (c_int32, "num_rows most_drafted vocab_size unused"),
+        (c_int32, "num_rows most_drafted vocab_size mask_token"),
         (c_void_p, "drafts paths unread_target unread_draft leftover best"),
         (c_double, "draft_seconds verify_seconds"),
     )
@@ -297,12 +297,15 @@ class Drafts:
 class NativeRounds:
     """Runs rounds of up to `batch_size` rows. Not thread-safe: every round reuses the buffers.
 
-    Without a `draft` model, rows come with their drafts.
+    Without a `draft` model, rows come with their drafts. A `mask` is that of NativeChains.
     """
 
-    def __init__(self, target: RoundModel, draft: RoundModel | None, *, batch_size: int) -> None:
+    def __init__(
+        self, target: RoundModel, draft: RoundModel | None, *, batch_size: int, mask: int = -1
+    ) -> None:
         self._target = Lane(target, batch_size)
         self._draft = None if draft is None else Lane(draft, batch_size)
+        self._max_drafted = 0 if draft is None else len(draft.logits_MV)
         self._drafts = Drafts(batch_size)
         self._rows, self._shapings = self._drafts.rows, (ShapingStruct * batch_size)()
         num_logits, vocab_size = target.logits_MV.shape
@@ -314,6 +317,7 @@ class NativeRounds:
             self._target.address,
             None if self._draft is None else self._draft.address,
             vocab_size=vocab_size,
+            mask_token=mask,
             unread_target=ctypes.addressof(self._target.unread),
             unread_draft=None if self._draft is None else ctypes.addressof(self._draft.unread),
             leftover=self._leftover_V.data_ptr(),
@@ -329,12 +333,16 @@ class NativeRounds:
         num_logits = sum(num_drafted) + len(rows)
         num_read = sum(len(row.target.unread) for row in rows) + sum(num_drafted)
         num_drafting = sum(len(row.draft.unread) for row in rows if row.draft)
+        num_masks = 0
+        if self._round.mask_token >= 0:
+            num_masks = sum(max(number - 1, 0) for number in num_drafted)
         return (
             len(rows) <= len(self._rows)
             and max(num_drafted) <= MOST_NODES
             and num_logits <= len(self._best)
             and num_read <= len(self._target.unread)
-            and (self._draft is None or num_drafting <= len(self._draft.unread))
+            and (self._draft is None or num_drafting + num_masks <= len(self._draft.unread))
+            and (num_masks == 0 or sum(num_drafted) <= self._max_drafted)
         )
 
     def __call__(self, rows: Sequence[RoundRow]) -> Decided | None:
@@ -396,9 +404,12 @@ class DraftedChains:
 
 
 class NativeChains:
-    """Drafts chains of up to `batch_size` rows. Not thread-safe: every call reuses the buffers."""
+    """Drafts chains of up to `batch_size` rows. With a `mask`, which is read in place of tokens not
+    drafted yet, one pass drafts them all. Not thread-safe: every call reuses the buffers."""
 
-    def __init__(self, model: RoundModel, *, batch_size: int, vocab_size: int) -> None:
+    def __init__(
+        self, model: RoundModel, *, batch_size: int, vocab_size: int, mask: int = -1
+    ) -> None:
         self._lane = Lane(model, batch_size)
         self._rows, self._shapings = (Row * batch_size)(), (ShapingStruct * batch_size)()
         self._drafts = (c_int32 * (batch_size * MOST_NODES))()
@@ -410,6 +421,7 @@ class NativeChains:
             self._lane.address,
             ctypes.addressof(self._rows),
             vocab_size=vocab_size,
+            mask_token=mask,
             drafts=ctypes.addressof(self._drafts),
             unread_draft=ctypes.addressof(self._lane.unread),
             best=ctypes.addressof(self._best),
@@ -419,10 +431,14 @@ class NativeChains:
 
     def fits(self, rows: Sequence[ChainRow]) -> bool:
         """True if the buffers are large enough for the drafts, each of one token at least."""
+        num_masks = 0
+        if self._round.mask_token >= 0:
+            num_masks = sum(row.depth - 1 for row in rows)
         return (
-            len(rows) <= min(len(self._rows), self._max_logits)
+            len(rows) <= len(self._rows)
+            and len(rows) + num_masks <= self._max_logits
             and all(0 < row.depth <= MOST_NODES for row in rows)
-            and sum(len(row.feed.unread) for row in rows) <= len(self._lane.unread)
+            and sum(len(row.feed.unread) for row in rows) + num_masks <= len(self._lane.unread)
         )
 
     def __call__(self, rows: Sequence[ChainRow]) -> DraftedChains | None:
@@ -560,9 +576,11 @@ class NativeSuffix(NativeTexts):
 
 @dataclass(frozen=True, slots=True)
 class NativeLookups:
-    """Makes objects that look texts up with `library`."""
+    """Makes objects that look texts up with `library`. `team` is the address of the kernels' team,
+    for other calls of drafters (`kernels/native/ops.py`)."""
 
     library: ctypes.CDLL
+    team: int = 0
 
     def suffix(self, settings: SuffixSettings) -> NativeSuffix:
         return NativeSuffix(self.library, settings)

@@ -198,7 +198,7 @@ def path_drafter(
     backbone, extra = load_blocks(context, read_extra, from_anchor=from_anchor)
     if extra is None:
         parallel = ParallelHeadSampler.of(context, model)
-        backbone.choose(parallel.sampler)
+        backbone.choose(parallel.sampler, trees=parallel)
         return block_drafter(context, backbone, AtOnce(backbone, parallel))
     sampler = context.sampler(model, branches=context.resolved.wants_trees)
     backbone.choose(sampler, extra)

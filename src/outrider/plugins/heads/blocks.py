@@ -33,15 +33,12 @@ from torch.nn import functional
 from outrider.core.errors import NumericsError, given
 from outrider.core.protocols import DraftRow, StepRow
 from outrider.drafters.common.growth import NOT_DRAFTED, DraftSampler
-from outrider.drafters.common.native import are_first, draft_shaping, keyed_draws, planned_tree
 from outrider.kernels.native.forward import (
     DecoderTraits,
     ForwardParts,
     LayerWeights,
     NativeForward,
 )
-from outrider.kernels.native.rounds import CacheSpan
-from outrider.kernels.native.sampling import fits
 from outrider.kernels.operators import Kernels, normed
 from outrider.kernels.plan import PackedLinear, PackedPlan, sent
 from outrider.models.configs import LlamaConfig
@@ -51,17 +48,15 @@ from outrider.models.rope import Turns
 from outrider.models.weights import Placement
 from outrider.plugins.heads.hidden import TargetStates
 from outrider.plugins.heads.native_blocks import (
-    BlockChains,
     BlockSizes,
     BlockText,
-    BlockTrees,
     BlockWeights,
     NativeBlocks,
-    PlannedChain,
     RefinerWeights,
     TokenBefore,
     Written,
 )
+from outrider.plugins.heads.native_choice import Chooser, TreeShapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +192,7 @@ class Backbone:
             capacity.max_rows, config.layer.hidden_size, device=placement.device
         )
         self.state = self._passes.kv
-        self._sampler: DraftSampler | None = None
-        # Whether native logits depend on drafted tokens, and may be shaped.
-        self._along = self._shapes = False
+        self._chooser: Chooser | None = None
         self._native = self._native_pass()
         self.num_texts = max(capacity.max_rows // (2 * config.block_size), 1)
 
@@ -208,16 +201,16 @@ class Backbone:
         sampler: DraftSampler,
         before: TokenBefore | None = None,
         refiner: RefinerWeights | None = None,
+        *,
+        trees: TreeShapes | None = None,
     ) -> None:
-        """Let native passes make chains with the choices of `sampler`, by logits that depend on the
-        token `before`, or that a `refiner` changes."""
-        self._sampler = sampler
+        """Let native passes make drafts with the choices of `sampler`, by logits that depend on the
+        token `before`, or of all positions at once, with `trees`, which a `refiner` may change."""
+        self._chooser = Chooser(sampler, self.config.layer.vocab_size, self._parts.ids_W, trees)
         if self._native is not None and refiner is not None:
             self._native.refine(refiner)
         if self._native is not None and before is not None:
             self._native.follow(before)
-            # Drafts of all positions at once are shaped for the first one alone.
-            self._along, self._shapes = True, are_first(self._parts.ids_W)
 
     def write(self, parts: Sequence[NewContext], depth: int) -> Written:
         """Read new context, which is staged, and write a block for each text, in one call if there
@@ -247,40 +240,15 @@ class Backbone:
             )
             for part, (seq_id, count) in zip(parts, counts.items(), strict=True)
         ]
-        written = native(texts, states_PX, depth, self._made([part.row for part in parts]))
+        chooser = self._chooser
+        made = None if chooser is None else chooser.made([part.row for part in parts])
+        written = native(texts, states_PX, depth, made)
         if written is None:
-            raise NumericsError(given(self._sampler, "sampler").model_name)
+            raise NumericsError(given(chooser, "chooser").model_name)
         for part, (seq_id, count) in zip(parts, counts.items(), strict=True):
             if count:
                 self.state.note_chain(seq_id, part.row.tokens[part.start : part.stop])
         return written
-
-    def _made(self, rows: Sequence[DraftRow]) -> BlockChains | BlockTrees | None:
-        """Return the drafts that a native pass makes; None if it cannot make all of them."""
-        sampler, vocab_size = self._sampler, self.config.layer.vocab_size
-        if sampler is None:
-            return None
-        if (self._along and not sampler.branches) or all(
-            row.budget.size <= row.budget.depth for row in rows
-        ):
-            chains = [self._chain(sampler, row) for row in rows]
-            planned = [one for one in chains if one is not None]
-            return BlockChains(planned, vocab_size) if len(planned) == len(rows) else None
-        if not self._along:
-            return None
-        none = CacheSpan(0, (), ())
-        trees = [planned_tree(sampler, row, none, vocab_size) for row in rows]
-        known = [one for one in trees if one is not None and fits(one.limits)]
-        budgets = [row.budget for row in rows]
-        return BlockTrees(known, budgets, vocab_size) if len(known) == len(rows) else None
-
-    def _chain(self, sampler: DraftSampler, row: DraftRow) -> PlannedChain | None:
-        """Return the chain that a native pass makes for `row`; None if it cannot."""
-        shaping = draft_shaping(row) if self._shapes else None
-        draws = keyed_draws(sampler, row, row.rng, self.config.layer.vocab_size)
-        if draws is None or (row.shaper is not None and shaping is None):
-            return None
-        return PlannedChain(row.budget.depth, draws, shaping)
 
     @torch.inference_mode()
     def read(self, parts: Sequence[NewContext], *, writes: bool = True) -> Tensor:

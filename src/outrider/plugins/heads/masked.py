@@ -21,10 +21,12 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft
+from outrider.core.errors import given
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
 from outrider.drafters.common.context import BuildContext
 from outrider.drafters.common.draft_model import ModelDrafter
-from outrider.drafters.common.growth import TextPart, draft_some
+from outrider.drafters.common.growth import FusedDrafts, TextPart, draft_some
+from outrider.drafters.common.native import FusedChains, KeyedChains, fused_model_drafts
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.heads import HeadsToLoad
 from outrider.models.json_object import JsonObject
@@ -64,6 +66,14 @@ def _drafts_of(
     return [sampler.draft(row, own_KV) for row, own_KV in zip(rows, each, strict=True)]
 
 
+def _in_one_call(fused: FusedDrafts | None, parts: Sequence[TextPart]) -> list[Draft] | None:
+    """Return chains that one call made; None for trees, or if it cannot."""
+    if fused is None or any(part.row.budget.size > part.row.budget.depth for part in parts):
+        return None
+    made = fused.try_rows(parts)
+    return None if made is None else [one.draft for one in made]
+
+
 class MaskedHeadDrafter:
     """A drafter with P-EAGLE heads. It drafts nothing before the target has read a text up to its
     pending token, nor twice for the same text."""
@@ -71,12 +81,28 @@ class MaskedHeadDrafter:
     name = "peagle"
 
     def __init__(
-        self, net: EntranceNet, mask: Mask, sampler: ParallelHeadSampler, limits: HeadLimits
+        self,
+        net: EntranceNet,
+        mask: Mask,
+        sampler: ParallelHeadSampler,
+        limits: HeadLimits,
+        *,
+        batch_size: int,
     ) -> None:
         self._net, self._mask, self._sampler = net, mask, sampler
         self._blocks = Blocks([net], limits)
         self.needs = DraftNeeds(hidden_layers=net.hidden_layers)
         self._state_1D = net.fuse(mask.state_LD[None])
+        self._fused: FusedDrafts | None = None
+        if net.native is not None:
+            chains = KeyedChains(
+                net.native.model,
+                replace(sampler.sampler, branches=False),
+                batch_size=batch_size,
+                vocab_size=net.native.vocab_size,
+                mask=mask.token,
+            )
+            self._fused = FusedChains(chains, net.state, enter=self._enter)
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
         self._blocks.open(seq_id, prompt)
@@ -91,17 +117,26 @@ class MaskedHeadDrafter:
     def _drafts(self, rows: Sequence[DraftRow]) -> list[Draft]:
         with self._blocks.drafting([row.seq_id for row in rows]):
             parts = self._blocks.catch_up(rows)
-            steps = [_masked(part, self._mask.token) for part in parts]
-            self._net.state.reserve({step.seq_id: len(step.tokens) for step in steps})
-            known = torch.split(
-                self._net.fuse(target_states(parts)), [len(part.tokens) for part in parts]
-            )
-            states: list[Tensor] = []
-            for part, known_PD in zip(parts, known, strict=True):
-                states += [known_PD, self._state_1D.expand(part.row.budget.depth - 1, -1)]
-            logits_MV = self._net.step(steps, torch.cat(states)).logits_MV
+            drafts = _in_one_call(self._fused, parts)
+            if drafts is None:
+                steps = [_masked(part, self._mask.token) for part in parts]
+                self._net.state.reserve({step.seq_id: len(step.tokens) for step in steps})
+                logits_MV = self._net.step(steps, self._states(parts)).logits_MV
+                drafts = _drafts_of(self._sampler, parts, logits_MV)
             self._blocks.note(parts)
-            return _drafts_of(self._sampler, parts, logits_MV)
+            return drafts
+
+    def _states(self, parts: Sequence[TextPart]) -> Tensor:
+        """Return the state before each token of a text and before the masks behind it."""
+        known_ND, states = self._net.fuse(target_states(parts)), list[Tensor]()
+        each = torch.split(known_ND, [len(part.tokens) for part in parts])
+        for part, known_PD in zip(parts, each, strict=True):
+            states += [known_PD, self._state_1D.expand(part.row.budget.depth - 1, -1)]
+        return torch.cat(states)
+
+    def _enter(self, parts: Sequence[TextPart]) -> bool:
+        given(self._net.native, "native pass").enter(self._states(parts))
+        return True
 
 
 def load_peagle(context: BuildContext, sampler: ParallelHeadSampler) -> MaskedHeadDrafter:
@@ -124,7 +159,7 @@ def load_peagle(context: BuildContext, sampler: ParallelHeadSampler) -> MaskedHe
     limits = HeadLimits(
         chunk=config.prefill_chunk, reach=reach, window=target.spec.max_tokens, first=1
     )
-    return MaskedHeadDrafter(net, mask, sampler, limits)
+    return MaskedHeadDrafter(net, mask, sampler, limits, batch_size=batch)
 
 
 def _read_mask(heads: HeadsToLoad, vocab_size: int, hidden_size: int) -> Mask:
@@ -160,22 +195,36 @@ class MaskedModelDrafter(ModelDrafter):
     """A ModelDrafter whose model reads `mask` in place of tokens not yet drafted."""
 
     def __init__(
-        self, model: CausalLM, sampler: ParallelHeadSampler, *, mask: int, chunk: int
+        self,
+        model: CausalLM,
+        sampler: ParallelHeadSampler,
+        *,
+        mask: int,
+        chunk: int,
+        fused: FusedDrafts | None = None,
     ) -> None:
         # The model's memory has only text, and no tree.
-        super().__init__(model, replace(sampler.sampler, branches=False), chunk=chunk)
-        self._parallel, self._mask = sampler, mask
+        chains = replace(sampler.sampler, branches=False)
+        super().__init__(model, chains, chunk=chunk, fused=fused, mask=mask)
+        self._parallel = sampler
 
     def _drafts(self, rows: Sequence[DraftRow]) -> list[Draft]:
         most = self.share(len(rows), less=max(row.budget.depth for row in rows) - 1)
         parts = [TextPart.end(row, self.begin(row.seq_id, row.tokens, most=most)) for row in rows]
-        steps = [_masked(part, self._mask) for part in parts]
-        logits_MV = self.model.step(steps, self.needs).logits_MV
+        drafts = _in_one_call(self._fused, parts)
+        if drafts is None:
+            steps = [_masked(part, self.mask) for part in parts]
+            logits_MV = self.model.step(steps, self.needs).logits_MV
+            drafts = _drafts_of(self._parallel, parts, logits_MV)
         for part in parts:
             self.note(part.row.seq_id, part.tokens)
-        return _drafts_of(self._parallel, parts, logits_MV)
+        return drafts
 
 
 def masked_model_drafter(context: BuildContext, model: CausalLM, mask: int) -> MaskedModelDrafter:
     parallel = ParallelHeadSampler.of(context, "the draft model")
-    return MaskedModelDrafter(model, parallel, mask=mask, chunk=context.config.prefill_chunk)
+    config, fused = context.config, None
+    if config.fused_round:
+        size = config.most_batch
+        fused = fused_model_drafts(model, parallel.sampler, batch_size=size, mask=mask)
+    return MaskedModelDrafter(model, parallel, mask=mask, chunk=config.prefill_chunk, fused=fused)

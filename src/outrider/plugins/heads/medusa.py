@@ -23,7 +23,6 @@ from typing import Literal, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from outrider.core.clock import host_floats, host_rows
 from outrider.core.draft import Draft
@@ -31,21 +30,23 @@ from outrider.core.errors import CheckpointError, NumericsError, blaming
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.sampling import processed_probs, sharp_shares
 from outrider.core.spec import ModelSpec
-from outrider.core.tree import Chances, best_shape, chain_shape, guessed_chances
+from outrider.core.tree import Chances, Shape, best_shape, chain_shape, guessed_chances
 from outrider.drafters.common.context import BuildContext, Stateless
 from outrider.drafters.common.growth import (
     DraftSampler,
     SampledNodes,
     chosen_tree,
+    draft_some,
     drawn_params,
     last_state,
 )
 from outrider.estimate.cost import worthwhile
-from outrider.kernels.operators import own_kernels
+from outrider.kernels.operators import normed, own_kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.json_object import JsonObject
 from outrider.models.weights import WeightReader, Weights
+from outrider.plugins.heads.native_heads import HeadsShape, HeadWeights, NativeHeads, Step
 from outrider.plugins.heads.target import NormedTarget, check_finite, placement_of
 
 MODEL_TYPE = "medusa"
@@ -119,16 +120,10 @@ _PREFIXES = ("", "medusa_head.")
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
-    linear: PackedLinear
-    bias_D: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
 class MedusaHead:
     """One head. Without `last` it ends in the target's output matrix."""
 
-    blocks: tuple[_Block, ...]
+    blocks: tuple[Step, ...]
     last: PackedLinear | None
 
 
@@ -146,7 +141,7 @@ class MedusaNet:
     def logits(self, hidden_BD: Tensor, num_heads: int) -> Tensor:
         """Return float32 logits_HBV of the first heads, from the target's last residual."""
         heads = self._heads[:num_heads]
-        x_BD = self._normed(hidden_BD.float().contiguous())
+        x_BD = self.normed(hidden_BD)
         x_HBD = torch.stack([self._blocks(head, x_BD) for head in heads])
         vocab_size = self._target.spec.vocab_size
         logits_HBV = x_BD.new_empty(len(heads), len(x_BD), vocab_size)
@@ -161,19 +156,22 @@ class MedusaNet:
             self._kernels.linear(x_HBD[index], last, logits_HBV[index])
         return logits_HBV
 
-    def _normed(self, hidden_BD: Tensor) -> Tensor:
-        out_BD = torch.empty_like(hidden_BD)
+    def normed(self, hidden_BD: Tensor) -> Tensor:
+        """Return the states that heads read."""
         eps = self._target.config.rms_norm_eps
-        self._kernels.rms_norm(hidden_BD, self._target.tables.norm_D, eps, out_BD)
-        return out_BD
+        states_BD = hidden_BD.float().contiguous()
+        return normed(self._kernels, states_BD, self._target.tables.norm_D, eps)
+
+    def native(self, sampler: ParallelHeadSampler) -> NativeHeads | None:
+        """Return a maker of drafts in one call; None without native kernels."""
+        last = self._target.tables.head
+        heads = [HeadWeights(head.last or last, steps=head.blocks) for head in self._heads]
+        shape = HeadsShape(size=self._target.spec.hidden_size, trees=sampler)
+        return NativeHeads.of(self._kernels, heads, shape, sampler.sampler)
 
     def _blocks(self, head: MedusaHead, x_BD: Tensor) -> Tensor:
-        for block in head.blocks:
-            inner_BD = torch.empty_like(x_BD)
-            self._kernels.linear(x_BD, block.linear, inner_BD)
-            if block.bias_D is not None:
-                inner_BD += block.bias_D
-            x_BD = x_BD + functional.silu(inner_BD)
+        for step in head.blocks:
+            x_BD = step.run(self._kernels, x_BD)
         return x_BD
 
 
@@ -204,11 +202,11 @@ def _read_head(
     reader: WeightReader, prefix: str, config: MedusaConfig, target: NormedTarget
 ) -> MedusaHead:
     hidden, last = target.spec.hidden_size, f"{prefix}{config.num_layers}"
-    blocks: list[_Block] = []
+    blocks: list[Step] = []
     for layer in range(config.num_layers):
         linear = {f"{prefix}{layer}.linear": hidden}
         has_bias = f"{prefix}{layer}.linear.bias" in reader
-        blocks.append(_Block(reader.linear(linear, hidden), reader.bias(linear, present=has_bias)))
+        blocks.append(Step(reader.linear(linear, hidden), reader.bias(linear, present=has_bias)))
     own = f"{last}.weight" in reader
     matrix = reader.linear({last: target.spec.vocab_size}, hidden) if own else None
     return MedusaHead(tuple(blocks), matrix)
@@ -258,10 +256,7 @@ class ParallelHeadSampler:
             if branches:
                 return self._chosen(row, logits_KV)
             return Draft.chain(self.sampler.best(logits_KV.contiguous()))
-        shape = chain_shape(len(logits_KV))
-        if branches:
-            best = best_shape(self._counted(len(logits_KV)), row.budget.size)
-            shape = worthwhile(best, row.budget.price)
+        shape = self.drawn_shape(row, len(logits_KV))
         probs_KV = processed_probs(logits_KV, drawn_params(row), self.sampler.sampling)
         draw, leftover = self.sampler.draw_for(row.params), self.sampler.sampling.leftover
         nodes = SampledNodes(shape, row.rng, draw, leftover)
@@ -269,17 +264,34 @@ class ParallelHeadSampler:
             nodes.grow(probs_KV[position])
         return nodes.draft()
 
+    def drawn_shape(self, row: DraftRow, num_positions: int) -> Shape:
+        """Return the shape of a drawn chain or tree."""
+        if row.budget.size <= row.budget.depth:
+            return chain_shape(num_positions)
+        best = best_shape(self._counted(num_positions), row.budget.size)
+        return worthwhile(best, row.budget.price)
+
+    def num_ranks(self, row: DraftRow, num_ids: int) -> int:
+        """Return the number of candidates of a position of a greedy tree."""
+        return min(_NUM_RANKS, row.budget.size, num_ids)
+
+    def ranked(
+        self, row: DraftRow, ids: Sequence[Sequence[int]], shares: Sequence[Sequence[float]]
+    ) -> Draft:
+        """Return a greedy tree, or chain, of candidates and their probabilities."""
+        if row.budget.size <= row.budget.depth:
+            return Draft.chain([own[0] for own in ids])
+        chances = shares if self.trees == "confident" else self._counted(len(ids))
+        shape = worthwhile(best_shape(chances, row.budget.size), row.budget.price)
+        return chosen_tree(shape, ids)
+
     def _chosen(self, row: DraftRow, logits_KV: Tensor) -> Draft:
-        num_ranks = min(_NUM_RANKS, row.budget.size, logits_KV.shape[-1])
-        best_KR, ids_KR = logits_KV.topk(num_ranks)
+        best_KR, ids_KR = logits_KV.topk(self.num_ranks(row, logits_KV.shape[-1]))
         if bool(best_KR.isnan().any()):
             raise NumericsError(self.sampler.model_name)
-        chances = self._counted(len(logits_KV))
-        if self.trees == "confident":
-            shares_KR = sharp_shares(best_KR, logits_KV, _SHARPNESS)
-            chances = [host_floats(shares_R) for shares_R in shares_KR]
-        shape = worthwhile(best_shape(chances, row.budget.size), row.budget.price)
-        return chosen_tree(shape, host_rows(ids_KR))
+        shares_KR = sharp_shares(best_KR, logits_KV, _SHARPNESS)
+        shares = [host_floats(shares_R) for shares_R in shares_KR]
+        return self.ranked(row, host_rows(ids_KR), shares)
 
     def _counted(self, num_positions: int) -> Chances:
         """Return chances of as many positions; guessed if none were counted."""
@@ -306,21 +318,20 @@ class ParallelDrafter(Stateless):
         self.needs = DraftNeeds(hidden_layers=hidden_layers)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        depths = {index: depth for index, row in enumerate(rows) if (depth := self._depth(row))}
-        drafts = [Draft.empty()] * len(rows)
-        if not depths:
-            return drafts
-        guesses = self._guesses([rows[index] for index in depths], list(depths.values()))
-        for index, logits_KV in zip(depths, guesses, strict=True):
-            if len(logits_KV):
-                drafts[index] = self._sampler.draft(rows[index], logits_KV)
-        return drafts
+        return draft_some(rows, [self._depth(row) for row in rows], self._drafts)
 
     def _depth(self, row: DraftRow) -> int:
         """Return a draft's depth; 0 before the target has read all but the pending token."""
         if row.hidden is None or not 0 < len(row.tokens) - 1 <= row.hidden.length:
             return 0
         return min(row.budget.depth, self._most)
+
+    def _drafts(self, rows: Sequence[DraftRow]) -> Sequence[Draft]:
+        depths = [row.budget.depth for row in rows]
+        return [
+            self._sampler.draft(row, logits_KV) if len(logits_KV) else Draft.empty()
+            for row, logits_KV in zip(rows, self._guesses(rows, depths), strict=True)
+        ]
 
     def _guesses(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> list[Tensor]:
         """Return logits_KV of each row, at most as deep as its draft."""
@@ -346,6 +357,16 @@ class MedusaDrafter(ParallelDrafter):
     def __init__(self, heads: Heads, sampler: ParallelHeadSampler, *, name: str = "medusa") -> None:
         super().__init__(sampler, heads.num_heads, heads.hidden_layers)
         self._heads, self.name = heads, name
+        self._native: NativeHeads | None = None
+        if isinstance(heads, MedusaNet):
+            self._native = heads.native(sampler)
+
+    def _drafts(self, rows: Sequence[DraftRow]) -> Sequence[Draft]:
+        made: Sequence[Draft] | None = None
+        if self._native is not None and isinstance(self._heads, MedusaNet):
+            states_BD = torch.stack([last_state(row) for row in rows])
+            made = self._native(rows, self._heads.normed(states_BD))
+        return super()._drafts(rows) if made is None else made
 
     def _guesses(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> list[Tensor]:
         states_BD = torch.stack([last_state(row) for row in rows])

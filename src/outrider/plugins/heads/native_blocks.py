@@ -19,10 +19,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from outrider.core.draft import Budget, Draft
+from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
-from outrider.core.logits import SparseShaping
-from outrider.drafters.common.native import grown_draft
 from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.ops import (
     SUFFIXES,
@@ -32,9 +30,8 @@ from outrider.kernels.native.ops import (
     pointer,
     struct_fields,
 )
-from outrider.kernels.native.rounds import Draws, Row, ShapingStruct, describe_draws
-from outrider.kernels.native.sampling import PlannedTree, TreeBuffers, TreeRow
 from outrider.kernels.plan import PackedLinear
+from outrider.plugins.heads.native_choice import ChoiceStruct, Made, describe
 
 # A convolution of blocks: the product that computes weights, and base_2CD.
 Conv: TypeAlias = tuple[PackedLinear, Tensor]
@@ -84,15 +81,6 @@ class BlockText:
     pages: Sequence[int]
     pending: int
     previous: int
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedChain:
-    """A chain of `depth` tokens, each from logits after `shaping`, if there is any."""
-
-    depth: int
-    draws: Draws
-    shaping: SparseShaping | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,72 +162,17 @@ class _Refiner(Structure):
         )
 
 
-class _Block(Structure):
+class _Block(ChoiceStruct):
     _fields_ = struct_fields(
         (c_void_p, "decoder"),
         (PassStruct, "blank"),
         (LinearStruct, "join"),
-        (c_void_p, "context_norm sights convs texts states reads hidden logits"),
-        (c_void_p, "rows drafted trees ids table successors"),
+        (c_void_p, "context_norm sights convs texts states reads hidden table successors"),
         (LinearStruct, "out gate joint"),
         (c_void_p, "refiner"),
-        (c_int32, "num_texts block_size mask_token first depth"),
-        (c_int32, "num_logits vocab_size hidden_size dtype rank num_candidates"),
+        (c_int32, "block_size mask_token first hidden_size"),
+        (c_int32, "dtype rank num_candidates unused_count"),
     )
-
-
-class BlockChains:
-    """The chains of a pass, one for each text, over `vocab_size` ids."""
-
-    def __init__(self, planned: Sequence[PlannedChain], vocab_size: int) -> None:
-        count, self._planned = len(planned), planned
-        self._rows, self._shapings = (Row * count)(), (ShapingStruct * count)()
-        self._drafted = (c_int32 * 0)()
-        self._probs_BKV: Tensor | None = None
-        if any(one.draws.temperature for one in planned):
-            self._probs_BKV = torch.empty(count, max(one.depth for one in planned), vocab_size)
-        for index, one in enumerate(planned):
-            describe_draws(self._rows[index], one.draws, one.depth)
-            self._rows[index].shaping = self._shapings[index].of(one.shaping)
-            if self._probs_BKV is not None:
-                self._rows[index].drawn_from = self._probs_BKV[index].data_ptr()
-
-    def describe(self, block: _Block) -> None:
-        self._drafted = (c_int32 * (len(self._planned) * block.depth))()
-        block.rows, block.drafted = map(ctypes.addressof, (self._rows, self._drafted))
-
-    def drafts(self) -> list[Draft]:
-        found: list[Draft] = []
-        size = len(self._drafted) // len(self._planned)
-        for index, one in enumerate(self._planned):
-            probs_KV = None
-            if self._probs_BKV is not None and one.draws.temperature:
-                probs_KV = self._probs_BKV[index, : one.depth]
-            start = index * size
-            found.append(Draft.chain(self._drafted[start : start + one.depth], probs_KV))
-        return found
-
-
-class BlockTrees:
-    """The trees of a pass, one for each text, over `vocab_size` ids; `budgets` end them."""
-
-    def __init__(
-        self, planned: Sequence[PlannedTree], budgets: Sequence[Budget], vocab_size: int
-    ) -> None:
-        self._budgets = budgets
-        self._trees = [TreeBuffers(one, vocab_size) for one in planned]
-        self._rows, self._drawn = (TreeRow * len(planned))(), (Row * len(planned))()
-        for tree, row, drawn in zip(self._trees, self._rows, self._drawn, strict=True):
-            tree.describe(row, drawn)
-
-    def describe(self, block: _Block) -> None:
-        block.trees = ctypes.addressof(self._rows)
-
-    def drafts(self) -> list[Draft]:
-        return [
-            grown_draft(tree.grown(0), budget)
-            for tree, budget in zip(self._trees, self._budgets, strict=True)
-        ]
 
 
 def _dtype(table_VR: Tensor) -> int:
@@ -268,12 +201,14 @@ class NativeBlocks:
         self._sights = (_Sight * len(sights))(*(_Sight(*one) for one in sights))
         self._convs = (_Conv * len(weights.convs))(*map(_Conv.of, weights.convs))
         self._block = _Block(
-            forward.address,
-            forward.blank_pass(sizes.page),
-            LinearStruct.of(weights.join, None),
-            weights.context_norm_D.data_ptr(),
-            ctypes.addressof(self._sights),
-            ctypes.addressof(self._convs),
+            team=forward.team,
+            at_once=True,
+            decoder=forward.address,
+            blank=forward.blank_pass(sizes.page),
+            join=LinearStruct.of(weights.join, None),
+            context_norm=weights.context_norm_D.data_ptr(),
+            sights=ctypes.addressof(self._sights),
+            convs=ctypes.addressof(self._convs),
             reads=reads_ND.data_ptr(),
             ids=pointer(weights.ids_W),
             block_size=sizes.block,
@@ -288,6 +223,7 @@ class NativeBlocks:
     def follow(self, before: TokenBefore) -> None:
         """Choose drafts by logits that depend on the token `before`."""
         block, self._behind = self._block, before
+        block.at_once = False
         block.table, block.rank = before.table_VR.data_ptr(), before.table_VR.shape[1]
         block.dtype = _dtype(before.table_VR)
         block.successors, block.num_candidates = pointer(before.after_VR), before.num_candidates
@@ -307,7 +243,7 @@ class NativeBlocks:
         texts: Sequence[BlockText],
         states_PX: Tensor,
         depth: int,
-        makes: BlockChains | BlockTrees | None = None,
+        makes: Made | None = None,
     ) -> Written | None:
         """Run a pass for texts whose new context has the target's states `states_PX`, contiguous
         float32; the logits are of `depth` positions. If it also `makes` drafts, the logits hold
@@ -327,9 +263,8 @@ class NativeBlocks:
         block.blank.pages, block.blank.num_page_columns = ctypes.addressof(pages), most
         block.texts, block.states = ctypes.addressof(described), states_PX.data_ptr()
         block.hidden, block.logits = hidden_BSD.data_ptr(), logits_KBW.data_ptr()
-        block.rows, block.trees, block.num_texts, block.depth = None, None, count, depth
-        if makes is not None:
-            makes.describe(block)
+        block.num_texts, block.depth = count, depth
+        describe(makes, block)
         done = self._run(ctypes.addressof(block))
         if not done:
             raise IndexError("a pending token or the mask is not in the vocabulary")

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.core.draft import Draft
-from outrider.core.errors import CheckpointError
+from outrider.core.errors import CheckpointError, given
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.common.context import BuildContext, Stateless
 from outrider.drafters.common.growth import DraftPath, DraftSampler, draft_some, grown, last_state
@@ -53,6 +53,7 @@ from outrider.plugins.heads.hidden import (
     TargetStates,
     entrance_buffers,
 )
+from outrider.plugins.heads.native_heads import HeadsShape, HeadWeights, Mix, NativeHeads, Step
 from outrider.plugins.heads.target import NormedTarget, normed_target, placement_of
 
 _OTHER_TARGET = "choose heads that were trained for this very target"
@@ -64,9 +65,33 @@ class PathHeads(Protocol):
 
     @property
     def num_heads(self) -> int: ...
-    def begin(self, states_BD: Tensor, pending: Sequence[int]) -> DraftPath:
-        """Begin drafts after the pending tokens, given the normed states of the tokens before."""
+    def entered(self, states_BD: Tensor) -> Tensor:
+        """Return what drafts begin with, given the normed states of the tokens before."""
         ...
+
+    def begin(self, states_BD: Tensor, pending: Sequence[int]) -> DraftPath:
+        """Begin drafts after the pending tokens with such states."""
+        ...
+
+    def native(self, sampler: DraftSampler) -> NativeHeads | None:
+        """Return a maker of drafts in one call; None without native kernels."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """A maker of the drafts of `heads`, in one call if there is a `native` one that can."""
+
+    heads: PathHeads
+    sampler: DraftSampler
+    native: NativeHeads | None
+
+    def __call__(self, rows: Sequence[DraftRow], states_BD: Tensor) -> list[Draft]:
+        made = None if self.native is None else self.native(rows, states_BD)
+        if made is not None:
+            return made
+        path = self.heads.begin(states_BD, [row.tokens[-1] for row in rows])
+        return grown(self.sampler, rows, path)
 
 
 class PathDrafter(Stateless):
@@ -76,7 +101,8 @@ class PathDrafter(Stateless):
     def __init__(
         self, name: str, heads: PathHeads, target: NormedTarget, sampler: DraftSampler
     ) -> None:
-        self.name, self._heads, self._sampler = name, heads, sampler
+        self.name, self._heads = name, heads
+        self._make = _Maker(heads, sampler, heads.native(sampler))
         self._target, self._kernels = target, own_kernels(target.kernels)
         self.needs = DraftNeeds(hidden_layers=(target.spec.num_layers,))
 
@@ -92,17 +118,7 @@ class PathDrafter(Stateless):
         states_BD = torch.stack([last_state(row) for row in rows]).float()
         eps = self._target.config.rms_norm_eps
         states_BD = normed(self._kernels, states_BD, self._target.tables.norm_D, eps)
-        path = self._heads.begin(states_BD, [row.tokens[-1] for row in rows])
-        return grown(self._sampler, rows, path)
-
-
-@dataclass(frozen=True, slots=True)
-class _MlpHead:
-    embedding_VZ: Tensor
-    inner: PackedLinear
-    norm_Z: Tensor
-    shift_Z: Tensor
-    head: PackedLinear
+        return self._make(rows, self._heads.entered(states_BD))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +126,7 @@ class MlpHeads:
     """Heads of an MLP speculator, of a `config.json` with `n_predict`, `emb_dim` and `inner_dim`.
     With `scales_input` the first state is normed once more and divided by the root of 2."""
 
-    heads: tuple[_MlpHead, ...]
+    heads: tuple[HeadWeights, ...]
     kernels: Kernels
     scales_input: bool
 
@@ -121,11 +137,24 @@ class MlpHeads:
     def num_heads(self) -> int:
         return len(self.heads)
 
+    @property
+    def shape(self) -> HeadsShape:
+        first = given(self.heads[0].mix, "mix").inner
+        keep = 0.5 ** (0.5 / len(self.heads))
+        share = math.sqrt((1 - keep**2) * first.num_out / 2)
+        return HeadsShape(size=first.num_in, keep=keep, share=share, eps=self.eps)
+
+    def entered(self, states_BD: Tensor) -> Tensor:
+        if not self.scales_input:
+            return states_BD
+        ones_D = torch.ones_like(states_BD[0])
+        return normed(self.kernels, states_BD, ones_D, self.eps) / math.sqrt(2)
+
     def begin(self, states_BD: Tensor, pending: Sequence[int]) -> DraftPath:
-        if self.scales_input:
-            ones_D = torch.ones_like(states_BD[0])
-            states_BD = normed(self.kernels, states_BD, ones_D, self.eps) / math.sqrt(2)
         return _MlpPath(self, states_BD, pending)
+
+    def native(self, sampler: DraftSampler) -> NativeHeads | None:
+        return NativeHeads.of(self.kernels, self.heads, self.shape, sampler)
 
     @classmethod
     def read(cls, heads: HeadsToLoad, target: NormedTarget) -> MlpHeads:
@@ -148,12 +177,14 @@ class MlpHeads:
                 return next(stored, f"speculator.{part}.{least}")
 
             found = tuple(
-                _MlpHead(
-                    reader.table(f"{named('emb', n)}.weight", vocab_size, inner),
-                    reader.linear({named("proj", n): inner}, inner if n else size),
-                    reader.vector(f"{named('ln', n)}.weight", inner),
-                    reader.vector(f"{named('ln', n)}.bias", inner),
-                    reader.linear({named("head", n): vocab_size}, inner),
+                HeadWeights(
+                    mix=Mix(
+                        reader.table(f"{named('emb', n)}.weight", vocab_size, inner),
+                        reader.linear({named("proj", n): inner}, inner if n else size),
+                        reader.vector(f"{named('ln', n)}.weight", inner),
+                        reader.vector(f"{named('ln', n)}.bias", inner),
+                    ),
+                    last=reader.linear({named("head", n): vocab_size}, inner),
                 )
                 for n in range(raw.integer("n_predict", most=_MOST_HEADS))
             )
@@ -164,7 +195,7 @@ class MlpHeads:
 class _MlpPath:
     def __init__(self, heads: MlpHeads, states_BD: Tensor, pending: Sequence[int]) -> None:
         self._heads, self._state_MX, self._pending = heads, states_BD, pending
-        self._keep = 0.5 ** (0.5 / len(heads.heads))
+        self._shape = heads.shape
 
     def first(self) -> Tensor:
         return self._logits(self._pending, 0)
@@ -175,37 +206,14 @@ class _MlpPath:
 
     @torch.inference_mode()
     def _logits(self, tokens: Sequence[int], depth: int) -> Tensor:
-        head, kernels = self._heads.heads[depth], self._heads.kernels
-        state_MZ = rows_of(kernels, self._state_MX, head.inner) * self._keep
-        share = math.sqrt((1 - self._keep**2) * state_MZ.shape[1] / 2)
+        head, kernels, shape = self._heads.heads[depth], self._heads.kernels, self._shape
+        mix = given(head.mix, "mix")
+        state_MZ = rows_of(kernels, self._state_MX, mix.inner) * shape.keep
         tokens_M = torch.tensor(tokens, device=state_MZ.device)
-        state_MZ += head.embedding_VZ[tokens_M].float() * share
-        normed_MZ = normed(kernels, state_MZ, head.norm_Z, self._heads.eps)
-        self._state_MX = functional.gelu(normed_MZ + head.shift_Z)
-        return rows_of(kernels, self._state_MX, head.head)
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """x becomes `across` x, or x itself, plus silu of `linear` x."""
-
-    linear: PackedLinear
-    bias_D: Tensor | None
-    across: PackedLinear | None = None
-    across_bias_D: Tensor | None = None
-
-    def run(self, kernels: Kernels, x_MX: Tensor) -> Tensor:
-        added_MD = functional.silu(rows_of(kernels, x_MX, self.linear, self.bias_D))
-        if self.across is None:
-            return x_MX + added_MD
-        return rows_of(kernels, x_MX, self.across, self.across_bias_D) + added_MD
-
-
-@dataclass(frozen=True, slots=True)
-class _HydraHead:
-    steps: tuple[_Step, ...]
-    head: PackedLinear
-    bias_V: Tensor | None
+        state_MZ += mix.table_VZ[tokens_M].float() * shape.share
+        normed_MZ = normed(kernels, state_MZ, mix.norm_Z, shape.eps)
+        self._state_MX = functional.gelu(normed_MZ + mix.shift_Z)
+        return rows_of(kernels, self._state_MX, head.last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +221,7 @@ class HydraHeads:
     """Hydra heads, of a `config.json` with `hydra_num_heads`. Heads that are `grounded` read the
     tokens of the path, others the state alone, which is that of the layer `prefix`, if any."""
 
-    heads: tuple[_HydraHead, ...]
+    heads: tuple[HeadWeights, ...]
     kernels: Kernels
     embedding_VD: Tensor
     grounded: bool
@@ -223,8 +231,18 @@ class HydraHeads:
     def num_heads(self) -> int:
         return len(self.heads)
 
+    def entered(self, states_BD: Tensor) -> Tensor:
+        return states_BD
+
     def begin(self, states_BD: Tensor, pending: Sequence[int]) -> DraftPath:
         return _HydraPath(self, states_BD, pending)
+
+    def native(self, sampler: DraftSampler) -> NativeHeads | None:
+        shape = HeadsShape(
+            size=self.embedding_VD.shape[1],
+            embeddings_VD=self.embedding_VD if self.grounded else None,
+        )
+        return NativeHeads.of(self.kernels, self.heads, shape, sampler)
 
     @classmethod
     def read(cls, heads: HeadsToLoad, target: NormedTarget) -> HydraHeads:
@@ -260,7 +278,7 @@ _PREFIX = "prefix_embeding_layer."
 
 def _hydra_head(
     reader: WeightReader, target: NormedTarget, index: int, *, grounded: bool
-) -> _HydraHead:
+) -> HeadWeights:
     size, prefix = target.spec.hidden_size, f"hydra_mlp.{index}."
 
     def affine(name: str, num_out: int, num_in: int) -> tuple[PackedLinear, Tensor | None]:
@@ -270,12 +288,12 @@ def _hydra_head(
     # A step that trains with dropout has it at the number before.
     first = 0 if f"{prefix}0.linear.weight" in reader else 1
     names = (f"{prefix}{number}." for number in count(first, 1 + first))
-    steps: list[_Step] = []
+    steps: list[Step] = []
     for name in takewhile(lambda one: f"{one}linear.weight" in reader, names):
         width = size * (index + 2 if grounded and not steps else 1)
         own = affine(f"{name}linear", size, width)
         across = affine(f"{name}res_connection", size, width) if width > size else (None, None)
-        steps.append(_Step(*own, *across))
+        steps.append(Step(*own, *across))
     if not steps:
         raise CheckpointError(
             f"{prefix}0.linear.weight: this tensor of a Hydra head is missing.",
@@ -283,7 +301,7 @@ def _hydra_head(
         )
     head = f"hydra_lm_head.{index}"
     head = head if f"{head}.weight" in reader else f"{head}.1"
-    return _HydraHead(tuple(steps), *affine(head, target.spec.vocab_size, size))
+    return HeadWeights(*affine(head, target.spec.vocab_size, size), steps)
 
 
 def _read_prefix(reader: WeightReader, heads: HeadsToLoad, target: NormedTarget) -> EntranceNet:
@@ -352,7 +370,7 @@ class _HydraPath:
         x_MX, head = self._reads_MX, heads.heads[depth]
         for step in head.steps:
             x_MX = step.run(heads.kernels, x_MX)
-        return rows_of(heads.kernels, x_MX, head.head, head.bias_V)
+        return rows_of(heads.kernels, x_MX, head.last, head.bias_V)
 
 
 def _config(folder: Path, target: NormedTarget, key: str) -> JsonObject:
@@ -377,7 +395,7 @@ class PrefixedDrafter:
     def __init__(
         self, heads: HydraHeads, prefix: EntranceNet, sampler: DraftSampler, limits: HeadLimits
     ) -> None:
-        self._heads, self._prefix, self._sampler = heads, prefix, sampler
+        self._heads, self._make = heads, _Maker(heads, sampler, heads.native(sampler))
         self._blocks = Blocks([prefix], limits)
         self.needs = DraftNeeds(hidden_layers=prefix.hidden_layers)
 
@@ -395,8 +413,7 @@ class PrefixedDrafter:
         with self._blocks.drafting([row.seq_id for row in rows]):
             # A position of the layer is that of a state: its token is the one after it.
             states_BD = self._blocks.read(self._blocks.catch_up(rows)).states[0]
-            path = self._heads.begin(states_BD, [row.tokens[-1] for row in rows])
-            return grown(self._sampler, rows, path)
+            return self._make(rows, states_BD)
 
 
 def mlp_speculator(context: BuildContext) -> PathDrafter:

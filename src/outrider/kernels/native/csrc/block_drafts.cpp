@@ -1,17 +1,14 @@
-// Chains and trees from the logits of blocks, of the likeliest or of drawn tokens, on each of which the
-// logits after it may depend.
+// Chains and trees from the logits of blocks, on each token of which the logits after it may depend.
 //
-// Operators and their order are those of plugins/heads/block_heads.py; tokens are chosen as in round.cpp
-// and tree_drafts.cpp.
+// Operators and their order are those of plugins/heads/block_heads.py.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <utility>
 #include <vector>
 
 #include "block_pass.h"
-#include "drawn_trees.h"
+#include "choices.h"
 
 extern "C" {
 
@@ -27,15 +24,6 @@ namespace {
 // The logit of tokens that are not drafted, as in drafters/common/growth.py.
 constexpr float NOT_DRAFTED = -1e10f;
 
-void read_row(const void* table, int dtype, int64_t index, int size, float* to) {
-    const int64_t at = index * size;
-    switch (dtype) {
-        case FLOAT32: return copy_row(static_cast<const float*>(table) + at, to, size);
-        case BFLOAT16: return copy_row(static_cast<const BFloat16*>(table) + at, to, size);
-        default: return copy_row(static_cast<const Float16*>(table) + at, to, size);
-    }
-}
-
 float dot(const float* x, const float* y, int size) {
     Vec sum = {};
     for (int i = 0; i < size; i += LANES)
@@ -43,35 +31,31 @@ float dot(const float* x, const float* y, int size) {
     return sum_of_lanes(sum);
 }
 
-// The logits of a place after the tokens before it, along paths: of each text one, until others are
-// followed.
-class TokensBefore {
+// The logits of a place after the tokens before it, along paths.
+class TokensBefore : public Paths {
   public:
     explicit TokensBefore(const Block& block)
-        : block_(block), num_(block.num_texts), rank_(block.rank), texts_(num_),
-          tokens_(num_), state_(static_cast<size_t>(num_) * rank_) {
-        for (int i = 0; i < num_; ++i) texts_[i] = i, tokens_[i] = block.texts[i].pending;
+        : Paths(block.num_texts, block.rank), block_(block), rank_(block.rank) {
+        for (int i = 0; i < num_; ++i) tokens_[i] = block.texts[i].pending;
         // A state begins with the pending token's own row, also where that drafts nothing.
         for (int place = 0; block.joint.call != nullptr && place < block.first; ++place)
             read(place, nullptr);
     }
 
-    int num() const { return num_; }
-    int text(int i) const { return texts_[i]; }
-    void put(int i, int64_t token) { tokens_[i] = token; }
-
-    // Goes on along other paths: of `above[i]` one with the token `tokens[i]`, for each i.
-    void follow(const std::vector<int>& above, const std::vector<int64_t>& tokens) {
-        std::vector<int> texts(above.size());
-        std::vector<float> state(above.size() * rank_);
-        for (size_t i = 0; i < above.size(); ++i) {
-            texts[i] = texts_[above[i]];
-            std::copy_n(row(state_, above[i]), rank_, state.data() + i * rank_);
+    float* logits(int depth) {
+        float* own = block_.logits_of(0, depth);
+        if (!are_texts_) {
+            logits_.resize(static_cast<size_t>(num_) * block_.num_logits);
+            for (int i = 0; i < num_; ++i)
+                std::copy_n(block_.logits_of(texts_[i], depth), block_.num_logits,
+                            logits_.data() + int64_t{i} * block_.num_logits);
+            own = logits_.data();
         }
-        num_ = static_cast<int>(above.size());
-        texts_ = std::move(texts), state_ = std::move(state), tokens_ = tokens;
+        read(block_.first + depth, own);
+        return own;
     }
 
+  private:
     // Changes `logits` of row `place` of each path's block by the token before; without any, only the
     // state goes on.
     void read(int place, float* logits) {
@@ -94,7 +78,7 @@ class TokensBefore {
              + (int64_t{texts_[i]} * block_.block_size + place) * block_.hidden_size;
     }
 
-    static float* put(const float* from, int size, float* to) {
+    static float* append(const float* from, int size, float* to) {
         std::memcpy(to, from, sizeof(float) * size);
         return to + size;
     }
@@ -104,7 +88,7 @@ class TokensBefore {
         joined_.resize(static_cast<size_t>(num_) * (block_.hidden_size + rank_));
         float* to = joined_.data();
         for (int i = 0; i < num_; ++i)
-            to = put(row(rows_, i), rank_, put(hidden(i, place), block_.hidden_size, to));
+            to = append(row(rows_, i), rank_, append(hidden(i, place), block_.hidden_size, to));
         block_.gate(joined_.data(), gate_.data(), num_, rank_, false);
         outrider_sigmoid_mul(team(), gate_.data(), rows_.data(), num_, rank_);
     }
@@ -115,15 +99,15 @@ class TokensBefore {
         parts_.resize(3 * rows_.size());
         float* to = joined_.data();
         for (int i = 0; i < num_; ++i) {
-            to = put(row(rows_, i), rank_, put(row(state_, i), rank_, to));
-            to = put(hidden(i, place), block_.hidden_size, to);
+            to = append(row(rows_, i), rank_, append(row(state_, i), rank_, to));
+            to = append(hidden(i, place), block_.hidden_size, to);
         }
         block_.joint(joined_.data(), parts_.data(), num_, 3 * rank_, false);
         for (int i = 0; i < num_; ++i) {
             const float* from = parts_.data() + int64_t{3} * i * rank_;
-            put(from, rank_, row(gate_, i));
-            put(from + rank_, rank_, row(value_, i));
-            put(from + 2 * rank_, rank_, row(rows_, i));
+            append(from, rank_, row(gate_, i));
+            append(from + rank_, rank_, row(value_, i));
+            append(from + 2 * rank_, rank_, row(rows_, i));
         }
         outrider_soft_cap(team(), value_.data(), 1.0f, num_, rank_);
         outrider_soft_cap(team(), rows_.data(), 1.0f, num_, rank_);
@@ -180,15 +164,12 @@ class TokensBefore {
         return true;
     }
 
-    Team* team() const { return block_.blank.team; }
+    Team* team() const { return block_.team; }
 
     using Candidate = std::pair<float, int>;
     const Block& block_;
-    int num_;
     const int rank_;
-    std::vector<int> texts_;
-    std::vector<int64_t> tokens_;
-    std::vector<float> state_, rows_, gate_, value_, joined_, parts_;
+    std::vector<float> logits_, rows_, gate_, value_, joined_, parts_;
     std::vector<Candidate> candidates_;
 };
 
@@ -223,7 +204,7 @@ class Refinement {
   private:
     size_t numbers() const { return static_cast<size_t>(num_) * rank_; }
     size_t num_logits() const { return static_cast<size_t>(b_.num_texts) * b_.depth; }
-    Team* team() const { return b_.blank.team; }
+    Team* team() const { return b_.team; }
     float* row(std::vector<float>& rows, int text, int place) const {
         return rows.data() + (int64_t{text} * b_.block_size + place) * rank_;
     }
@@ -301,86 +282,13 @@ class Refinement {
     std::vector<float> states_, x_, mixed_, base_, read_;
 };
 
-// A token of one text, drawn from its logits.
-int64_t drawn(const Block& b, const Row& row, const float* logits, int depth) {
-    float* distribution = row.drawn_from + static_cast<int64_t>(depth) * b.vocab_size;
-    if (b.ids != nullptr) {
-        std::fill_n(distribution, b.vocab_size, -std::numeric_limits<float>::infinity());
-        for (int w = 0; w < b.num_logits; ++w) distribution[b.ids[w]] = logits[w];
-        logits = distribution;
-    }
-    make_laws(b.blank.team, row, logits, distribution, 1, b.vocab_size);
-    return row.draw(b.blank.team, distribution, depth, depth, b.vocab_size);
-}
-
-float* logits_of(const Block& b, int text, int depth) {
-    return b.logits + (int64_t{depth} * b.num_texts + text) * b.num_logits;
-}
-
-bool choose_chains(const Block& b) {
-    const int num = b.num_texts;
-    int deepest = 0;
-    for (int i = 0; i < num; ++i) deepest = std::max(deepest, b.rows[i].num_drafted);
-    TokensBefore before(b);
-    std::vector<int64_t> best(num);
-    for (int depth = 0; depth < deepest; ++depth) {
-        before.read(b.first + depth, logits_of(b, 0, depth));
-        const auto drafts = [&](int i) { return b.rows[i].num_drafted > depth; };
-        for (int i = 0; i < num; ++i)
-            if (drafts(i) && b.rows[i].shaping != nullptr)
-                (*b.rows[i].shaping)(logits_of(b, i, depth), b.num_logits,
-                                     b.drafted + int64_t{i} * b.depth, depth);
-        outrider_argmax(b.blank.team, logits_of(b, 0, depth), best.data(), num, b.num_logits);
-        for (int i = 0; i < num; ++i) {
-            if (!drafts(i)) continue;
-            int64_t token = best[i] < 0 ? -1 : b.token(best[i]);
-            if (token >= 0 && !b.rows[i].greedy())
-                token = drawn(b, b.rows[i], logits_of(b, i, depth), depth);
-            if (token < 0) return false;
-            b.drafted[int64_t{i} * b.depth + depth] = static_cast<int32_t>(token);
-            before.put(i, token);
-        }
-    }
-    return true;
-}
-
-bool grow_trees(const Block& b) {
-    Memory ids{};
-    ids.ids = b.ids;
-    ids.num_ids = ids.num_logits = b.num_logits;
-    const TreeDrafts drafts{b.blank.team, &ids, b.trees, nullptr, b.num_texts, b.vocab_size};
-    TokensBefore before(b);
-    std::vector<float> logits;
-    for (int depth = 0; before.num() > 0; ++depth) {
-        logits.resize(static_cast<size_t>(before.num()) * b.num_logits);
-        for (int i = 0; i < before.num(); ++i)
-            std::copy_n(logits_of(b, before.text(i), depth), b.num_logits,
-                        logits.data() + int64_t{i} * b.num_logits);
-        before.read(b.first + depth, logits.data());
-        std::vector<int> above;
-        std::vector<int64_t> tokens;
-        for (int i = 0, count; i < before.num(); i += count) {
-            const TreeRow& row = b.trees[before.text(i)];
-            const Tree& tree = *row.tree;
-            count = tree.num_level;
-            if (!grow(drafts, row, logits.data() + int64_t{i} * b.num_logits)) return false;
-            for (int n = 0; n < tree.num_level; ++n) {
-                above.push_back(i + tree.above[n]);
-                tokens.push_back(drafts.token(row, tree.level[n]));
-            }
-        }
-        before.follow(above, tokens);
-    }
-    drafts.name_tokens();
-    return true;
-}
-
 }  // namespace
 
 bool choose_drafts(const Block& b) {
-    if (b.rows == nullptr && b.trees == nullptr) return true;
+    if (!b.makes()) return true;
     if (b.refiner != nullptr) Refinement{b}();
-    return b.trees != nullptr ? grow_trees(b) : choose_chains(b);
+    TokensBefore before(b);
+    return choose(b, before);
 }
 
 }  // namespace outrider

@@ -5,14 +5,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "choice.h"
 #include "linears.h"
 #include "pass.h"
 #include "vectors.h"
 
 namespace outrider {
-
-struct Row;
-struct TreeRow;
 
 // What a row of a block sees in a layer. Mirrored by `_Sight` in plugins/heads/native_blocks.py, and defined by `Sight` of
 // plugins/heads/blocks.py: a window of 0 is none.
@@ -86,7 +84,7 @@ struct BlockConv {
 
 // Mirrored by `_Block` in plugins/heads/native_blocks.py: texts whose new context is read and for each of which a block is
 // written: its pending token, then masks.
-struct Block {
+struct Block : Choice {
     const void* decoder;
     Pass blank;  // without rows
     Linear join;
@@ -95,24 +93,16 @@ struct Block {
     const BlockConv* convs;    // two of each layer, of attention and of the FFN
     const BlockText* texts;
     const float* states;            // of the new context, as `join` reads them
-    // What layers read; blocks after the last norm; logits, [depth][texts][ids].
-    float *reads, *hidden, *logits;
-    // How each text's chain is drawn, and the tokens of chains, [texts][depth]; or the trees that grow.
-    // Null where there are none.
-    const Row* rows;
-    int32_t* drafted;
-    TreeRow* trees;
-    const int64_t* ids;  // tokens by what logits are of; null where that is the token
+    float *reads, *hidden;  // what layers read; blocks after the last norm
     // Where logits depend on the token before, `TokenBefore` of that file; tables have its `dtype`. Null
     // for others.
     const void *table, *successors;
     Linear out, gate, joint;
     const BlockRefiner* refiner;
-    int32_t num_texts, block_size, mask_token, first, depth;
-    int32_t num_logits, vocab_size, hidden_size, dtype, rank, num_candidates;
+    int32_t block_size, mask_token, first, hidden_size;
+    int32_t dtype, rank, num_candidates, unused_count;
 
     int num_rows() const { return num_texts * block_size; }
-    int64_t token(int64_t id) const { return ids == nullptr ? id : ids[id]; }
 };
 
 // Chooses the drafts of blocks, if there are to be any, from their logits (block_drafts.cpp). False if

@@ -23,23 +23,28 @@ double now() {
     return std::chrono::duration<double>(steady_clock::now().time_since_epoch()).count();
 }
 
-// One token of every row that drafts to this depth, from the logits in their order.
-bool choose(const Round& r, int depth) {
+// One token of every row that drafts to this depth, from the logits in their order, from row `first` on.
+// How many; 0 if some numbers are none.
+int choose(const Round& r, int depth, int first) {
     const Memory& memory = *r.draft;
-    for (int64_t b = 0, m = 0; b < r.num_rows; ++b) {
+    float* const own = memory.logits + int64_t{first} * memory.num_logits;
+    int count = 0;
+    for (int b = 0; b < r.num_rows; ++b) {
         const Row& row = r.rows[b];
         if (row.num_drafted <= depth) continue;
-        if (row.shaping != nullptr)
-            (*row.shaping)(memory.logits + m * memory.num_logits, memory.num_ids, r.drafted(b), depth);
-        ++m;
+        // The tokens before later positions are not known where all are drafted at once.
+        if (row.shaping != nullptr && (depth == 0 || !r.at_once()))
+            (*row.shaping)(own + int64_t{count} * memory.num_logits, memory.num_ids, r.drafted(b),
+                           depth);
+        ++count;
     }
     const auto is_greedy = [&](const Row& row) { return row.num_drafted > depth && row.greedy(); };
     if (std::any_of(r.rows, r.rows + r.num_rows, is_greedy))
-        outrider_argmax(r.team, memory.logits, r.best, memory.num_wanted, memory.num_logits);
+        outrider_argmax(r.team, own, r.best, count, memory.num_logits);
     for (int b = 0, m = 0; b < r.num_rows; ++b) {
         const Row& row = r.rows[b];
         if (row.num_drafted <= depth) continue;
-        const float* logits = memory.logits + static_cast<int64_t>(m) * memory.num_logits;
+        const float* logits = own + int64_t{m} * memory.num_logits;
         int64_t token = memory.token(r.best[m++]);
         if (!row.greedy()) {
             float* distribution = row.drawn_from + static_cast<int64_t>(depth) * r.vocab_size;
@@ -47,14 +52,14 @@ bool choose(const Round& r, int depth) {
             make_laws(r.team, row, logits, distribution, 1, r.vocab_size);
             token = row.draw(r.team, distribution, depth, depth, r.vocab_size);
         }
-        if (token < 0) return false;
+        if (token < 0) return 0;
         r.drafted(b)[depth] = static_cast<int32_t>(token);
     }
-    return true;
+    return count;
 }
 
 // Every row's chain, of which some may branch off one that is staged. The last token of one is not
-// read, since nothing follows it.
+// read, since nothing follows it. With a mask one pass drafts whole chains.
 bool draft(const Round& r) {
     Memory& memory = *r.draft;
     SightedPass pass(memory);
@@ -66,16 +71,30 @@ bool draft(const Round& r) {
         sights[b] = pass.pack(b, token, first + i, sights[b], wants);
     };
     int deepest = 0;
+    std::vector<int32_t> pending(r.num_rows);
     for (int b = 0; b < r.num_rows; ++b) {
         const Row& row = r.rows[b];
         if (row.num_drafted == 0) continue;
         sights[b].visible = row.draft_length;
         for (int i = 0; i < row.draft_unread; ++i)
-            pack(b, *unread++, i, i == row.draft_unread - 1);
+            pack(b, *unread++, i, !r.at_once() && i == row.draft_unread - 1);
+        pending[b] = memory.pass.num_tokens - 1;
+        for (int i = 1; r.at_once() && i < row.num_drafted; ++i)
+            pack(b, r.mask_token, row.draft_unread + i - 1, false);
         deepest = std::max(deepest, row.num_drafted);
     }
+    if (r.at_once() && deepest > 0) {
+        for (int depth = 0; depth < deepest; ++depth)
+            for (int b = 0; b < r.num_rows; ++b)
+                if (r.rows[b].num_drafted > depth)
+                    memory.wanted[memory.num_wanted++] = pending[b] + depth;
+        if (!pass.run()) return false;
+        for (int depth = 0, first = 0, count = 0; depth < deepest; ++depth, first += count)
+            if ((count = choose(r, depth, first)) == 0) return false;
+        return true;
+    }
     for (int depth = 0; depth < deepest; ++depth) {
-        if (!pass.run() || !choose(r, depth)) return false;
+        if (!pass.run() || choose(r, depth, 0) == 0) return false;
         pass.clear();
         for (int b = 0, m = -1; b < r.num_rows; ++b) {
             const Row& row = r.rows[b];

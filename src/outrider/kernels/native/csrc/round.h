@@ -156,12 +156,15 @@ struct Round {
     Team* team;
     Memory *target, *draft;
     Row* rows;
-    int32_t num_rows, most_drafted, vocab_size, unused;
+    // The mask, or -1 for none, is read in place of tokens that are not drafted yet, so that one pass drafts
+    // all; it follows the pending token.
+    int32_t num_rows, most_drafted, vocab_size, mask_token;
     int32_t *drafts, *paths, *unread_target, *unread_draft;
     float* leftover;  // [vocabulary]
     int64_t* best;    // room for an argmax of every logits row
     double draft_seconds, verify_seconds;
 
+    bool at_once() const { return mask_token >= 0; }
     int32_t* drafted(int row) const { return drafts + static_cast<int64_t>(row) * most_drafted; }
     int32_t* path(int row) const { return paths + static_cast<int64_t>(row) * most_drafted; }
 };

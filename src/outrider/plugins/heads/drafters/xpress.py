@@ -16,7 +16,7 @@ def build(context: BuildContext) -> Drafter:
 
     backbone, refiner = load_blocks(context, Refiner.read)
     sampler = ParallelHeadSampler.of(context, "the XPress layers")
-    backbone.choose(sampler.sampler, refiner=refiner)
+    backbone.choose(sampler.sampler, refiner=refiner, trees=sampler)
     write = AtOnce(backbone, sampler, partial(refiner.refine, backbone))
     return block_drafter(context, backbone, write, whole=True)
 
