@@ -35,9 +35,16 @@ struct Groups {
     int num_items;
 };
 
+// Of rows of results, how many ahead of use memory is asked for them.
+constexpr int RESULTS_AHEAD = 4;
+
 template <class Item>
 void write_out(const Pass& pass, const Call& call, int n, int h, const Attended& attended) {
     float* to = call.out + (static_cast<int64_t>(n) * pass.num_heads + h) * pass.head_dim;
+    const int64_t ahead = int64_t{RESULTS_AHEAD} * pass.num_heads * pass.head_dim;
+    if (n + RESULTS_AHEAD < pass.num_tokens)
+        for (int d = 0; d < pass.head_dim; d += CACHE_LINE / sizeof(float))
+            ask_memory(to + ahead + d);
     Item::put(attended.mixed, 1.0f / attended.sum, pass.head_dim, to);
 }
 

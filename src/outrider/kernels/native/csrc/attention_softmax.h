@@ -17,7 +17,7 @@
 namespace outrider {
 
 // Scores and weights of two tiles of rows stay in the first-level cache.
-constexpr int CHUNK_BLOCKS = 8, CHUNK = CHUNK_BLOCKS * BLOCK_KEYS;
+constexpr int CHUNK_BLOCKS = 16, CHUNK = CHUNK_BLOCKS * BLOCK_KEYS;
 // Rows lie an odd number of cache lines apart, as in tiles_linear.cpp.
 constexpr int SCORE_STRIDE = sizeof(float) * CHUNK + CACHE_LINE;
 constexpr int WEIGHT_STRIDE = sizeof(BFloat16) * CHUNK + CACHE_LINE;
@@ -89,15 +89,26 @@ inline void reduce_lanes(Vec* vecs, int num, float* to, const Two& two) {
     }
 }
 
+constexpr float NONE = -std::numeric_limits<float>::infinity();
+
+// Makes the scores of a block that are not in `seen` -inf.
+inline void hide_unseen(float* scores, int begin, Range seen) {
+    IntVec at = {};
+    for (int lane = 0; lane < LANES; ++lane) at[lane] = begin + lane;
+    for (int t = begin; t < begin + BLOCK_KEYS; t += LANES, at += LANES) {
+        const IntVec is_seen = (at >= seen.first) & (at < seen.end);
+        store(scores + t, is_seen ? load(scores + t) : splat(NONE));
+    }
+}
+
 // The largest of scores in `seen`, in each lane; in its blocks what is not seen becomes -inf.
 inline Vec largest_seen(float* scores, Range seen, float scale, float cap) {
-    constexpr float NONE = -std::numeric_limits<float>::infinity();
     const int begin = seen.begin(), stop = seen.stop();
     if (cap > 0.0f)
         for (int t = begin; t < stop; t += LANES)
             store(scores + t, capped(load(scores + t) * scale, cap));
-    for (int t = begin; t < seen.first; ++t) scores[t] = NONE;
-    for (int t = seen.end; t < stop; ++t) scores[t] = NONE;
+    if (begin < seen.first) hide_unseen(scores, begin, seen);
+    if (seen.end < stop) hide_unseen(scores, stop - BLOCK_KEYS, seen);
     Vec most = splat(NONE), others = most;
     for (int t = begin; t < stop; t += 2 * LANES) {
         most = larger(load(scores + t), most);
