@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.wide,
     pytest.mark.weights,
     pytest.mark.slow,
+    pytest.mark.usefixtures("warm_python"),
     pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc"),
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,7 +110,7 @@ def test_experts_of_mxfp4_have_the_numbers_of_transformers(tmp_path: Path) -> No
 
     packed = mxfp4(matrix(3 * 8, 64).reshape(3, 8, 64))
     tensors = {f"experts{part}": tensor for part, tensor in packed.parts.items()}
-    convert = cast("Any", theirs).convert_moe_packed_tensors
+    convert = theirs.convert_moe_packed_tensors
     wanted = convert(tensors["experts_blocks"], tensors["experts_scales"], dtype=torch.bfloat16)
     with Weights.at(folder_of(tmp_path, {"quant_method": "mxfp4"}, tensors)) as weights:
         assert torch.equal(weights.take("experts", 3, 64, 8, dtype=torch.bfloat16), wanted)

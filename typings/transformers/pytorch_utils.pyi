@@ -1,0 +1,5 @@
+"""See `transformers`."""
+
+from typing import Any
+
+Conv1D: Any

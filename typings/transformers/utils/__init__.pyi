@@ -1,0 +1,5 @@
+"""See the folder above."""
+
+from typing import Any
+
+logging: Any
