@@ -36,6 +36,17 @@ inline void load(const void* from, int64_t stride) {
     asm volatile("tileloadd (%0,%1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(TILE) : "memory");
 }
 
+// Of what is not read again soon: it leaves the lines of the first-level cache to others.
+template <int TILE>
+inline void load_passing(const void* from, int64_t stride) {
+    asm volatile("tileloaddt1 (%0,%1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(TILE) : "memory");
+}
+
+// Asks memory for a line that will be written.
+inline void ask_to_write(const void* line) {
+    asm volatile("prefetchw %0" : : "m"(*static_cast<const uint8_t*>(line)));
+}
+
 template <int TILE>
 inline void store(void* to, int64_t stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1)" : : "r"(to), "r"(stride), "i"(TILE) : "memory");

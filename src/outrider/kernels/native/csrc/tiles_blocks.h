@@ -9,10 +9,12 @@
 //
 // Blocks are stored one after the other, a block's steps likewise, so a pass reads memory in order.
 // Every sum takes the steps in order, whatever rows it comes with. Up to 32 rows meet a step at
-// once; more go over the block again while it is in the cache.
+// once, and the first-level cache keeps them for the next block; of more it keeps the block, and rows
+// pass by it.
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "team.h"
 #include "tiles.h"
@@ -50,13 +52,25 @@ struct TileOutputs {
     int num_out;
     bool accumulate;
 
+    float* place(int row, int block) const {
+        return out + static_cast<int64_t>(row) * num_out + block * TILE_BLOCK;
+    }
+
+    void ask_to_write(int row, int block) const {
+        const float* line = place(row, block);
+        tiles::ask_to_write(line), tiles::ask_to_write(line + TILE_COLUMNS);
+    }
+
+    // Whether a block's sums are stored as they are.
+    bool takes_tiles(int block) const { return !accumulate && (block + 1) * TILE_BLOCK <= num_out; }
+
     // Columns of one block in one row; `result(v)` is the block's v-th vector.
     template <class Result>
     void put(int row, int block, const Result& result) const {
         for (int v = 0; v < TILE_BLOCK / LANES; ++v) {
             const int first = block * TILE_BLOCK + v * LANES, count = num_out - first;
             if (count <= 0) break;
-            float* to = out + static_cast<int64_t>(row) * num_out + first;
+            float* to = place(row, block) + v * LANES;
             const Vec vec = result(v);
             store_some(to, accumulate ? load_some(to, count) + vec : vec, count);
         }
@@ -79,10 +93,15 @@ struct RowTiles {
 
 inline bool few_rows(const TileInputs& in) { return in.num_rows * in.stride <= BAND_BYTES; }
 
+// Of many rows, so many blocks that all threads have as many chunks.
 inline int blocks_of_chunk(const Team& team, int num_blocks, int64_t block_bytes, bool are_few) {
-    if (!are_few) return std::max(1, num_blocks / (4 * team.num_threads()));
-    return static_cast<int>(std::min<int64_t>(std::max<int64_t>(CHUNK_BYTES / block_bytes, 1),
-                                              num_blocks));
+    const int num_threads = team.num_threads();
+    if (are_few)
+        return static_cast<int>(std::min<int64_t>(std::max<int64_t>(CHUNK_BYTES / block_bytes, 1),
+                                                  num_blocks));
+    int chunk = std::max(1, num_blocks / (4 * num_threads));
+    while (chunk > 1 && (num_blocks + chunk - 1) / chunk % num_threads != 0) --chunk;
+    return chunk;
 }
 
 template <int BYTES>
@@ -114,23 +133,42 @@ void zero_sums() {
     if (BOTH) tiles::zero<2>(), tiles::zero<3>();
 }
 
-// Adds steps of one or two row tiles by a block to tiles 0 and 1, and 2 and 3.
-template <class Format, bool BOTH>
+// What of a step is read once more before long, so that the first-level cache had better keep it: the
+// weights, by the next rows, or the rows, by the next block. It cannot hold both.
+enum Kept { BOTH_SIDES, WEIGHTS, ROWS };
+
+template <int TILE, bool IS_KEPT>
+inline void load_tile(const uint8_t* from, int64_t stride) {
+    if (IS_KEPT) tiles::load<TILE>(from, stride);
+    else tiles::load_passing<TILE>(from, stride);
+}
+
+// Adds steps of one or two row tiles by a block to tiles 0 and 1, and 2 and 3; before(step) is called
+// with each.
+template <class Format, bool BOTH, Kept KEPT, class Before>
 void add_steps(const uint8_t* rows, const uint8_t* more_rows, const TileInputs& in,
-               const uint8_t* weights, bool is_fresh) {
+               const uint8_t* weights, const Before& before) {
     using Shapes = TileShapes;
     for (int step = 0; step < in.num_steps; ++step, weights += STEP_BYTES) {
-        if (is_fresh) prefetch<STEP_BYTES>(weights);
-        tiles::load<Shapes::ROWS_0>(rows + step * TILE_BYTES, in.stride);
-        tiles::load<Shapes::COLUMNS_0>(weights, STEP_STRIDE);
+        before(step);
+        load_tile<Shapes::ROWS_0, KEPT != WEIGHTS>(rows + step * TILE_BYTES, in.stride);
+        load_tile<Shapes::COLUMNS_0, KEPT != ROWS>(weights, STEP_STRIDE);
         Format::template dot<0, Shapes::ROWS_0, Shapes::COLUMNS_0>();
-        tiles::load<Shapes::COLUMNS_1>(weights + TILE_BYTES, STEP_STRIDE);
+        load_tile<Shapes::COLUMNS_1, KEPT != ROWS>(weights + TILE_BYTES, STEP_STRIDE);
         Format::template dot<1, Shapes::ROWS_0, Shapes::COLUMNS_1>();
         if (!BOTH) continue;
-        tiles::load<Shapes::ROWS_1>(more_rows + step * TILE_BYTES, in.stride);
+        load_tile<Shapes::ROWS_1, KEPT != WEIGHTS>(more_rows + step * TILE_BYTES, in.stride);
         Format::template dot<2, Shapes::ROWS_1, Shapes::COLUMNS_0>();
         Format::template dot<3, Shapes::ROWS_1, Shapes::COLUMNS_1>();
     }
+}
+
+template <class Format, bool BOTH>
+void add_steps(const uint8_t* rows, const uint8_t* more_rows, const TileInputs& in,
+               const uint8_t* weights, bool is_fresh) {
+    add_steps<Format, BOTH, BOTH_SIDES>(rows, more_rows, in, weights, [=](int step) {
+        if (is_fresh) prefetch<STEP_BYTES>(weights + step * STEP_BYTES);
+    });
 }
 
 template <class Format, bool BOTH>
@@ -140,50 +178,69 @@ void multiply(const uint8_t* rows, const uint8_t* more_rows, const TileInputs& i
     add_steps<Format, BOTH>(rows, more_rows, in, weights, is_fresh);
 }
 
+// The sums of one or two row tiles by a block; rows lie `stride` bytes apart.
+template <bool BOTH>
+void store_sums(void* rows, void* more_rows, int64_t stride) {
+    tiles::store<0>(rows, stride);
+    tiles::store<1>(static_cast<uint8_t*>(rows) + TILE_BYTES, stride);
+    if (!BOTH) return;
+    tiles::store<2>(more_rows, stride);
+    tiles::store<3>(static_cast<uint8_t*>(more_rows) + TILE_BYTES, stride);
+}
+
 // 32 sums of 32 bits for each row of two row tiles.
 struct alignas(CACHE_LINE) BlockSums {
     uint8_t of[2][TILE_ROWS][STEP_STRIDE];
 
     template <bool BOTH>
     void take() {
-        tiles::store<0>(of[0], STEP_STRIDE);
-        tiles::store<1>(of[0][0] + TILE_BYTES, STEP_STRIDE);
-        if (!BOTH) return;
-        tiles::store<2>(of[1], STEP_STRIDE);
-        tiles::store<3>(of[1][0] + TILE_BYTES, STEP_STRIDE);
+        store_sums<BOTH>(of[0], of[1], STEP_STRIDE);
     }
 };
 
-// All blocks of [first, last): the weights of block b, STEP_BYTES a step, begin at weights_of(b);
-// finish(row, block, sums) gets 32 sums.
+// All blocks of [first, last): the weights of block b, STEP_BYTES a step, begin at weights_of(b). Sums
+// are stored as they are if `are_plain`, and wherever that cannot be, finish(row, block, sums) gets 32.
 template <class Format, class WeightsOf, class Finish>
-void multiply_blocks(const TileInputs& in, int first, int last, const WeightsOf& weights_of,
-                     const Finish& finish) {
+void multiply_blocks(const TileInputs& in, const TileOutputs& out, bool are_plain, int first,
+                     int last, const WeightsOf& weights_of, const Finish& finish) {
+    // Rows of the output that memory is asked for with each step.
+    constexpr int ROWS_A_STEP = 4;
     const RowTiles dealt(in.num_rows);
     const Tiles in_use({dealt.height, TILE_BYTES});
     const int64_t tile_bytes = dealt.height * in.stride;
     const int band = std::max<int>(2, static_cast<int>(BAND_BYTES / tile_bytes) / 2 * 2);
-    const auto rows_of = [&](int tile) { return in.rows + dealt.first(tile) * in.stride; };
     BlockSums sums;
+    const auto multiply_tiles = [&](int tile, int block, auto both, auto kept) {
+        constexpr bool BOTH = decltype(both)::value;
+        const int row = dealt.first(tile), next = BOTH ? dealt.first(tile + 1) : row;
+        const int num_rows = next + dealt.height - row;
+        const uint8_t* weights = weights_of(block);
+        zero_sums<BOTH>();
+        add_steps<Format, BOTH, decltype(kept)::value>(
+            in.rows + row * in.stride, in.rows + next * in.stride, in, weights, [&](int step) {
+                if (tile == 0) prefetch<STEP_BYTES>(weights + step * STEP_BYTES);
+                const int end = std::min((step + 1) * ROWS_A_STEP, num_rows);
+                for (int r = step * ROWS_A_STEP; r < end; ++r) out.ask_to_write(row + r, block);
+            });
+        if (are_plain && out.takes_tiles(block))
+            return store_sums<BOTH>(out.place(row, block), out.place(next, block),
+                                    out.num_out * sizeof(float));
+        sums.take<BOTH>();
+        for (int t = 0; t < 1 + BOTH; ++t)
+            for (int r = dealt.num_dropped(tile + t); r < dealt.height; ++r)
+                finish((t == 0 ? row : next) + r, block, sums.of[t][r]);
+    };
+    const auto multiply_band = [&](int from, int end, auto kept) {
+        for (int block = first; block < last; ++block)
+            for (int tile = from; tile < end; tile += 2) {
+                if (tile + 1 < end) multiply_tiles(tile, block, std::true_type{}, kept);
+                else multiply_tiles(tile, block, std::false_type{}, kept);
+            }
+    };
     for (int from = 0; from < dealt.count; from += band) {
         const int end = std::min(from + band, dealt.count);
-        for (int block = first; block < last; ++block) {
-            for (int tile = from; tile < end; tile += 2) {
-                const bool is_pair = tile + 1 < end;
-                if (is_pair) {
-                    multiply<Format, true>(rows_of(tile), rows_of(tile + 1), in, weights_of(block),
-                                           tile == 0);
-                    sums.take<true>();
-                } else {
-                    multiply<Format, false>(rows_of(tile), nullptr, in, weights_of(block),
-                                            tile == 0);
-                    sums.take<false>();
-                }
-                for (int t = tile; t < tile + 1 + is_pair; ++t)
-                    for (int r = dealt.num_dropped(t); r < dealt.height; ++r)
-                        finish(dealt.first(t) + r, block, sums.of[t - tile][r]);
-            }
-        }
+        if (end - from > 2) multiply_band(from, end, std::integral_constant<Kept, WEIGHTS>{});
+        else multiply_band(from, end, std::integral_constant<Kept, ROWS>{});
     }
 }
 

@@ -39,7 +39,7 @@ void linear(const TileWeights& w, const float* x, TileOutputs to, int num_rows) 
     const int chunk = blocks_of_chunk(team, num_blocks, block_bytes, few_rows(in));
     team.run(num_blocks, chunk, [&](int first, int last, int) {
         multiply_blocks<BFloat16Tiles>(
-            in, first, last, [&](int block) { return w.packed + block * block_bytes; },
+            in, to, true, first, last, [&](int block) { return w.packed + block * block_bytes; },
             [&](int row, int block, const uint8_t* sums) {
                 const auto* floats = reinterpret_cast<const float*>(sums);
                 to.put(row, block, [&](int v) { return load(floats + v * LANES); });

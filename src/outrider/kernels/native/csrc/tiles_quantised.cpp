@@ -54,7 +54,7 @@ void linear_int8(const ByteMatrix& w, const float* x, TileOutputs to, int num_ro
     };
     team.run(num_blocks, chunk, [&](int first, int last, int) {
         multiply_blocks<Int8Tiles>(
-            in, first, last,
+            in, to, false, first, last,
             [&](int block) { return w.packed + block * block_bytes + Int8Tiles::HEAD_BYTES; },
             finish);
     });

@@ -58,6 +58,13 @@ inline void load(const void* from, int64_t stride) {
 }
 
 template <int TILE>
+inline void load_passing(const void* from, int64_t stride) {
+    load<TILE>(from, stride);
+}
+
+inline void ask_to_write(const void*) {}
+
+template <int TILE>
 inline void store(void* to, int64_t stride) {
     const Register& from = configured(TILE);
     for (int row = 0; row < from.rows; ++row)
