@@ -20,6 +20,7 @@ from outrider.kernels.native.rounds import NativeChains
 from outrider.plugins.heads import masked
 from outrider.plugins.heads.blocks import Backbone
 from outrider.plugins.heads.native_blocks import NativeBlocks, RefinerWeights, TokenBefore, Written
+from outrider.plugins.heads.native_choice import NativeChoice
 from outrider.plugins.heads.native_heads import NativeHeads
 from outrider.testing import GREEDY
 from unit.heads.test_published_drafters import Pair, drafter_in
@@ -86,10 +87,11 @@ def pairs(
         patch.setattr(NativeHeads, "of", none)
         patch.setattr(masked, "fused_model_drafts", none)
         patch.setattr(masked, "KeyedChains", none)
+        patch.setattr(masked, "NativeChoice", none)
         patch.setattr(masked, "FusedChains", none)
         plain = pair("other")
     calls: list[bool] = []
-    for kind in (NativeBlocks, NativeHeads, NativeChains):
+    for kind in (NativeBlocks, NativeHeads, NativeChains, NativeChoice):
         monkeypatch.setattr(kind, "__call__", counted(kind.__call__, calls))
     return native, plain, calls
 
@@ -147,10 +149,10 @@ def test_one_call_writes_what_the_operators_write(
     for both in ((GREEDY, GREEDY), (SAMPLED, SAMPLED), (GREEDY, SAMPLED)):
         for num_nodes in (0, 6):
             ours = drafts_of(native, both, num_nodes)
-            # Trees of a pass over masks are made of its logits.
+            # Trees of a pass over masks are made of its logits, in a call for each text.
             masks = num_nodes > 0 and name in ("peagle", "pard")
-            expected = [] if masks else [True] * len(LENGTHS)
-            assert calls == expected, "one call a round, for both texts"
+            count = len(LENGTHS) * (1 + masks)
+            assert calls == [True] * count, "one call a round, for both texts"
             calls.clear()
             same_drafts(ours, drafts_of(plain, both, num_nodes))
             assert not calls

@@ -100,6 +100,7 @@ def drafter_in(
         sampling=target.kernels.sampling,
         heads=heads,
         mask_token=mask_token_of(folder),
+        lookups=target.kernels.lookups,
     )
     drafter: Drafter = BuildContext(resolved, models, KINDS[kind]).build()
     return kind, target, drafter

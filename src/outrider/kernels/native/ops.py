@@ -99,6 +99,7 @@ _TYPES = {"p": c_void_p, "i": c_int, "l": c_int64, "u": c_uint64, "f": c_float, 
 _SIGNATURES = {
     "argmax": "pppil",
     "attention": "pppppp",
+    "choose": "p:i",
     "delta": "pppiiip",
     "drafts": "p:i",
     "forward": "ppppip:i",

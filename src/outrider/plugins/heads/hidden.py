@@ -367,7 +367,7 @@ class EntranceNet:
             placement=place,
             capacity=replace(capacity, hidden_layers=()),
         )
-        self.hidden_layers = block.states.layers
+        self.hidden_layers, self.vocab_size = block.states.layers, config.vocab_size
         self.native = self._native()
         compile_ahead(kernels, config.vocab_size, self.state, self._rehearse)
 

@@ -27,6 +27,7 @@ from outrider.drafters.common.context import BuildContext
 from outrider.drafters.common.draft_model import ModelDrafter
 from outrider.drafters.common.growth import FusedDrafts, TextPart, draft_some
 from outrider.drafters.common.native import FusedChains, KeyedChains, fused_model_drafts
+from outrider.kernels.native.rounds import NativeLookups
 from outrider.models.checkpoint import CONFIG, open_checkpoint
 from outrider.models.heads import HeadsToLoad
 from outrider.models.json_object import JsonObject
@@ -34,6 +35,7 @@ from outrider.models.weights import Weights
 from outrider.plugins.heads.eagle import load_eagle
 from outrider.plugins.heads.hidden import Blocks, EntranceNet, HeadLimits
 from outrider.plugins.heads.medusa import ParallelHeadSampler
+from outrider.plugins.heads.native_choice import Chooser, NativeChoice
 from outrider.plugins.heads.passes import target_states
 from outrider.plugins.heads.target import normed_target, placement_of
 
@@ -58,12 +60,30 @@ def _masked(part: TextPart, token: int) -> StepRow:
     return StepRow.chain(part.row.seq_id, tokens, logits_from=len(part.tokens) - 1)
 
 
-def _drafts_of(
-    sampler: ParallelHeadSampler, parts: Sequence[TextPart], logits_MV: Tensor
-) -> list[Draft]:
-    rows = [part.row for part in parts]
-    each = torch.split(logits_MV, [row.budget.depth for row in rows])
-    return [sampler.draft(row, own_KV) for row, own_KV in zip(rows, each, strict=True)]
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """The choice of drafts by `sampler`, in one call for each text if there is a `native` one."""
+
+    sampler: ParallelHeadSampler
+    native: NativeChoice | None
+
+    @classmethod
+    def of(
+        cls, sampler: ParallelHeadSampler, native: NativeLookups | None, vocab_size: int
+    ) -> _Choices:
+        if native is None:
+            return cls(sampler, None)
+        chooser = Chooser(sampler.sampler, vocab_size, trees=sampler)
+        return cls(sampler, NativeChoice(native, chooser))
+
+    def drafts(self, parts: Sequence[TextPart], logits_MV: Tensor) -> list[Draft]:
+        rows = [part.row for part in parts]
+        each = torch.split(logits_MV, [row.budget.depth for row in rows])
+        return [self._draft(row, own_KV) for row, own_KV in zip(rows, each, strict=True)]
+
+    def _draft(self, row: DraftRow, logits_KV: Tensor) -> Draft:
+        made = None if self.native is None else self.native(row, logits_KV)
+        return self.sampler.draft(row, logits_KV) if made is None else made
 
 
 def _in_one_call(fused: FusedDrafts | None, parts: Sequence[TextPart]) -> list[Draft] | None:
@@ -88,8 +108,10 @@ class MaskedHeadDrafter:
         limits: HeadLimits,
         *,
         batch_size: int,
+        choose: NativeLookups | None = None,
     ) -> None:
-        self._net, self._mask, self._sampler = net, mask, sampler
+        self._net, self._mask = net, mask
+        self._choices = _Choices.of(sampler, choose, net.vocab_size)
         self._blocks = Blocks([net], limits)
         self.needs = DraftNeeds(hidden_layers=net.hidden_layers)
         self._state_1D = net.fuse(mask.state_LD[None])
@@ -122,7 +144,7 @@ class MaskedHeadDrafter:
                 steps = [_masked(part, self._mask.token) for part in parts]
                 self._net.state.reserve({step.seq_id: len(step.tokens) for step in steps})
                 logits_MV = self._net.step(steps, self._states(parts)).logits_MV
-                drafts = _drafts_of(self._sampler, parts, logits_MV)
+                drafts = self._choices.drafts(parts, logits_MV)
             self._blocks.note(parts)
             return drafts
 
@@ -159,7 +181,8 @@ def load_peagle(context: BuildContext, sampler: ParallelHeadSampler) -> MaskedHe
     limits = HeadLimits(
         chunk=config.prefill_chunk, reach=reach, window=target.spec.max_tokens, first=1
     )
-    return MaskedHeadDrafter(net, mask, sampler, limits, batch_size=batch)
+    lookups = context.models.lookups
+    return MaskedHeadDrafter(net, mask, sampler, limits, batch_size=batch, choose=lookups)
 
 
 def _read_mask(heads: HeadsToLoad, vocab_size: int, hidden_size: int) -> Mask:
@@ -202,11 +225,12 @@ class MaskedModelDrafter(ModelDrafter):
         mask: int,
         chunk: int,
         fused: FusedDrafts | None = None,
+        choose: NativeLookups | None = None,
     ) -> None:
         # The model's memory has only text, and no tree.
         chains = replace(sampler.sampler, branches=False)
         super().__init__(model, chains, chunk=chunk, fused=fused, mask=mask)
-        self._parallel = sampler
+        self._choices = _Choices.of(sampler, choose, model.spec.vocab_size)
 
     def _drafts(self, rows: Sequence[DraftRow]) -> list[Draft]:
         most = self.share(len(rows), less=max(row.budget.depth for row in rows) - 1)
@@ -215,7 +239,7 @@ class MaskedModelDrafter(ModelDrafter):
         if drafts is None:
             steps = [_masked(part, self.mask) for part in parts]
             logits_MV = self.model.step(steps, self.needs).logits_MV
-            drafts = _drafts_of(self._parallel, parts, logits_MV)
+            drafts = self._choices.drafts(parts, logits_MV)
         for part in parts:
             self.note(part.row.seq_id, part.tokens)
         return drafts
@@ -227,4 +251,5 @@ def masked_model_drafter(context: BuildContext, model: CausalLM, mask: int) -> M
     if config.fused_round:
         size = config.most_batch
         fused = fused_model_drafts(model, parallel.sampler, batch_size=size, mask=mask)
-    return MaskedModelDrafter(model, parallel, mask=mask, chunk=config.prefill_chunk, fused=fused)
+    lookups, chunk = context.models.lookups, config.prefill_chunk
+    return MaskedModelDrafter(model, parallel, mask=mask, chunk=chunk, fused=fused, choose=lookups)

@@ -29,9 +29,16 @@ from outrider.drafters.common.native import (
     keyed_draws,
     planned_tree,
 )
-from outrider.kernels.native.ops import struct_fields
-from outrider.kernels.native.rounds import CacheSpan, Draws, Row, ShapingStruct, describe_draws
-from outrider.kernels.native.sampling import PlannedTree, TreeBuffers, TreeRow, fits
+from outrider.kernels.native.ops import function, struct_fields
+from outrider.kernels.native.rounds import (
+    CacheSpan,
+    Draws,
+    NativeLookups,
+    Row,
+    ShapingStruct,
+    describe_draws,
+)
+from outrider.kernels.native.sampling import PlannedTree, TreeBuffers, TreeRow, fits, is_plain
 
 
 class ChoiceStruct(Structure):
@@ -272,3 +279,22 @@ class Chooser:
         if draws is None or (row.shaper is not None and shaping is None):
             return None
         return PlannedChain(row.budget.depth, draws, shaping)
+
+
+class NativeChoice:
+    """Drafts of one text, planned by `chooser`, from logits of all positions, in one call."""
+
+    def __init__(self, native: NativeLookups, chooser: Chooser) -> None:
+        self._chooser, self._choice = chooser, ChoiceStruct(team=native.team, num_texts=1)
+        self._choice.at_once = True
+        self._run = function(native.library, "choose")
+
+    def __call__(self, row: DraftRow, logits_KV: Tensor) -> Draft | None:
+        """Return the draft; None if a call cannot make it, or for logits that are no numbers."""
+        made, choice = self._chooser.made([row]), self._choice
+        if made is None or not is_plain(logits_KV):
+            return None
+        choice.depth, choice.num_logits = logits_KV.shape
+        choice.vocab_size, choice.logits = choice.num_logits, logits_KV.data_ptr()
+        describe(made, choice)
+        return made.drafts()[0] if self._run(ctypes.addressof(choice)) else None

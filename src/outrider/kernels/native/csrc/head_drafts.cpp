@@ -138,9 +138,24 @@ class HeadPaths : public Paths {
     std::vector<float> x_, added_;
 };
 
+// Logits of one text's positions, which are there already.
+struct Positions {
+    const Choice& choice;
+
+    float* logits(int depth) const { return choice.logits_of(0, depth); }
+    void put(int, int64_t) const {}
+};
+
 }  // namespace
 
 }  // namespace outrider
+
+// Whether all logits, of positions that are drafted at once, were numbers.
+extern "C" int outrider_choose(const outrider::Choice* choice) {
+    outrider::Positions path{*choice};
+    return choice->wide != nullptr ? outrider::shape_trees(*choice)
+                                   : outrider::choose_chains(*choice, path);
+}
 
 // 0, before anything is computed, for a pending token that is not in the vocabulary; -1 if some logits are
 // no numbers.
