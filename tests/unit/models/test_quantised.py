@@ -87,8 +87,9 @@ def test_greedy_speculation_equals_greedy_decoding_of_the_quantised_target(
 
 @pytest.mark.weights
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_another_text_than_the_target_s_own_is_no_surprise(scheme: str) -> None:
-    assert plain(scheme) != plain("none")
+def test_a_quantised_target_has_its_own_logits(scheme: str) -> None:
+    """Its greedy texts may be those of the target: near-ties of a CPU decide."""
+    assert not torch.equal(logits(scheme), logits("none"))
 
 
 @pytest.mark.weights
