@@ -3,16 +3,21 @@
 #include <algorithm>
 
 #include "groups_add.h"
+#include "tiles.h"
 
 namespace outrider {
 
 namespace {
 
 constexpr int64_t CACHED_ROWS_BYTES = 128 * 1024;
-// Measured on an Emerald Rapids: tiles are faster from so many rows on.
-constexpr int FEWEST_ON_TILES = 32;
-constexpr int64_t LARGE_ROWS_BYTES = 512 * 1024;
-// Of blocks, for each thread, where rows are large.
+// Measured on an Emerald Rapids: tiles are faster from so many rows and multiply-adds on.
+constexpr int FEWEST_ON_TILES = 16;
+#if defined(OUTRIDER_SOFTWARE_TILES)
+constexpr int64_t LEAST_TILED_WORK = 0;
+#else
+constexpr int64_t LEAST_TILED_WORK = 3 << 23;
+#endif
+// Of blocks, for each thread, on tiles.
 constexpr int RANGES = 4;
 
 // As many rows unpack codes anew for each of their tiles: the more a code takes to unpack, the fewer.
@@ -93,31 +98,116 @@ void many_tiles(const Output& to, const Inputs& inputs, const Job& job, int firs
     }
 }
 
-// One unit of a row: its integers, its scale, and what the sums of each part begin with.
-void quantise_unit(const float* x, int num_in, const Inputs& to, int row, int u, const Job* jobs,
-                   int num_jobs) {
-    float padded[UNIT] = {};
-    const float* from = x + u * UNIT;
-    if (num_in - u * UNIT < UNIT) {
-        std::copy(from, x + num_in, padded);
-        from = padded;
-    }
-    IntVec sums[2] = {};
-    const float scale = to_integers(from, UNIT, to.values_of(row) + u * UNIT,
-                                    [&](int first, IntVec some) { sums[first / 16] += some; });
-    IntVec totals = pair_sums(sums[0], sums[1]);
-    for (int width = LANES; width > 2; width /= 2) totals = pair_sums(totals, totals);
-    *to.scales_of(u, row) = scale;
-    for (int p = 0; p < num_jobs; ++p) {
-        const Format& f = *jobs[p].format;
-        for (int set = 0; set < f.sets; ++set) {
-            const int total = f.sets == 1 ? totals[0] + totals[1] : totals[set];
-            Begin& begin = jobs[p].begins[static_cast<int64_t>(u * f.sets + set) * to.num_rows + row];
-            if (f.has_min) begin.total = scale * static_cast<float>(total);
-            else begin.below = (f.has_zeros() ? 1 : f.zero) * -total;
-        }
+// Lane i is what `op` makes of all lanes of vector i.
+template <int COUNT = LANES, class Op>
+ALWAYS_INLINE IntVec across(const IntVec* of, const Op& op) {
+    if constexpr (COUNT == 1) {
+        return of[0];
+    } else {
+        const IntVec a = across<COUNT / 2>(of, op), b = across<COUNT / 2>(of + COUNT / 2, op);
+        return op(even_lanes(a, b), odd_lanes(a, b));
     }
 }
+
+// Units of all rows, LANES at a time: row by row, in each unit by unit. What takes a step for a unit then takes one
+// for all of them.
+struct Quantiser {
+    const float* x;
+    const Inputs& to;
+    const Job* jobs;
+    int num_jobs;
+
+    void operator()(int first, int last) const {
+        Some some;
+        some.count = 0;
+        for (int row = 0; row < to.num_rows; ++row)
+            for (int unit = first; unit < last; ++unit) {
+                some.row[some.count] = row, some.unit[some.count] = unit;
+                if (++some.count == LANES) quantise(some), some.count = 0;
+            }
+        if (some.count > 0) quantise(some);
+    }
+
+  private:
+    struct Some {
+        int count, row[LANES], unit[LANES];
+    };
+    static constexpr int VECS = UNIT / LANES, SET_VECS = 16 / LANES;
+
+    // A unit that ends with its row is completed by zeros.
+    const float* inputs(const Some& some, int i, float* padded) const {
+        const int at = some.unit[i] * UNIT;
+        const float* from = x + static_cast<int64_t>(some.row[i]) * to.num_in + at;
+        if (to.num_in - at >= UNIT) return from;
+        std::fill(std::copy(from, from + to.num_in - at, padded), padded + UNIT, 0.0f);
+        return padded;
+    }
+
+    // As `to_integers` does.
+    void quantise(const Some& some) const {
+        constexpr float TO_INTEGER = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+        const auto larger = [](IntVec a, IntVec b) INLINED { return a > b ? a : b; };
+        const auto added = [](IntVec a, IntVec b) INLINED { return a + b; };
+        float padded[LANES][UNIT], inverse_of[LANES], scale_of[LANES];
+        uint32_t kept_of[LANES];
+        const float* from[LANES];
+        IntVec sizes[LANES], sums[2][LANES];
+        for (int i = 0; i < some.count; ++i) {
+            from[i] = inputs(some, i, padded[i]);
+            IntVec size = {};
+            unrolled<VECS>([&](auto v) INLINED {
+                size = larger(size, cast<IntVec>(load(from[i] + v * LANES)) & 0x7fffffff);
+            });
+            sizes[i] = size;
+        }
+        for (int i = some.count; i < LANES; ++i) sizes[i] = sums[0][i] = sums[1][i] = IntVec{};
+        const IntVec bits = across(sizes, larger);
+        const Vec largest = cast<Vec>(bits);
+        const IntVec is_finite = bits < cast<int32_t>(__builtin_inff());
+        const IntVec has_inverse = is_finite & (largest >= TINY);
+        store(inverse_of, has_inverse ? 127.0f / largest : Vec{});
+        const Vec scale = is_finite ? largest / 127.0f : splat(__builtin_nanf(""));
+        store(scale_of, scale);
+        std::memcpy(kept_of, &is_finite, sizeof(kept_of));
+        for (int i = 0; i < some.count; ++i) {
+            const int row = some.row[i], unit = some.unit[i];
+            const BitVec kept = kept_of[i] - BitVec{};
+            int8_t* values = to.values_of(row) + unit * UNIT;
+            int8_t* tiled = to.tiled == nullptr ? nullptr : to.tiled_of(row, unit);
+            IntVec sum[2] = {};
+            unrolled<VECS>([&](auto v) INLINED {
+                const BitVec own = cast<BitVec>(load(from[i] + v * LANES)) & kept;
+                const Vec shifted = apart(cast<Vec>(own) * splat(inverse_of[i])) + TO_INTEGER;
+                const IntVec integers = cast<IntVec>(shifted) - cast<int32_t>(TO_INTEGER);
+                store_bytes(values + v * LANES, integers);
+                if (tiled != nullptr) store_bytes(tiled + v * LANES, integers);
+                sum[v / SET_VECS] += integers;
+            });
+            sums[0][i] = sum[0], sums[1][i] = sum[1];
+            *to.scales_of(unit, row) = scale_of[i];
+        }
+        const IntVec totals[2] = {across(sums[0], added), across(sums[1], added)};
+        for (int p = 0; p < num_jobs; ++p)
+            for (int set = 0; set < jobs[p].format->sets; ++set)
+                begin(some, jobs[p], set, scale,
+                      jobs[p].format->sets == 1 ? totals[0] + totals[1] : totals[set]);
+    }
+
+    void begin(const Some& some, const Job& job, int set, Vec scale, IntVec totals) const {
+        const Format& f = *job.format;
+        Begin begins[LANES];
+        if (f.has_min) {
+            const Vec own = scale * floats(totals);
+            std::memcpy(begins, &own, sizeof(begins));
+        } else {
+            const IntVec own = totals * -(f.has_zeros() ? 1 : f.zero);
+            std::memcpy(begins, &own, sizeof(begins));
+        }
+        for (int i = 0; i < some.count; ++i)
+            job.begins[static_cast<int64_t>(some.unit[i] * f.sets + set) * to.num_rows + some.row[i]] =
+                begins[i];
+    }
+};
 
 void linear(const Grouped& w, const float* x, const Output& to) {
     if (to.num_rows == 0) return;
@@ -135,10 +225,20 @@ void linear(const Grouped& w, const float* x, const Output& to) {
         num_blocks += blocks;
         num_begins += rows * units * f->sets;
     }
+    const bool on_tiles = w.on_tiles != 0 && to.num_rows >= FEWEST_ON_TILES &&
+                          rows * w.num_in * w.num_out >= LEAST_TILED_WORK;
+    const bool are_tiled = on_tiles && std::any_of(jobs, jobs + w.num_parts, [](const Job& job) {
+        return unpacks_of(job.part->type).as_numbers != nullptr;
+    });
+    const int64_t tiled_bytes =
+        are_tiled ? (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS * units * UNIT : 0;
+    // Tiles are whole: scales behind the last rows are read, and what comes of them is left out.
     auto* memory = static_cast<int8_t*>(team.shared().take(
-        rows * stride + sizeof(float) * (rows * units + num_begins + ADD_ROWS)));
+        tiled_bytes + rows * stride + sizeof(float) * (rows * units + num_begins + TILE_ROWS)));
+    auto* tiled = are_tiled ? memory : nullptr;
+    memory += tiled_bytes;
     const Inputs inputs{memory, reinterpret_cast<float*>(memory + rows * stride), units,
-                        to.num_rows, stride, x, w.num_in};
+                        to.num_rows, stride, x, w.num_in, tiled};
     auto* begins = reinterpret_cast<Begin*>(inputs.scales + rows * units);
     for (int p = 0; p < w.num_parts; ++p) {
         jobs[p].begins = begins;
@@ -149,18 +249,13 @@ void linear(const Grouped& w, const float* x, const Output& to) {
     const auto is_float = [](const Job& job) { return job.format->is_float(); };
     if (!std::all_of(jobs, jobs + w.num_parts, is_float))
         team.run(units, grain, [&](int first, int last, int) {
-            for (int64_t row = 0; row < rows; ++row)
-                for (int u = first; u < last; ++u)
-                    quantise_unit(x + row * w.num_in, w.num_in, inputs, row, u, jobs, w.num_parts);
+            Quantiser{x, inputs, jobs, w.num_parts}(first, last);
         });
     const int64_t block_work = rows * w.num_in * UNIT_BLOCK;
     const int64_t worthwhile =
         std::min<int64_t>(MIN_SPLIT_WORK / std::max<int64_t>(block_work, 1), num_blocks);
-    const bool on_tiles = w.on_tiles != 0 && to.num_rows >= FEWEST_ON_TILES;
-    // Rows that no cache holds are read for every range of blocks anew.
-    const int64_t fewest = on_tiles && rows * stride > LARGE_ROWS_BYTES
-                               ? num_blocks / (RANGES * team.num_threads())
-                               : worthwhile;
+    // Tiles are set up for every range of blocks anew, which takes as long as some blocks.
+    const int64_t fewest = on_tiles ? num_blocks / (RANGES * team.num_threads()) : worthwhile;
     team.run(num_blocks, std::max(1, static_cast<int>(fewest)),
              [&](int first, int last, int thread) {
                  for (int p = 0; p < w.num_parts; ++p) {

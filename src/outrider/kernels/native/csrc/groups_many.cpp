@@ -71,39 +71,49 @@ void by_bands(const Output& to, const Inputs& inputs, const Job& job, Unpack unp
               int last, Scratch& scratch) {
     const Format& f = *job.format;
     const int units = inputs.num_units, num_floats = sets_of(steps_of(f)) * (f.has_min ? 2 : 1);
-    const int slice = slice_units(units, UNIT_BLOCK * (UNIT + num_floats * sizeof(float)));
+    const int most_units = std::min(
+        Way::MOST_UNITS, slice_units(units, UNIT_BLOCK * (UNIT + num_floats * sizeof(float))));
+    const int num_slices = (units + most_units - 1) / most_units;
+    const int slice = (units + num_slices - 1) / num_slices;
     const int64_t row_bytes = inputs.stride + units * (sizeof(float) + f.sets * sizeof(Begin));
     const int most = std::max<int64_t>(1, Way::CACHED_BYTES / row_bytes / Way::ROWS) * Way::ROWS;
+    const int num_steps = (last - first) * num_slices;
     for (int begin = 0; begin < to.num_rows; begin += most) {
-        const Way way(f, std::min(most, to.num_rows - begin));
-        auto* unpacked = static_cast<Unpacked*>(scratch.take(
-            sizeof(Unpacked) * slice + sizeof(float) * UNIT_BLOCK * Way::ROWS * way.count));
-        auto* sums = reinterpret_cast<float*>(unpacked + slice);
-        for (int block = first; block < last; ++block) {
-            const uint8_t* from = job.part->packed + block * job.block_bytes;
-            for (int u = 0; u < units; u += slice) {
-                const int end = std::min(u + slice, units);
-                const int pace = f.unit_bytes() / way.count + 1;
-                unpack(job, from, u, end, unpacked);
-                for (int t = 0; t < way.count; ++t) {
-                    const auto dealt = way.deal(t);
-                    const int row = begin + dealt.row;
-                    // Each asks for its share of the next slice, so that memory is never idle.
-                    const uint8_t* asked = from + f.unit_at(end) + t * (end - u) * pace;
-                    float* own = sums + t * Way::ROWS * UNIT_BLOCK;
-                    way.add({inputs, job, unpacked, row, dealt.rows, u, end, asked, pace}, own);
-                    if (end == units)
-                        finish(to, job, own + dealt.dropped * UNIT_BLOCK, row + dealt.dropped,
-                               dealt.rows - dealt.dropped, block);
-                }
+        Way way(f, std::min(most, to.num_rows - begin));
+        auto* unpacked = static_cast<Unpacked*>(
+            scratch.take(sizeof(Unpacked) * slice * Way::SLICES +
+                         sizeof(float) * UNIT_BLOCK * Way::ROWS * way.count));
+        auto* sums = reinterpret_cast<float*>(unpacked + slice * Way::SLICES);
+        const int pace = f.unit_bytes() / way.count + 1;
+        const auto block_of = [&](int step) { return first + step / num_slices; };
+        const auto packed = [&](int step) {
+            return job.part->packed + block_of(step) * job.block_bytes;
+        };
+        const auto first_of = [&](int step) { return step % num_slices * slice; };
+        const auto last_of = [&](int step) { return std::min(first_of(step) + slice, units); };
+        const auto kept = [&](int step) { return unpacked + step % Way::SLICES * slice; };
+        for (int step = 1 - Way::SLICES; step < num_steps; ++step) {
+            if (const int next = step + Way::SLICES - 1; next < num_steps)
+                unpack(job, packed(next), first_of(next), last_of(next), kept(next));
+            if (step < 0) continue;
+            const int u = first_of(step), end = last_of(step);
+            // Each tile asks for its share of a slice, so that memory is never idle.
+            const uint8_t* asked =
+                packed(step) + f.unit_at(end) + Way::AHEAD * slice * f.unit_bytes();
+            for (int t = 0; t < way.count; ++t, asked += (end - u) * pace) {
+                const auto dealt = way.deal(t);
+                const int row = begin + dealt.row;
+                float* own = sums + t * Way::ROWS * UNIT_BLOCK;
+                way.add({inputs, job, kept(step), row, dealt.rows, u, end, asked, pace}, own);
+                if (end == units) finish(to, job, own, row, dealt.rows, block_of(step));
             }
         }
     }
 }
 
-// Rows that meet a slice together; the first `dropped` of them also met it before.
+// Rows that meet a slice together.
 struct Dealt {
-    int row, rows, dropped;
+    int row, rows;
 };
 
 #if defined(__AVX512VNNI__) && !defined(OUTRIDER_PLAIN_DOTS)
@@ -185,7 +195,7 @@ Add dots_of(const Format& f, int rows) {
 
 // Tiles of nearly equal height.
 struct ByDots {
-    static constexpr int ROWS = DOT_ROWS;
+    static constexpr int ROWS = DOT_ROWS, MOST_UNITS = 1 << 20, SLICES = 1, AHEAD = 0;
     static constexpr int64_t CACHED_BYTES = 128 * 1024;
     const Format& format;
     const int num_rows, count;
@@ -195,7 +205,7 @@ struct ByDots {
 
     Dealt deal(int tile) const {
         const int row = num_rows * tile / count;
-        return {row, num_rows * (tile + 1) / count - row, 0};
+        return {row, num_rows * (tile + 1) / count - row};
     }
     void add(const Meeting& m, float* sums) const { dots_of(format, m.rows)(m, sums); }
 };
@@ -207,102 +217,115 @@ struct ByDots {
 
 // A block is whole column tiles.
 constexpr bool FITS_TILES = UNIT_BLOCK % TILE_COLUMNS == 0;
-// Pairs of units whose sums are kept: one is multiplied while the sums of the other are used.
-constexpr int PAIRS = 2;
+constexpr int COLUMNS = UNIT_BLOCK / TILE_COLUMNS;
+// Units that are multiplied before their sums are used. While tiles work, vectors of 512 bits take twice
+// the time on an Emerald Rapids, so the two take turns; all that they share stays in the first-level cache.
+constexpr int CHUNK = 6;
+// Rows whose sums stay in registers.
+constexpr int SUM_ROWS = 8;
+static_assert(TILE_ROWS % SUM_ROWS == 0);
 
-using Products = int32_t[TILE_ROWS][TILE_COLUMNS];
+using Products = int32_t[TILE_ROWS][UNIT_BLOCK];
 
-// Both units of a pair have registers of their own.
+// A tile of rows by a unit, on sums of its own: those of unit before are stored meanwhile.
 template <int ODD>
-ALWAYS_INLINE void multiply(const int8_t* x, int64_t stride, const uint8_t* codes, Products& to) {
-    constexpr int ROWS = TileShapes::ROWS_0 + ODD, COLUMNS = TileShapes::COLUMNS_0 + ODD;
-    tiles::zero<ODD>();
-    tiles::load<ROWS>(x, stride);
-    tiles::load<COLUMNS>(codes, UNIT_BLOCK * DOT_INPUTS);
-    tiles::dot_signed<ODD, ROWS, COLUMNS>();
-    tiles::store<ODD>(to, TILE_BYTES);
+ALWAYS_INLINE void multiply(const int8_t* x, const Unpacked& unit, Products* before) {
+    using Shapes = TileShapes;
+    constexpr int LINE = UNIT_BLOCK * DOT_INPUTS, OWN = 2 * ODD, OTHER = 2 - OWN;
+    static_assert(COLUMNS <= 2);
+    tiles::load<Shapes::ROWS_0 + ODD>(x, UNIT);
+    unrolled<COLUMNS>([&](auto column) INLINED {
+        tiles::load<Shapes::COLUMNS_0 + column>(unit.codes[0][column * TILE_COLUMNS], LINE);
+        tiles::zero<OWN + column>();
+        tiles::dot_signed<OWN + column, Shapes::ROWS_0 + ODD, Shapes::COLUMNS_0 + column>();
+    });
+    if (before != nullptr)
+        unrolled<COLUMNS>([&](auto column) INLINED {
+            tiles::store<OTHER + column>(&(*before)[0][column * TILE_COLUMNS], LINE);
+        });
 }
 
-// One column tile, of types with one set a unit. ROWS are at least those of the tile, whose others are not
-// used. What the loop reads is copied first: instructions of tiles are taken to write any memory.
-template <bool HAS_MIN, int ROWS>
-void add_column(const Meeting& m, int column, float* to) {
-    constexpr int VECS = TILE_COLUMNS / LANES;
-    const int64_t stride = m.inputs.stride, apart = m.inputs.num_rows;
-    const int num_units = m.last - m.first, pace = column == 0 ? m.pace : 0;
-    const int8_t* x = m.inputs.values_of(m.row) + m.first * UNIT;
-    const Unpacked* units = m.units;
-    const float* xs = m.scales_of(m.first);
-    const Begin* begins = m.begins_of<1>(m.first);
-    const uint8_t* asked = m.asked;
-    alignas(CACHE_LINE) Products products[PAIRS][2];
-    Vec sums[ROWS][VECS];
-    unrolled<ROWS>([&](auto r) {
-        unrolled<VECS>([&](auto v) {
-            sums[r][v] = m.first == 0 ? Vec{} : load(to + r * UNIT_BLOCK + v * LANES);
+ALWAYS_INLINE void multiply_units(const int8_t* x, const Unpacked* units, int count,
+                                  Products* to) {
+    constexpr int UNIT_BYTES = TILE_ROWS * UNIT;
+    for (int u = 0; u < count; u += 2) {
+        multiply<0>(x + u * UNIT_BYTES, units[u], u == 0 ? nullptr : to + u - 1);
+        if (u + 1 < count) multiply<1>(x + (u + 1) * UNIT_BYTES, units[u + 1], to + u);
+    }
+    unrolled<COLUMNS>([&](auto column) INLINED {
+        void* last = &to[count - 1][0][column * TILE_COLUMNS];
+        if (count % 2 == 0) tiles::store<2 + column>(last, sizeof(to[0][0]));
+        else tiles::store<column>(last, sizeof(to[0][0]));
+    });
+}
+
+// Adds the products of `count` units to the sums of SUM_ROWS rows.
+template <bool HAS_MIN>
+void add_products(const Unpacked* units, const Products* products, int count, const float* xs,
+                  const Begin* begins, int64_t apart, bool is_first, const uint8_t* asked, int pace,
+                  float* to) {
+    Vec sums[SUM_ROWS][BLOCK_VECS];
+    unrolled<SUM_ROWS>([&](auto r) INLINED {
+        unrolled<BLOCK_VECS>([&](auto v) INLINED {
+            sums[r][v] = is_first ? Vec{} : load(to + r * UNIT_BLOCK + v * LANES);
         });
     });
-    const auto take = [&](auto odd, int u, Products(&pair)[2]) INLINED {
-        if (u < num_units)
-            multiply<odd>(x + u * UNIT, stride, &units[u].codes[0][column][0], pair[odd]);
-    };
-    unrolled<2>([&](auto odd) INLINED { take(odd, odd, products[0]); });
-    for (int first = 0; first < num_units; first += 2) {
-        unrolled<2>([&](auto odd) INLINED {
-            const int u = first + odd;
-            take(odd, u + 2, products[(first / 2 + 1) % PAIRS]);
-            if (u >= num_units) return;
-            for (int line = 0; line < pace; line += CACHE_LINE) __builtin_prefetch(asked + line);
-            const Products& own = products[first / 2 % PAIRS][odd];
-            unrolled<VECS>([&](auto v) INLINED {
-                const UnitFactors<ONE, HAS_MIN> by(units[u], column + v * LANES);
-                unrolled<ROWS>([&](auto r) INLINED {
-                    IntVec some;
-                    std::memcpy(&some, own[r] + v * LANES, sizeof(some));
-                    const Vec found = floats(some);
-                    sums[r][v] = by.add(&found, xs[r], begins + r, apart, sums[r][v]);
-                });
+    for (int u = 0; u < count; ++u, xs += apart, begins += apart, asked += pace) {
+        for (int line = 0; line < pace; line += CACHE_LINE) __builtin_prefetch(asked + line);
+        unrolled<BLOCK_VECS>([&](auto v) INLINED {
+            const UnitFactors<ONE, HAS_MIN> by(units[u], v * LANES);
+            unrolled<SUM_ROWS>([&](auto r) INLINED {
+                IntVec some;
+                std::memcpy(&some, products[u][r] + v * LANES, sizeof(some));
+                const Vec found = floats(some);
+                sums[r][v] = by.add(&found, xs[r], begins + r, apart, sums[r][v]);
             });
-            xs += apart;
-            begins += apart;
-            asked += pace;
         });
     }
-    unrolled<ROWS>([&](auto r) {
-        unrolled<VECS>([&](auto v) { store(to + r * UNIT_BLOCK + v * LANES, sums[r][v]); });
+    unrolled<SUM_ROWS>([&](auto r) INLINED {
+        unrolled<BLOCK_VECS>([&](auto v) INLINED { store(to + r * UNIT_BLOCK + v * LANES, sums[r][v]); });
     });
 }
 
-template <bool HAS_MIN, int ROWS>
-void add_by_tiles(const Meeting& m, float* to) {
-    for (int column = 0; column < UNIT_BLOCK; column += TILE_COLUMNS)
-        add_column<HAS_MIN, ROWS>(m, column, to + column);
-}
-
+// Of types with one set a unit. Rows that the tile lacks are added like others, and not used.
 template <bool HAS_MIN>
-Add tiles_of(int rows) {
-    constexpr Add OF[] = {add_by_tiles<HAS_MIN, 4>, add_by_tiles<HAS_MIN, 8>,
-                          add_by_tiles<HAS_MIN, 12>, add_by_tiles<HAS_MIN, 16>};
-    return OF[(rows + 3) / 4 - 1];
+void add_by_tiles(const Meeting& m, Products* products, float* sums) {
+    const int count = m.last - m.first, groups = (m.rows + SUM_ROWS - 1) / SUM_ROWS;
+    const int pace = m.pace / groups;
+    multiply_units(m.inputs.tiled_of(m.row, m.first), m.units, count, products);
+    for (int group = 0; group < groups; ++group) {
+        const int row = group * SUM_ROWS;
+        add_products<HAS_MIN>(m.units, reinterpret_cast<const Products*>(products[0][row]), count,
+                              m.scales_of(m.first) + row, m.begins_of<1>(m.first) + row,
+                              m.inputs.num_rows, m.first == 0, m.asked + group * count * pace, pace,
+                              sums + row * UNIT_BLOCK);
+    }
 }
 
-struct ByTiles {
-    static constexpr int ROWS = TILE_ROWS;
+class ByTiles {
+  public:
+    // A slice is unpacked before the one at hand is multiplied: tiles wait for what was just stored.
+    static constexpr int ROWS = TILE_ROWS, MOST_UNITS = CHUNK, SLICES = 2, AHEAD = 4;
     static constexpr int64_t CACHED_BYTES = BAND_BYTES;
-    const Format& format;
-    const RowTiles tiles;
-    const int count;
-    const Tiles in_use;
+    const int num_rows, count;
 
     ByTiles(const Format& format, int num_rows)
-        : format(format), tiles(num_rows), count(tiles.count), in_use({tiles.height, UNIT}) {}
+        : num_rows(num_rows),
+          count((num_rows + ROWS - 1) / ROWS),
+          has_min_(format.has_min),
+          in_use_({std::min(num_rows, ROWS), UNIT}) {
+        if (num_rows < ROWS) std::memset(products_, 0, sizeof(products_));
+    }
 
-    Dealt deal(int tile) const {
-        return {tiles.first(tile), tiles.height, tiles.num_dropped(tile)};
+    Dealt deal(int tile) const { return {tile * ROWS, std::min(ROWS, num_rows - tile * ROWS)}; }
+    void add(const Meeting& m, float* sums) {
+        has_min_ ? add_by_tiles<true>(m, products_, sums) : add_by_tiles<false>(m, products_, sums);
     }
-    void add(const Meeting& m, float* sums) const {
-        (format.has_min ? tiles_of<true>(m.rows) : tiles_of<false>(m.rows))(m, sums);
-    }
+
+  private:
+    const bool has_min_;
+    const Tiles in_use_;
+    alignas(CACHE_LINE) Products products_[CHUNK];
 };
 
 #endif

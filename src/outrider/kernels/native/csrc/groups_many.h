@@ -4,13 +4,15 @@
 
 #include "groups.h"
 #include "team.h"
+#include "tiles.h"
 
 namespace outrider {
 
 constexpr int VEC_BYTES = LANES * DOT_INPUTS;
 
-// Rows of x as integers, and themselves; for each part of the matrix, what sums of sets begin with and what its
-// minimums are multiplied by.
+// Rows of x as integers, and themselves; for each part of the matrix, what sums of sets begin with and what
+// its minimums are multiplied by. For tiles the integers are there once more, in the order in which they
+// are read: of 16 rows one unit after the other.
 struct Inputs {
     int8_t* values;
     float* scales;  // [units][rows]
@@ -18,8 +20,13 @@ struct Inputs {
     int64_t stride;
     const float* x;
     int num_in;
+    int8_t* tiled;  // or null
 
     int8_t* values_of(int row) const { return values + row * stride; }
+    int8_t* tiled_of(int row, int unit) const {
+        const int64_t tile = row / TILE_ROWS * static_cast<int64_t>(num_units) + unit;
+        return tiled + (tile * TILE_ROWS + row % TILE_ROWS) * UNIT;
+    }
     float* scales_of(int unit, int row) const {
         return scales + static_cast<int64_t>(unit) * num_rows + row;
     }
