@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t CACHED_ROWS_BYTES = 128 * 1024;
 // Measured on an Emerald Rapids: tiles are faster from so many rows and multiply-adds on.
-constexpr int FEWEST_ON_TILES = 16;
+constexpr int FEWEST_ON_TILES = 32;
 #if defined(OUTRIDER_SOFTWARE_TILES)
 constexpr int64_t LEAST_TILED_WORK = 0;
 #else

@@ -99,7 +99,7 @@ void by_bands(const Output& to, const Inputs& inputs, const Job& job, Unpack unp
             const int u = first_of(step), end = last_of(step);
             // Each tile asks for its share of a slice, so that memory is never idle.
             const uint8_t* asked =
-                packed(step) + f.unit_at(end) + Way::AHEAD * slice * f.unit_bytes();
+                packed(step) + f.unit_at(end) + (Way::SLICES - 1) * slice * f.unit_bytes();
             for (int t = 0; t < way.count; ++t, asked += (end - u) * pace) {
                 const auto dealt = way.deal(t);
                 const int row = begin + dealt.row;
@@ -195,7 +195,7 @@ Add dots_of(const Format& f, int rows) {
 
 // Tiles of nearly equal height.
 struct ByDots {
-    static constexpr int ROWS = DOT_ROWS, MOST_UNITS = 1 << 20, SLICES = 1, AHEAD = 0;
+    static constexpr int ROWS = DOT_ROWS, MOST_UNITS = 1 << 20, SLICES = 1;
     static constexpr int64_t CACHED_BYTES = 128 * 1024;
     const Format& format;
     const int num_rows, count;
@@ -305,7 +305,7 @@ void add_by_tiles(const Meeting& m, Products* products, float* sums) {
 class ByTiles {
   public:
     // A slice is unpacked before the one at hand is multiplied: tiles wait for what was just stored.
-    static constexpr int ROWS = TILE_ROWS, MOST_UNITS = CHUNK, SLICES = 2, AHEAD = 4;
+    static constexpr int ROWS = TILE_ROWS, MOST_UNITS = CHUNK, SLICES = 2;
     static constexpr int64_t CACHED_BYTES = BAND_BYTES;
     const int num_rows, count;
 
