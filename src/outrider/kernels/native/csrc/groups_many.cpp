@@ -306,7 +306,8 @@ class ByTiles {
   public:
     // A slice is unpacked before the one at hand is multiplied: tiles wait for what was just stored.
     static constexpr int ROWS = TILE_ROWS, MOST_UNITS = CHUNK, SLICES = 2;
-    static constexpr int64_t CACHED_BYTES = BAND_BYTES;
+    // CPUs with tiles have 2 MB of second-level cache.
+    static constexpr int64_t CACHED_BYTES = 1280 * 1024;
     const int num_rows, count;
 
     ByTiles(const Format& format, int num_rows)

@@ -14,8 +14,8 @@ namespace {
 // In the order of `ARITHMETIC` in kernels/native/tuning.py.
 enum Kind { PRODUCTS, PAIRS, BYTES, NIBBLES, TILED_PAIRS, TILED_BYTES };
 
-// Chains that hide the latency of an addition and fit 16 registers; those of integers are copied.
-constexpr int sums_of(Kind kind) { return kind == NIBBLES ? 6 : 10; }
+// Chains that hide the latency of an addition and fit the registers; of 16, those of integers are copied.
+constexpr int sums_of(Kind kind) { return NUM_REGISTERS == 32 ? 16 : kind == NIBBLES ? 6 : 10; }
 // Work items a thread: one that wakes late leaves its own to the others.
 constexpr int ITEMS = 8;
 
