@@ -173,8 +173,9 @@ def test_a_row_does_not_depend_on_the_pass(kind: str, num_threads: int) -> None:
 @pytest.mark.parametrize("in_software", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiles_give_the_bits_of_other_kernels(kind: str, in_software: bool) -> None:
-    """With tails of blocks and of tiles, slices of blocks, and a part that tiles leave out. In hardware
-    tiles are for large matrices: 16 rows by so many outputs are enough."""
+    """With tails of blocks and of tiles, slices of blocks, and a part that tiles leave out.
+
+    Tiles in hardware are for large matrices, as so many outputs are."""
     side, (float_part, _) = on_tiles(2, in_software=in_software), float8(5, 1280)
     num_out = 77 if in_software else 1229
     parts = (blocks(kind, num_out, 1280), float_part, blocks(kind, 5, 1280, seed=2))
