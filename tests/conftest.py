@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.strategies import text
 
 # Before anything imports a helper: its assertions hold under `python -O` too, as those of tests do.
 pytest.register_assert_rewrite(*(path.name for path in Path(__file__).parent.iterdir()))
@@ -153,8 +154,11 @@ def leave(items: list[pytest.Function], rows: set[int]) -> None:
             item.add_marker("deep")
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Thousands of collected tests stay to the end, so that no collection looks at them again."""
+    if session.config.option.processes > 1:
+        # Else each of the processes that share the tests would find which characters there are.
+        text().validate()
     if (torch := sys.modules.get("torch")) is not None:
         FIRST["num_threads"] = torch.get_num_threads()
     gc.collect()

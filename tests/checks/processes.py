@@ -1,8 +1,9 @@
 """`pytest --processes N`: N processes share the tests, each a fork of the one that collected them.
 
 Modules are imported and tests collected once, whatever N is. A process gets neighbouring tests of
-one file, so that they share the fixtures of their module, and fewer of them towards the end. A
-process that dies fails the test that it was running, and a new one runs what is left.
+one folder, so that they share the fixtures of their modules and what a process keeps, such as the
+parsed sources, and fewer of them towards the end. A process that dies fails the test that it was
+running, and a new one runs what is left.
 """
 
 # Clearing and running the functions of atexit, and the base of temporary folders, have no public
@@ -44,13 +45,13 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     return True
 
 
-def shares(files: Sequence[object], count: int) -> Iterator[range]:
-    """Runs of neighbouring tests, whose files are given, for `count` processes to take."""
+def shares(folders: Sequence[object], count: int) -> Iterator[range]:
+    """Runs of neighbouring tests, whose folders are given, for `count` processes to take."""
     start = 0
-    while start < len(files):
-        most = max(1, (len(files) - start) // (SHARE * count))
+    while start < len(folders):
+        most = max(1, (len(folders) - start) // (SHARE * count))
         end = start + 1
-        while end < min(start + most, len(files)) and files[end] == files[start]:
+        while end < min(start + most, len(folders)) and folders[end] == folders[start]:
             end += 1
         yield range(start, end)
         start = end
@@ -71,7 +72,7 @@ class Team:
     def __init__(self, session: pytest.Session, count: int) -> None:
         self._session, self._count, self._num_started = session, count, 0
         self._config: Any = session.config
-        self._shares = deque(shares([item.path for item in session.items], count))
+        self._shares = deque(shares([item.path.parent for item in session.items], count))
         self._workers: list[Worker] = []
 
     def run(self) -> None:

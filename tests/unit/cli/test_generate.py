@@ -172,7 +172,7 @@ def test_a_comparison_that_lost_says_what_to_try(outrider: Command) -> None:
     (told,) = re.findall("`outrider (.*)`", lost.summary())
     # A path with a space is one word.
     assert shlex.split(advice_for("a model"))[-1] == "a model"
-    assert outrider(*shlex.split(told), "--seconds", "2", "--json").code == 0
+    assert outrider(*shlex.split(told), "--seconds", "0.2", "--json").code == 0
 
 
 def test_a_comparison_in_a_small_window_asks_for_no_more_than_fits(outrider: Command) -> None:

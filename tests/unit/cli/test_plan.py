@@ -45,7 +45,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(verb, "cache_folder", lambda: folder)
     # Rounds are timed for a moment, of more seconds than any machine needs for the rest. The limit
     # of memory is for a process that did nothing else before.
-    monkeypatch.setattr(verb, "_TIMING_SHARE", 0.006)
+    monkeypatch.setattr(verb, "_TIMING_SHARE", 0.002)
     monkeypatch.setattr(advice, "BESIDE_WEIGHTS", 1 << 40)
     # What others disturbed is not kept, and tests run on machines that do something else.
     monkeypatch.setattr(answer, "DISTURBED", 2.0)
