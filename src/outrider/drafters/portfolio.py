@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from outrider.control.scored import BatchRests
 from outrider.core.draft import Draft, common_prefix
 from outrider.core.errors import CheckpointError, ConfigError, ContractError
 from outrider.core.plugins import MODEL, DrafterKind
@@ -37,6 +38,11 @@ from outrider.estimate.cost import LEAST_KEPT, ROW_COST
 
 # Positions with rates of their own; later ones have the rate of the last.
 _NUM_POSITIONS = 8
+# Members that cost time rest while they gain less than this: the tokens that only they had right,
+# against the time of their drafts and plans. The rounds that are judged together, at first and
+# after each rest: a good member has a few bad drafts in a row.
+LEAST_GAIN = 1.03
+FIRST_JUDGED, LATER_JUDGED = 64, 24
 
 
 class ForcedDrafter(Stateless):
@@ -137,6 +143,8 @@ class PortfolioDrafter:
         self._members = tuple(members)
         self._models = models
         self.allowances = Allowances()
+        self._rests = BatchRests(1, LEAST_GAIN, FIRST_JUDGED, LATER_JUDGED)
+        self._num_rested, self._planning = 0, 0.0
         self.needs = _joined([m.needs for m in members] + [m.drafter.needs for m in models])
 
     @property
@@ -177,19 +185,41 @@ class PortfolioDrafter:
             return []
         if not self._models:
             return self._looked_up(rows)
-        for model in self._models:
-            model.pace.begin_round()
-            for row in rows:
-                model.learn(row)
-            model.settle(self.allowances, len(rows))
-        self.allowances.next_round()
-        drafts = self._with_models(rows, self._models)
+        if not self._rests.is_on(len(rows)):
+            self._book(rows)
+        if self._rests.is_on(len(rows)):
+            self._rests.rested()
+            self._num_rested += 1
+            return self._looked_up(rows)
+        clock = self._models[0].pace.clock
+        found = self._proposals(rows)
+        drafts = [_united(one, row) for one, row in zip(found, rows, strict=True)]
+        looked = clock()
+        drafts = self._with_models(rows, found, drafts)
         slowed = 1 + sum(
             row_cost(row, len(rows)) * len(d) for row, d in zip(rows, drafts, strict=True)
         )
         for model in self._models:
             model.pace.end_drafting(slowed)
+        self._planning = clock() - looked - sum(model.seconds for model in self._models)
         return drafts
+
+    def _book(self, rows: Sequence[DraftRow]) -> None:
+        """Book the last round of the members that cost time, and judge them together."""
+        tokens = passes = 1.0
+        for model in self._models:
+            if self._num_rested:
+                model.rested(self._num_rested)
+            model.pace.begin_round()
+            for row in rows:
+                model.learn(row)
+            gained, took = model.settle(self.allowances, len(rows))
+            tokens, passes = tokens + gained, passes + took
+        self.allowances.next_round()
+        # The longest planning that counts; more is a pause of the machine.
+        passes += min(self._models[0].pace.passes(self._planning), 1.0)
+        self._num_rested, self._planning = 0, 0.0
+        self._rests.observe(len(rows), tokens, passes)
 
     def _looked_up(self, rows: Sequence[DraftRow]) -> list[Draft]:
         """Return the drafts of look-ups alone: merged ones, or chains of the best for each row."""
@@ -222,13 +252,14 @@ class PortfolioDrafter:
                     found[index].append(proposal)
         return found
 
-    def _with_models(self, rows: Sequence[DraftRow], models: Sequence[ModelMember]) -> list[Draft]:
-        """Return the drafts of all members whose plans raise the goodput."""
-        found = self._proposals(rows)
-        drafts = [_united(one, row) for one, row in zip(found, rows, strict=True)]
+    def _with_models(
+        self, rows: Sequence[DraftRow], found: Sequence[list[Proposal]], drafts: list[Draft]
+    ) -> list[Draft]:
+        """Return `drafts`, which look-ups made of what they `found`, with those of all members
+        whose plans raise the goodput."""
         states = _states(rows, drafts)
         made: dict[int, list[tuple[ModelMember, Plan, Draft | Proposal]]] = {}
-        for model, plan in self._plans(states, models):
+        for model, plan in self._plans(states, self._models):
             for index, draft in model.draft(states, plan).items():
                 made.setdefault(index, []).append((model, plan, draft))
         for index, several in made.items():

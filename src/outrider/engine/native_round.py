@@ -205,8 +205,10 @@ class NativeRound:
     ) -> list[Outcome]:
         """Finish a round that began at `began`; `drafting` seconds of it passed before the call."""
         settled: list[FinishedRow] = []
-        start, num_rows = 0, sum(1 + len(one.drafted) for one in decided.verdicts)
-        likely = likely_tokens(self.target.logits[:num_rows], self.stages.num_likely(batch))
+        start, likely, num_likely = 0, (), self.stages.num_likely(batch)
+        if num_likely:
+            num_rows = sum(1 + len(one.drafted) for one in decided.verdicts)
+            likely = likely_tokens(self.target.logits[:num_rows], num_likely)
         for seq, row, verdict in zip(batch, rows, decided.verdicts, strict=True):
             ended, end = self._end(seq, row, verdict, start), start + 1 + len(verdict.drafted)
             if likely:

@@ -83,7 +83,7 @@ class DraftCostMeter:
             self._passes.add(passing)
             if self._drafting is not None:
                 self._add(self._drafting[0] / passing, self._drafting[1])
-        self._drafting = None
+        self._drafting = self._ended = None
 
     def _add(self, passes: float, num_own: int) -> None:
         """Add a draft of `num_own` passes that took so many passes of the target."""
@@ -283,6 +283,11 @@ class ModelMember:
         return self.drafter.name
 
     @property
+    def seconds(self) -> float:
+        """The seconds of its draft in this round."""
+        return self._seconds
+
+    @property
     def _is_up_to_date(self) -> bool:
         """True if it has read every text, since the target has."""
         return self.drafter.needs.shares_memory
@@ -320,10 +325,17 @@ class ModelMember:
         self._gained += min(own, len(written) - 1) - min(own, rest) - answer.rows
         request.num_idle = self._num_idle = 0
 
-    def settle(self, allowances: Allowances, num_rows: int) -> None:
-        """Book the last round, whose verdicts have been learnt, for a batch of `num_rows`."""
+    def rested(self, num_rounds: int) -> None:
+        """Count rounds in which no member was planned for."""
+        self._num_idle += num_rounds
+        for request in self._requests.values():
+            request.num_idle += num_rounds
+
+    def settle(self, allowances: Allowances, num_rows: int) -> tuple[float, float]:
+        """Book the last round, whose verdicts have been learnt, for a batch of `num_rows`; return
+        the tokens that were gained for each row, and the passes of the target that it took."""
         if not self._seconds and not self._gained:
-            return
+            return 0.0, 0.0
         passes, reading = self.pace.passes(self._seconds), 0.0
         expected = self._cost(self._depth)
         if self._num_unread:
@@ -334,9 +346,11 @@ class ModelMember:
             # The machine has pauses without drafts too.
             reading *= _PAUSE * expected / passes
             passes = _PAUSE * expected
-        allowances.add(self._gained / num_rows - (passes - reading), reading)
+        gained, took = self._gained / num_rows, passes - reading
+        allowances.add(gained - took, reading)
         self._gained = self._seconds = 0.0
         self._num_unread = 0
+        return gained, took
 
     def plan(self, states: Sequence[RowState], now: Plan, allowances: Allowances) -> Plan | None:
         """Return the plan of highest goodput, if it is above that of `now`, the round without this
@@ -345,9 +359,23 @@ class ModelMember:
         # What it knows hardly changes while it is idle.
         if rate >= self._hopeless and self._num_idle % _PLANS_EVERY:
             return None
+        if not self._may_raise(states, now):
+            return None
         best = self._best(states, now, allowances)
         self._hopeless = rate if best is None and len(states) == 1 else math.inf
         return None if best is None else self._with_levels(best, states)
+
+    def _may_raise(self, states: Sequence[RowState], now: Plan) -> bool:
+        """Return whether a plan could be above `now`, if the others drafted nothing and rows were
+        free. Without what it knows of each request it could."""
+        most = now.tokens
+        for state in states:
+            request = self._requests.get(state.row.seq_id)
+            if request is not None:
+                if not request.prefixes or state.row.budget.depth > len(request.prefixes):
+                    return True
+                most += sum(request.prefixes)
+        return most > now.goodput * (now.time + self._cost(1))
 
     def _gains(
         self, states: Sequence[RowState], rate: float, allowances: Allowances

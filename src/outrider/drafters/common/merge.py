@@ -65,6 +65,9 @@ def merged(proposals: Sequence[Proposal], budget: Budget) -> Draft:
     if len(proposals) == 1:
         name, offer, seconds, trial = proposals[0]
         return made_by(offer.made_by(name), name, seconds, trial=trial)
+    agreed = _agreed(proposals, budget)
+    if agreed is not None:
+        return agreed
     nodes = _united(proposals)
     _value(nodes)
     if budget.size > budget.depth:
@@ -77,6 +80,45 @@ def merged(proposals: Sequence[Proposal], budget: Budget) -> Draft:
     least = sum(worth >= LEAST_WORTH for worth in worths)
     count = least if budget.price is not None else num_paying(worths, None)[0]
     return _drafted(nodes, order[:count], proposals)
+
+
+def _agreed(proposals: Sequence[Proposal], budget: Budget) -> Draft | None:
+    """Return the same draft without a tree, if the two proposals are chains of which one begins
+    with the other, the usual case of look-ups; else None."""
+    if len(proposals) != 2 or budget.price is None or budget.size <= budget.depth:
+        return None
+    long, short = sorted((one.offer for one in proposals), key=lambda offer: -len(offer.tokens))
+    common = len(short.tokens)
+    if short.tokens != long.tokens[:common] or not (_is_chain(long) and _is_chain(short)):
+        return None
+    worths: list[float] = []
+    worth = above = other = 1.0
+    for place, kept in enumerate(long.kept[: budget.size]):
+        weight = _odds(kept / max(above, _TINY))
+        if place < common:
+            weight *= _odds(short.kept[place] / max(other, _TINY))
+            other = short.kept[place]
+        above = kept
+        worth *= weight / (1.0 + weight)
+        if worth < LEAST_WORTH:
+            break
+        worths.append(worth)
+    nodes, count = tuple(range(len(worths))), len(worths)
+    parts = tuple(
+        DraftPart(name, nodes[: len(offer.tokens)], seconds, trial)
+        for name, offer, seconds, trial in proposals
+    )
+    by = "+".join(part.name for part in parts if part.nodes)
+    draft = Draft.chain(long.tokens[:count], by=by, accept_probs=tuple(worths))
+    return replace(draft, parts=parts)
+
+
+def _is_chain(offer: ScoredDraft) -> bool:
+    return offer.parents is None or offer.parents == tuple(range(ROOT, len(offer.tokens) - 1))
+
+
+def _odds(share: float) -> float:
+    return share / max(1.0 - share, _LEAST_LEFT)
 
 
 def made_by(draft: Draft, name: str, seconds: float = 0.0, *, trial: bool = False) -> Draft:
