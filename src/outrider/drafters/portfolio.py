@@ -190,7 +190,7 @@ class PortfolioDrafter:
         if self._rests.is_on(len(rows)):
             self._rests.rested()
             self._num_rested += 1
-            return self._looked_up(rows)
+            return [self._first_offer(row) for row in rows]
         clock = self._models[0].pace.clock
         found = self._proposals(rows)
         drafts = [_united(one, row) for one, row in zip(found, rows, strict=True)]
@@ -232,6 +232,16 @@ class PortfolioDrafter:
             best = found if branches or len(found) < 2 else [max(found, key=partial(_worth, row))]
             drafts[index] = merged(best, row.budget)
         return drafts
+
+    def _first_offer(self, row: DraftRow) -> Draft:
+        """Return the draft of the first look-up that has one which seems to pay, without asking the
+        others: they read the text when they are asked again."""
+        for member in self._members:
+            if serves(row, member.name) or member.name == ForcedDrafter.name:
+                offer = member.offers([row])[0]
+                if offer is not NO_OFFER and _worth(row, Proposal(member.name, offer)) > 1:
+                    return offer.made_by(member.name)
+        return Draft.empty()
 
     def _proposals(self, rows: Sequence[DraftRow]) -> list[list[Proposal]]:
         """Return the offers of look-ups for each row that seem to pay."""
