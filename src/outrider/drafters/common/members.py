@@ -16,7 +16,6 @@ lose time against plain decoding; `Allowance` bounds that loss, whatever the tex
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -168,9 +167,8 @@ LOOK_AFTER = 128
 LOOK_AFTER_ALL = 256
 LOOK_ROUNDS = 3
 LOOK_DEPTH = 2
-# Rates of an idle request are computed anew in one of so many rounds, and plans where none was
-# better before: they hardly change.
-_RATES_EVERY = _PLANS_EVERY = 8
+# Rates of an idle request are computed anew in one of so many rounds: they hardly change.
+_RATES_EVERY = 8
 # Rounds of a request, if it has so many left, that must repay the time in which the member reads
 # its text.
 HORIZON = 64
@@ -275,8 +273,7 @@ class ModelMember:
     _seconds: float = 0.0
     _num_unread: int = 0
     _depth: int = 0
-    # A goodput at which no plan of a single request was better, since it last drafted.
-    _hopeless: float = math.inf
+    _tried: bool = False
 
     @property
     def name(self) -> str:
@@ -299,7 +296,6 @@ class ModelMember:
             _log.warning("%s did not start; the others draft alone.", self.name, exc_info=True)
         else:
             self._requests[seq_id] = _Request(len(prompt))
-            self._hopeless = math.inf
 
     def close(self, seq_id: int) -> None:
         if self._requests.pop(seq_id, None) is not None:
@@ -333,7 +329,8 @@ class ModelMember:
 
     def settle(self, allowances: Allowances, num_rows: int) -> tuple[float, float]:
         """Book the last round, whose verdicts have been learnt, for a batch of `num_rows`; return
-        the tokens that were gained for each row, and the passes of the target that it took."""
+        the tokens that were gained for each row, and the passes of the target that it took, both 0
+        for a trial."""
         if not self._seconds and not self._gained:
             return 0.0, 0.0
         passes, reading = self.pace.passes(self._seconds), 0.0
@@ -350,19 +347,14 @@ class ModelMember:
         allowances.add(gained - took, reading)
         self._gained = self._seconds = 0.0
         self._num_unread = 0
-        return gained, took
+        return (0.0, 0.0) if self._tried else (gained, took)
 
     def plan(self, states: Sequence[RowState], now: Plan, allowances: Allowances) -> Plan | None:
         """Return the plan of highest goodput, if it is above that of `now`, the round without this
         member; None if there is none, or the allowances do not pay for it."""
-        rate = now.goodput
-        # What it knows hardly changes while it is idle.
-        if rate >= self._hopeless and self._num_idle % _PLANS_EVERY:
-            return None
         if not self._may_raise(states, now):
             return None
         best = self._best(states, now, allowances)
-        self._hopeless = rate if best is None and len(states) == 1 else math.inf
         return None if best is None else self._with_levels(best, states)
 
     def _may_raise(self, states: Sequence[RowState], now: Plan) -> bool:
@@ -485,7 +477,7 @@ class ModelMember:
         started = self.pace.clock()
         drafts = self._proposed(rows)
         seconds = self.pace.clock() - started
-        self._seconds, self._num_unread = seconds, sum(unread)
+        self._seconds, self._num_unread, self._tried = seconds, sum(unread), plan.trial
         self._depth = max(row.budget.depth for row in rows)
         if not self._num_unread and any(drafts):
             self.pace.drafted(seconds, 1 if self.at_once else self._depth)

@@ -93,11 +93,11 @@ def _agreed(proposals: Sequence[Proposal], budget: Budget) -> Draft | None:
         return None
     worths: list[float] = []
     worth = above = other = 1.0
-    for place, kept in enumerate(long.kept[: budget.size]):
+    for depth, kept in enumerate(long.kept[: budget.size]):
         weight = _odds(kept / max(above, _TINY))
-        if place < common:
-            weight *= _odds(short.kept[place] / max(other, _TINY))
-            other = short.kept[place]
+        if depth < common:
+            weight *= _odds(short.kept[depth] / max(other, _TINY))
+            other = short.kept[depth]
         above = kept
         worth *= weight / (1.0 + weight)
         if worth < LEAST_WORTH:

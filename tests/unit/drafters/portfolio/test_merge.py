@@ -42,6 +42,22 @@ def test_common_beginnings_are_shared_and_agreement_counts() -> None:
     assert [part[:2] for part in draft.parts] == [("a", (0, 2)), ("b", (0, 1))]
 
 
+def test_chains_that_agree_are_pooled_as_in_a_tree() -> None:
+    """Odds of 4 and 1, then 3 and 3, then of the longer one alone; the same with a third member
+    whose token is worth no row, which takes the general way."""
+    one = chain("a", 1, 2, kept=(0.8, 0.6))
+    other = chain("b", 1, 2, 3, kept=(0.5, 0.375, 0.3))
+    draft = merged([one, other], TREE)
+    assert (draft.tokens, draft.is_chain, draft.by) == ((1, 2, 3), True, "a+b")
+    assert draft.accept_probs == pytest.approx((0.8, 0.8 * 0.9, 0.8 * 0.9 * 0.8))
+    assert [part[:2] for part in draft.parts] == [("a", (0, 1)), ("b", (0, 1, 2))]
+    general = merged([one, other, chain("c", 9, kept=(1e-9,))], TREE)
+    assert general.tokens == draft.tokens
+    assert general.accept_probs == pytest.approx(draft.accept_probs)
+    assert general.parts[:2] == draft.parts
+    assert len(merged([one, other], Budget(4, num_nodes=5, price=0.9))) == 3
+
+
 def test_one_members_own_siblings_keep_their_probabilities() -> None:
     tree = ScoredDraft((5, 6), (0.5, 0.4), (ROOT, ROOT))
     far = chain("far", 5, 9, kept=(1e-9, 1e-9))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from doubles.clocks import FakeClock
+from outrider.control.scored import FIRST_REST
 from outrider.core.draft import Budget, Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError, ContractError, given
 from outrider.core.params import SamplingParams
@@ -26,7 +27,7 @@ from outrider.drafters.common.members import (
     Plan,
     RowState,
 )
-from outrider.drafters.portfolio import PortfolioDrafter
+from outrider.drafters.portfolio import FIRST_JUDGED, PortfolioDrafter
 from outrider.testing import GREEDY, row
 
 K = 6
@@ -206,6 +207,26 @@ def test_a_model_that_came_alive_is_found_by_a_look() -> None:
     assert game.play(100)[-1] == ""
     alive[0] = K
     assert set(game.play(12 * LOOK_AFTER)[-20:]) == {"model"}
+
+
+def test_while_members_rest_the_first_look_up_with_an_offer_drafts_alone() -> None:
+    """The model is as slow as the target. The others read the text as soon as they are needed."""
+    gaps = [False]
+    first = Lookup("a", 1, lambda text: [] if gaps[0] else sure(3)(text))
+    second = Lookup("b", 1, sure(2))
+    game = Game([first, second], lambda by: 3 if by != "model" else 0, seconds=1.0)
+    assert set(game.play(FIRST_JUDGED - 1)[-20:]) == {"a+b"}
+    second.heard.clear()
+    assert set(game.play(FIRST_REST // 2)) == {"a"}
+    assert second.heard == []
+    gaps[0] = True
+    assert set(game.play(4)) == {"b"}
+    assert second.heard[-1] == len(game.text) - 3
+
+
+def test_a_member_that_gains_never_rests() -> None:
+    game = Game([Lookup("a", 1, silent)], lambda by: K, seconds=0.2)
+    assert set(game.play(400)[40:]) == {"model"}
 
 
 def test_short_requests_look_as_well() -> None:
@@ -438,8 +459,8 @@ def priced(seq_id: int, *, length: int, max_tokens: int = 512) -> RowState:
     return RowState(text, price=0.01, cost=0.01)
 
 
-def test_an_idle_member_is_planned_for_in_some_rounds() -> None:
-    """Its plans hardly change: one that was not better is not computed in every round."""
+def test_a_plan_that_cannot_be_better_is_not_computed() -> None:
+    """A token of the member takes a tenth of a pass and is right with 0.9: of six, 4.2 are."""
     planned: list[float] = []
 
     class Noting(ModelMember):
@@ -452,17 +473,32 @@ def test_an_idle_member_is_planned_for_in_some_rounds() -> None:
 
     member = Noting(Model(FakeClock()))
     member.open(0, [5])
-    for length in range(2, 18):
-        state = priced(0, length=length)
-        member.learn(state.row)
-        member.plan([state], Plan({}, tokens=2.0), Allowances())
-    assert 2 <= len(planned) <= 3
-    # A lower goodput and a new request are planned for at once.
-    member.plan([state], Plan({}, tokens=1.5), Allowances())
-    assert planned[-1] == 1.5
+    member._requests[0].prefixes = [0.9**n for n in range(1, K + 1)]  # pyright: ignore[reportPrivateUsage]
+    most = sum(member._requests[0].prefixes)  # pyright: ignore[reportPrivateUsage]
+    for tokens in (10 * most + 0.1, 10 * most - 0.1, 1.0):
+        member.plan([priced(0, length=2)], Plan({}, tokens=tokens), Allowances())
+    assert planned == [10 * most - 0.1, 1.0]
+    # Of a request of which nothing is known, it is computed.
     member.open(1, [5])
-    member.plan([state], Plan({}, tokens=2.0), Allowances())
-    assert planned[-1] == 2.0
+    member.plan([priced(1, length=2)], Plan({}, tokens=1000.0), Allowances())
+    assert planned[-1] == 1000.0
+
+
+def test_the_time_of_a_trial_sends_no_other_member_to_rest() -> None:
+    clock, took = FakeClock(), list[float]()
+    member = ModelMember(Model(clock, 0.5), DraftCostMeter(clock=clock))
+    member.open(0, [5])
+    for trial in (True, False):
+        member.pace.end_drafting(1.0)
+        clock.advance(1.0)
+        member.pace.begin_round()
+        member.draft([priced(0, length=2)], Plan({0: 2}, trial=trial))
+        allowances = Allowances()
+        left = allowances.all.left
+        took.append(member.settle(allowances, 1)[1])
+        # The allowances pay for it all the same.
+        assert allowances.all.left == pytest.approx(left - 1.0)
+    assert took == [0.0, pytest.approx(1.0)]
 
 
 def test_a_text_is_not_read_for_the_few_tokens_that_are_left() -> None:
