@@ -186,9 +186,11 @@ class PortfolioDrafter:
             return []
         if not self._models:
             return self._looked_up(rows)
-        if not self._rests.is_on(len(rows)):
+        # A request that names its members gets them.
+        awake = any(row.params.drafters for row in rows)
+        if awake or not self._rests.is_on(len(rows)):
             self._book(rows)
-        if self._rests.is_on(len(rows)):
+        if not awake and self._rests.is_on(len(rows)):
             self._rests.rested()
             self._num_rested += 1
             return [self._first_offer(row) for row in rows]

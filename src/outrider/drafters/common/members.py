@@ -359,13 +359,12 @@ class ModelMember:
 
     def _may_raise(self, states: Sequence[RowState], now: Plan) -> bool:
         """Return whether a plan could be above `now`, if the others drafted nothing and rows were
-        free. Without what it knows of each request it could."""
+        free."""
         most = now.tokens
         for state in states:
             request = self._requests.get(state.row.seq_id)
             if request is not None:
-                if not request.prefixes or state.row.budget.depth > len(request.prefixes):
-                    return True
+                self._refresh(state.row.seq_id, request, state.row.budget.depth)
                 most += sum(request.prefixes)
         return most > now.goodput * (now.time + self._cost(1))
 

@@ -224,6 +224,14 @@ def test_while_members_rest_the_first_look_up_with_an_offer_drafts_alone() -> No
     assert second.heard[-1] == len(game.text) - 3
 
 
+def test_a_request_gets_the_members_that_it_names_while_they_rest() -> None:
+    game = Game([Lookup("a", 1, sure(3))], lambda by: 3 if by == "a" else 0, seconds=1.0)
+    assert set(game.play(FIRST_JUDGED + 4)[-4:]) == {"a"}
+    asked = len(game.model.asked)
+    game.play(LOOK_AFTER + 40, params=SamplingParams(drafters=("model",)))
+    assert len(game.model.asked) > asked
+
+
 def test_a_member_that_gains_never_rests() -> None:
     game = Game([Lookup("a", 1, silent)], lambda by: K, seconds=0.2)
     assert set(game.play(400)[40:]) == {"model"}
@@ -474,14 +482,11 @@ def test_a_plan_that_cannot_be_better_is_not_computed() -> None:
     member = Noting(Model(FakeClock()))
     member.open(0, [5])
     member._requests[0].prefixes = [0.9**n for n in range(1, K + 1)]  # pyright: ignore[reportPrivateUsage]
+    member._requests[0].num_idle = 3  # pyright: ignore[reportPrivateUsage]
     most = sum(member._requests[0].prefixes)  # pyright: ignore[reportPrivateUsage]
     for tokens in (10 * most + 0.1, 10 * most - 0.1, 1.0):
         member.plan([priced(0, length=2)], Plan({}, tokens=tokens), Allowances())
     assert planned == [10 * most - 0.1, 1.0]
-    # Of a request of which nothing is known, it is computed.
-    member.open(1, [5])
-    member.plan([priced(1, length=2)], Plan({}, tokens=1000.0), Allowances())
-    assert planned[-1] == 1000.0
 
 
 def test_the_time_of_a_trial_sends_no_other_member_to_rest() -> None:
