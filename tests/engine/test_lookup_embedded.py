@@ -61,7 +61,9 @@ def test_heads_are_the_model_of_a_portfolio(
     by = {name for trace in rounds if trace.num_drafted for name in trace.drafter.split("+")}
     assert heads in by
     assert len(by) > 1
-    assert sum(result.stats.members[heads]["num_accepted"] for result in results) > 0
+    # On a busy machine they may draft for one of the two requests alone.
+    own = [stats[heads] for result in results if heads in (stats := result.stats.members)]
+    assert sum(one["num_accepted"] for one in own) > 0
     llm.close()
 
 
