@@ -28,6 +28,7 @@ from outrider.core.philox import philox_uniform
 from outrider.engine.native_round import NativeRound
 from outrider.engine.round import Batch, Chunks
 from outrider.engine.stages import Stages
+from outrider.kernels.native.rounds import NativeRounds
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
 
@@ -140,8 +141,18 @@ def test_a_plain_request_never_asks_the_stages(dtype: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("tree_nodes", [0, 7])
-def test_a_model_with_a_mask_drafts_as_by_the_stages(tmp_path: Path, tree_nodes: int) -> None:
-    """In one pass of masks, and no token after the text stays staged."""
+def test_a_model_with_a_mask_drafts_as_by_the_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tree_nodes: int
+) -> None:
+    """In one pass of masks, and no token after the text stays staged; trees take the stages."""
+    calls: list[int] = []
+    run = NativeRounds.__call__
+
+    def counted(rounds: NativeRounds, *words: Any, **named: Any) -> Any:
+        calls.append(1)
+        return run(rounds, *words, **named)
+
+    monkeypatch.setattr(NativeRounds, "__call__", counted)
     draft = shutil.copytree(resolve("outrider/embedded-draft"), tmp_path / "draft")
     config = json.loads((draft / "config.json").read_text())
     (draft / "config.json").write_text(json.dumps({**config, "pard_token": 5}))
@@ -156,6 +167,7 @@ def test_a_model_with_a_mask_drafts_as_by_the_stages(tmp_path: Path, tree_nodes:
         for on in (True, False)
     )
     assert fused == staged
+    assert bool(calls) == (tree_nodes == 0)
 
 
 SHAPED: tuple[dict[str, object], ...] = (

@@ -186,10 +186,10 @@ class PortfolioDrafter:
             return []
         if not self._models:
             return self._looked_up(rows)
-        # A request that names its members gets them.
-        awake = any(row.params.drafters for row in rows)
+        # A request gets the members that it names.
+        awake = any(model.name in row.params.drafters for model in self._models for row in rows)
         if awake or not self._rests.is_on(len(rows)):
-            self._book(rows)
+            self._book(rows, judges=not awake)
         if not awake and self._rests.is_on(len(rows)):
             self._rests.rested()
             self._num_rested += 1
@@ -207,8 +207,9 @@ class PortfolioDrafter:
         self._planning = clock() - looked - sum(model.seconds for model in self._models)
         return drafts
 
-    def _book(self, rows: Sequence[DraftRow]) -> None:
-        """Book the last round of the members that cost time, and judge them together."""
+    def _book(self, rows: Sequence[DraftRow], *, judges: bool) -> None:
+        """Book the last round of the members that cost time, and if it `judges`, judge them
+        together."""
         tokens = passes = 1.0
         for model in self._models:
             if self._num_rested:
@@ -218,11 +219,12 @@ class PortfolioDrafter:
                 model.learn(row)
             gained, took = model.settle(self.allowances, len(rows))
             tokens, passes = tokens + gained, passes + took
-        self.allowances.next_round()
+        self.allowances.next_round(1 + self._num_rested)
         # The longest planning that counts; more is a pause of the machine.
         passes += min(self._models[0].pace.passes(self._planning), 1.0)
         self._num_rested, self._planning = 0, 0.0
-        self._rests.observe(len(rows), tokens, passes)
+        if judges:
+            self._rests.observe(len(rows), tokens, passes)
 
     def _looked_up(self, rows: Sequence[DraftRow]) -> list[Draft]:
         """Return the drafts of look-ups alone: merged ones, or chains of the best for each row."""

@@ -152,9 +152,10 @@ void emulate(int, siginfo_t*, void* context) {
         configure(is.address(&stride));
     } else if (is.opcode() == 0x49 && is.prefix() == 3) {
         tiles[is.reg()].clear();
-    } else if (is.opcode() == 0x4b && is.prefix() >= 2) {
+    } else if (is.opcode() == 0x4b && is.prefix() != 0) {
+        // Loads are F2, and 66 with a hint for the caches; F3 stores.
         uint8_t* memory = is.address(&stride);
-        move(tiles[is.reg()], memory, stride, is.prefix() == 3);
+        move(tiles[is.reg()], memory, stride, is.prefix() != 2);
     } else {
         demand(is.opcode() == 0x5c || is.opcode() == 0x5e);
         dot(tiles[is.reg()], tiles[is.rm()], tiles[is.third()], is.opcode(), is.prefix());

@@ -153,9 +153,9 @@ class Allowances:
         self.drafts.add(passes)
         self.all.add(passes - reading)
 
-    def next_round(self) -> None:
-        self.drafts.refill(LOSS_SHARE)
-        self.all.refill(LOSS_SHARE)
+    def next_round(self, num_rounds: int = 1) -> None:
+        self.drafts.refill(num_rounds * LOSS_SHARE)
+        self.all.refill(num_rounds * LOSS_SHARE)
 
 
 # Positions with rates of their own; later ones have the rate of the last.
@@ -323,7 +323,7 @@ class ModelMember:
 
     def rested(self, num_rounds: int) -> None:
         """Count rounds in which no member was planned for."""
-        self._num_idle += num_rounds
+        self._num_idle += num_rounds * len(self._requests)
         for request in self._requests.values():
             request.num_idle += num_rounds
 
@@ -366,7 +366,7 @@ class ModelMember:
             if request is not None:
                 self._refresh(state.row.seq_id, request, state.row.budget.depth)
                 most += sum(request.prefixes)
-        return most > now.goodput * (now.time + self._cost(1))
+        return most > now.goodput * (now.time + self.pace.share)
 
     def _gains(
         self, states: Sequence[RowState], rate: float, allowances: Allowances

@@ -42,7 +42,7 @@ from outrider.kernels.native.sampling import PlannedTree, TreeBuffers, TreeRow, 
 
 
 class ChoiceStruct(Structure):
-    """The struct `Choice` of csrc/choices.h, with which those of calls begin."""
+    """The struct `Choice` of csrc/choice.h, with which those of calls begin."""
 
     _fields_ = struct_fields(
         (c_void_p, "team rows drafted trees wide ids logits"),
@@ -142,7 +142,7 @@ class TreeShapes(Protocol):
 
 
 class _Wide(Structure):
-    """The struct `WideTree` of csrc/choices.h."""
+    """The struct `WideTree` of csrc/choice.h."""
 
     _fields_ = struct_fields(
         (c_void_p, "row parents depths nodes tokens shares"),

@@ -224,12 +224,18 @@ def test_while_members_rest_the_first_look_up_with_an_offer_drafts_alone() -> No
     assert second.heard[-1] == len(game.text) - 3
 
 
-def test_a_request_gets_the_members_that_it_names_while_they_rest() -> None:
-    game = Game([Lookup("a", 1, sure(3))], lambda by: 3 if by == "a" else 0, seconds=1.0)
-    assert set(game.play(FIRST_JUDGED + 4)[-4:]) == {"a"}
+@pytest.mark.parametrize(("named", "drafts"), [("model", True), ("a", False)])
+def test_a_request_gets_the_members_that_it_names_while_they_rest(
+    monkeypatch: pytest.MonkeyPatch, named: str, drafts: bool
+) -> None:
+    monkeypatch.setattr("outrider.drafters.common.members.LOOK_AFTER", 4)
+    game = Game([Lookup("a", 1, sure(3))], lambda by: 3 if by == "a" else 0, seconds=0.01)
+    game.play(FIRST_JUDGED + 4)
     asked = len(game.model.asked)
-    game.play(LOOK_AFTER + 40, params=SamplingParams(drafters=("model",)))
-    assert len(game.model.asked) > asked
+    game.play(FIRST_REST // 4)
+    assert len(game.model.asked) == asked
+    game.play(FIRST_REST // 4, params=SamplingParams(drafters=(named,)))
+    assert (len(game.model.asked) > asked) == drafts
 
 
 def test_a_member_that_gains_never_rests() -> None:

@@ -29,7 +29,7 @@ constexpr float MAX_BASE = 1 << 21;
 
 // Stores two vectors as bfloat16 and adds what was stored to `sums`, if there are any.
 inline void store_rounded(BFloat16* to, Vec low, Vec high, Vec* sums = nullptr) {
-#if defined(__AVX512BF16__) && defined(__AVX512F__)
+#if defined(__AVX512BF16__) && defined(__AVX512F__) && !defined(OUTRIDER_SOFTWARE_PAIRS)
     const auto both = _mm512_cvtne2ps_pbh(cast<__m512>(high), cast<__m512>(low));
     std::memcpy(to, &both, sizeof(both));
     if (sums == nullptr) return;
@@ -42,11 +42,9 @@ inline void store_rounded(BFloat16* to, Vec low, Vec high, Vec* sums = nullptr) 
 #endif
 }
 
-// 2^(x factor - base) to about 8e-5 relative, a 25th of what rounding to bfloat16 changes; `shift` is
-// what shift_of(base) says. -inf weighs nothing; NaN stays NaN.
-#if defined(__AVX512DQ__)
-
-inline float shift_of(float base) { return -base; }
+// 2^(x factor + shift) to about 8e-5 relative, a 25th of what rounding to bfloat16 changes. -inf weighs
+// nothing; NaN stays NaN.
+#if defined(__AVX512DQ__) && !defined(OUTRIDER_PLAIN_DOTS)
 
 inline Vec weight_of(Vec x, Vec factor, Vec shift) {
     constexpr int DOWN = 9;  // rounds to the integer below, without exceptions
@@ -61,17 +59,16 @@ inline Vec weight_of(Vec x, Vec factor, Vec shift) {
 
 #else
 
-inline float shift_of(float base) { return TO_INTEGER - base; }
-
 inline Vec weight_of(Vec x, Vec factor, Vec shift) {
-    const Vec shifted = fused(x, factor, shift);
-    const Vec rest = fused(x, factor, shift - shifted);
+    const Vec power = fused(x, factor, shift);
+    const Vec shifted = power + TO_INTEGER;
+    const Vec rest = power - (shifted - TO_INTEGER);
     Vec p = splat(5.517167e-2f);
     p = fused(p, rest, splat(2.4261112e-1f));
     p = fused(p, rest, splat(6.9326099e-1f));
     p = fused(p, rest, splat(9.9992807e-1f));
-    const Vec power = cast<Vec>(cast<BitVec>(p) + (cast<BitVec>(shifted) << 23));
-    return shifted < TO_INTEGER - 125.0f ? Vec{} : power;
+    const Vec weight = cast<Vec>(cast<BitVec>(p) + (cast<BitVec>(shifted) << 23));
+    return power < -125.0f ? Vec{} : weight;
 }
 
 #endif
@@ -128,7 +125,7 @@ __attribute__((noinline)) inline void soften_rounded(float* scores, Range seen, 
         }
         factor = 1.0f, base = 0.0f;
     }
-    const Vec times = splat(factor), shift = splat(shift_of(base));
+    const Vec times = splat(factor), shift = splat(-base);
     Vec found = {};
     for (int t = begin; t < stop; t += 2 * LANES) {
         const Vec low = weight_of(load(scores + t), times, shift);

@@ -45,7 +45,9 @@ int choose(const Round& r, int depth, int first) {
         const Row& row = r.rows[b];
         if (row.num_drafted <= depth) continue;
         const float* logits = own + int64_t{m} * memory.num_logits;
-        int64_t token = memory.token(r.best[m++]);
+        // Without a greedy row nothing was written there.
+        int64_t token = row.greedy() ? memory.token(r.best[m]) : -1;
+        ++m;
         if (!row.greedy()) {
             float* distribution = row.drawn_from + static_cast<int64_t>(depth) * r.vocab_size;
             logits = memory.spread(logits, distribution, r.vocab_size);

@@ -93,15 +93,17 @@ struct RowTiles {
 
 inline bool few_rows(const TileInputs& in) { return in.num_rows * in.stride <= BAND_BYTES; }
 
-// Of many rows, so many blocks that all threads have as many chunks.
+// Of many rows, so many blocks that all threads have as many chunks, where some number of more than
+// half of the most gives that.
 inline int blocks_of_chunk(const Team& team, int num_blocks, int64_t block_bytes, bool are_few) {
     const int num_threads = team.num_threads();
     if (are_few)
         return static_cast<int>(std::min<int64_t>(std::max<int64_t>(CHUNK_BYTES / block_bytes, 1),
                                                   num_blocks));
-    int chunk = std::max(1, num_blocks / (4 * num_threads));
-    while (chunk > 1 && (num_blocks + chunk - 1) / chunk % num_threads != 0) --chunk;
-    return chunk;
+    const int most = std::max(1, num_blocks / (4 * num_threads));
+    for (int chunk = most; 2 * chunk > most; --chunk)
+        if ((num_blocks + chunk - 1) / chunk % num_threads == 0) return chunk;
+    return most;
 }
 
 template <int BYTES>
