@@ -46,6 +46,7 @@ SETTINGS: Mapping[str, Sequence[tuple[str, str]]] = {
     ),
     "vllm-cpu": (("bfloat16", "bfloat16"),),
 }
+NO_WARM_UP = {"llama.cpp": "--no-warmup", "ik_llama.cpp": "-w 0"}
 WORKS = ("plain", "16 rows", "32 at once", "prompt 512", "prompt 8000")
 # The rate of writing in the table of a bench of several sequences, behind its seven other columns.
 _BATCHED = re.compile(r"^\|(?: *[\d.]+ \|){7} *([\d.]+) \|", re.MULTILINE)
@@ -79,7 +80,7 @@ class Programs:
                     return 1 / float(found[1])
             raise PeerError(f"{self.peer}'s bench prints no figures")
         words = f"-p {length} -n 0" if length else f"-p 0 -n {WRITTEN}"
-        words += " --no-warmup" if length > PROMPT else ""
+        words += f" {NO_WARM_UP[self.peer]}" if length > PROMPT else ""
         done = self._run("llama-bench", file, f"{words} {single} -r 1 -o json")
         (told,) = json.loads(done.stdout)
         return 1 / told["samples_ts"][0]
@@ -187,7 +188,7 @@ def _cells(programs: Programs | Vllm, options: Options, report: Report) -> None:
                         with Neighbours() as neighbours:
                             cell = _cell(llm, file, work, programs, ceilings, options)
                         found = cpu.stop(os.getpid()) if isinstance(programs, Vllm) else ()
-                    except PeerError as error:
+                    except (subprocess.CalledProcessError, PeerError) as error:
                         print(f"{file.name} {work}: {error}", flush=True)
                         continue
                     # vLLM's process lives on, so Neighbours counts its time as that of a stranger.
