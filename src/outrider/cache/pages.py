@@ -469,9 +469,7 @@ def _available_bytes() -> int:
 
 def own_bytes(name: bytes) -> int | None:
     """The bytes behind `name` in the status of this process; None without /proc."""
-    # An interrupt between opening a file and holding it would leave the file open.
-    with deferred():
-        kilobytes = _field(_PROC / "self" / "status", name)
+    kilobytes = _field(_PROC / "self" / "status", name)
     return None if kilobytes is None else 1024 * kilobytes
 
 
@@ -516,7 +514,9 @@ def _number(path: Path) -> int | None:
 def _field(path: Path, name: bytes) -> int | None:
     """The number behind `name` in a file of `name: number` or `name number` lines."""
     try:
-        data = path.read_bytes()
+        # An interrupt between opening a file and holding it would leave the file open.
+        with deferred():
+            data = path.read_bytes()
     except OSError:
         return None
     found = re.search(rb"^" + name + rb":?\s+(\d+)", data, re.MULTILINE)

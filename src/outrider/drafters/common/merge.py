@@ -94,9 +94,11 @@ def _agreed(proposals: Sequence[Proposal], budget: Budget) -> Draft | None:
     worths: list[float] = []
     worth = above = other = 1.0
     for depth, kept in enumerate(long.kept[: budget.size]):
-        weight = _odds(kept / max(above, _TINY))
+        share = kept / max(above, _TINY)
+        weight = _odds(share, 1.0 - share)
         if depth < common:
-            weight *= _odds(short.kept[depth] / max(other, _TINY))
+            share = short.kept[depth] / max(other, _TINY)
+            weight *= _odds(share, 1.0 - share)
             other = short.kept[depth]
         above = kept
         worth *= weight / (1.0 + weight)
@@ -117,8 +119,9 @@ def _is_chain(offer: ScoredDraft) -> bool:
     return offer.parents is None or offer.parents == tuple(range(ROOT, len(offer.tokens) - 1))
 
 
-def _odds(share: float) -> float:
-    return share / max(1.0 - share, _LEAST_LEFT)
+def _odds(share: float, left: float) -> float:
+    """Return p / m of a token with this `share`, if the member leaves `left` to other tokens."""
+    return share / max(left, _LEAST_LEFT)
 
 
 def made_by(draft: Draft, name: str, seconds: float = 0.0, *, trial: bool = False) -> Draft:
@@ -161,7 +164,7 @@ def _united(proposals: Sequence[Proposal]) -> list[_Node]:
             node = known.setdefault((above, token), len(nodes))
             if node == len(nodes):
                 nodes.append(_Node(token, above, {}))
-            nodes[node].odds[member] = share / max(left[parent], _LEAST_LEFT)
+            nodes[node].odds[member] = _odds(share, left[parent])
             united.append(node)
     return nodes
 
