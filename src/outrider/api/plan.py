@@ -106,7 +106,8 @@ def resolve_pair(
 def named_drafts(draft: str, target: Path) -> list[tuple[str, Path, str]]:
     """The sources of drafts that --draft names, with commas between several: the kind of drafter,
     the folder and the name of each. The name of a drafter means the `target` in fewer bits, or the
-    heads in its own files. Raises CheckpointError for a folder that is not there."""
+    heads in its own files. Raises CheckpointError for a missing folder, ConfigError for one named
+    twice."""
     several = "," in draft and not Path(draft).exists()
     found: list[tuple[str, Path, str]] = []
     for name in split(draft) if several else (draft,):
@@ -115,6 +116,8 @@ def named_drafts(draft: str, target: Path) -> list[tuple[str, Path, str]]:
             continue
         folder = find_model(name)
         found.append((kind_of(folder), folder, name))
+    if len({one[:2] for one in found}) < len(found):
+        raise ConfigError(f"--draft {draft} names a source twice.", hint="name each source once")
     return found
 
 

@@ -22,7 +22,7 @@ from outrider.api import loading
 from outrider.api.found import FoundDraft, companion_of, found_drafts
 from outrider.api.memory import fitted
 from outrider.api.plan import LoadPlan, plan_pair
-from outrider.core.errors import CapacityError
+from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.plugins import WITH_FOUND, WITHOUT_DRAFT
 from outrider.drafters.common import members
 from outrider.drafters.portfolio import PortfolioDrafter
@@ -293,6 +293,8 @@ def test_heads_rank_by_their_measured_gain_and_every_source_joins_or_has_a_reaso
     plan = plan_pair(str(several), None, EngineConfig(schedule="pd"))
     assert [*plan.folders] == ["mtp"]
     assert "several drafts need one lane" in plan.notes[0]
+    with pytest.raises(ConfigError, match="names a source twice"):
+        plan_pair(str(several), f"{beside / 'mtp'},{beside / 'mtp'}/", EngineConfig())
 
 
 @pytest.mark.weights

@@ -110,8 +110,8 @@ struct Block : Choice {
 bool choose_drafts(const Block& block);
 
 // The rows of a block pass: those of blocks come first, then new context.
-struct BlockRows {
-    explicit BlockRows(const Block& b) : block(b) {
+struct BlockPassRows {
+    explicit BlockPassRows(const Block& b) : block(b) {
         for (int i = 0; i < b.num_texts; ++i) {
             const int start = b.texts[i].length + b.texts[i].num_new;
             for (int row = 0; row < b.block_size; ++row) {

@@ -483,7 +483,7 @@ class Convolved {
 
 // T is the type of the embedding.
 template <class T>
-bool write_blocks(const Block& b, BlockRows& rows) {
+bool write_blocks(const Block& b, BlockPassRows& rows) {
     const auto& d = *static_cast<const Decoder*>(b.decoder);
     const int num = b.num_rows(), num_context = static_cast<int>(rows.positions.size()) - num;
     const int64_t size = d.hidden_size;
@@ -526,7 +526,7 @@ bool write_blocks(const Block& b, BlockRows& rows) {
 // A pass of a block drafter. 0, before anything is computed, for a token that is not in the vocabulary;
 // -1 if drafts are to be chosen and some logits are no numbers.
 extern "C" int outrider_write_blocks(const Block* block) {
-    BlockRows rows(*block);
+    BlockPassRows rows(*block);
     const auto& d = *static_cast<const Decoder*>(block->decoder);
     for (const int32_t token : rows.tokens)
         if (token < 0 || token >= d.vocab_size) return 0;
