@@ -1,9 +1,10 @@
 """Messages to prompt text, by the checkpoint's own chat template.
 
-A template is untrusted code, so it runs in a helper process (`helper.py`) with one second,
-512 MB and an output of at most four times the messages plus 64 KB. The helper starts on the first
-render, serves all later ones, and is killed and replaced when a template misbehaves. If a template
-refuses a conversation, or leaves part of it out, other forms are rendered (`forms`).
+A template is untrusted code, so it runs in a helper process (`helper.py`) with one second of
+processor time, 512 MB and an output of at most four times the messages plus 64 KB. The helper
+starts on the first render, serves all later ones, and is killed and replaced when a template
+misbehaves. If a template refuses a conversation, or leaves part of it out, other forms are rendered
+(`forms`).
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ from outrider.core.fields import shown
 from outrider.core.files import FileKind, read_text
 from outrider.models.json_object import token_text
 
-RENDER_SECONDS, _RENDER_CPU_SECONDS = 1.0, 2.0
-START_SECONDS = 20.0
+# Processor time: a busy machine changes no prompt and refuses none.
+RENDER_CPU_SECONDS = 1.0
+# A helper that was stopped, or a machine without memory.
+ANSWER_SECONDS = 20.0
 _EXIT_SECONDS = 1.0
 BASE_OUTPUT_CHARS = 64 * 1024
 OUTPUT_RATIO = 4
@@ -178,16 +181,16 @@ class ChatTemplate:
     ) -> Rendered:
         """The prompt of the nearest form of a conversation that the template accepts; with
         `continues` it ends within the last message. Raises CheckpointError if the template refuses
-        every form, or fails, which takes at most two seconds."""
-        until = time.monotonic() + RENDER_SECONDS
+        every form, or fails, which takes at most two seconds of processor time."""
+        used: list[float] = []
         options["variables"], notes = switched(self.source, options.get("variables", {}))
         developer = any(one["role"] == "developer" for one in messages) and self._developer
         each = forms(messages, options.get("tools", ()), developer or "system")
         best: tuple[int, Rendered] | None = None
         refusals: list[TemplateRefusalError] = []
-        for form in takewhile(lambda _: time.monotonic() < until, each):
+        for form in takewhile(lambda _: sum(used) < RENDER_CPU_SECONDS, each):
             try:
-                text = self._text(form.messages, form.tools, options)
+                text = self._text(form.messages, form.tools, options, used)
             except TemplateRefusalError as problem:
                 refusals.append(problem)
                 continue
@@ -210,7 +213,7 @@ class ChatTemplate:
         for role in ("developer", "unknown-role"):
             probe = [{"role": role, "content": _PROBE}, {"role": "user", "content": "hello"}]
             try:
-                found.append(self._text(probe, None, {}))
+                found.append(self._text(probe, None, {}, []))
             except (TemplateRefusalError, HelperLostError):
                 found.append("")
         own, unknown = found
@@ -222,10 +225,11 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         options: ChatOptions,
+        used: list[float],
     ) -> str:
-        """The prompt of the messages as they are. `tools` is None without tools, as in
-        transformers. Raises TemplateRefusalError, also if the last message is to be continued and
-        the template leaves it out, and HelperLostError."""
+        """The prompt of the messages as they are; its processor time is added to `used`. `tools` is
+        None without tools, as in transformers. Raises TemplateRefusalError, also if the last
+        message is to be continued and the template leaves it out, and HelperLostError."""
         continues = options.get("continues", False)
         if must_be_in_text(self.source, messages, tools or ()):
             messages, tools = in_text(messages, tools or ()), None
@@ -242,7 +246,7 @@ class ChatTemplate:
         }
         limit = OUTPUT_RATIO * len(json.dumps(given)) + BASE_OUTPUT_CHARS
         request = {"template": self.source, "limit": limit, "variables": given}
-        text = self._rendered(request | {"seconds": _RENDER_CPU_SECONDS}, limit)
+        text = self._rendered(request | {"seconds": RENDER_CPU_SECONDS}, limit, used)
         if not continues:
             return text
         before, here, _ = text.rpartition(_HERE)
@@ -260,9 +264,10 @@ class ChatTemplate:
             found["reasoning"] = thought
         return found
 
-    def _rendered(self, request: Mapping[str, object], limit: int) -> str:
+    def _rendered(self, request: Mapping[str, object], limit: int, used: list[float]) -> str:
         with self._lock:
             reply = self._helper.ask(request, max_bytes=_JSON_BYTES_PER_CHAR * limit)
+            used.append(float(reply.get("seconds", 0.0)))
             # A helper that reports an unexpected exception ends itself afterwards.
             if "ends" in reply:
                 self.close()
@@ -357,27 +362,25 @@ class Helper:
         self._process: subprocess.Popen[bytes] | None = None
         self._end: Callable[[], object] = lambda: None
 
-    def ask(
-        self, request: Mapping[str, object], *, max_bytes: int, seconds: float = RENDER_SECONDS
-    ) -> dict[str, str]:
+    def ask(self, request: Mapping[str, object], *, max_bytes: int) -> dict[str, str]:
         """The reply to `request`. Raises HelperLostError if it is late or too long, and
         MachineError if the process does not start. A killed process is started once more."""
         line = json.dumps(request).encode() + b"\n"
         try:
-            return self._ask(line, max_bytes, seconds)
+            return self._ask(line, max_bytes)
         except _EndedError:
-            return self._ask(line, max_bytes, seconds)
+            return self._ask(line, max_bytes)
 
     def close(self) -> None:
         """End the process; another request starts a new one."""
         self._process = None
         self._end()
 
-    def _ask(self, line: bytes, max_bytes: int, seconds: float) -> dict[str, str]:
+    def _ask(self, line: bytes, max_bytes: int) -> dict[str, str]:
         process = self._process or self._start()
         try:
             _write(process, line)
-            return _read(process, seconds, max_bytes + BASE_OUTPUT_CHARS)
+            return _read(process, max_bytes + BASE_OUTPUT_CHARS)
         except BaseException:
             # A late answer would be taken for the answer to the next request.
             self.close()
@@ -397,7 +400,7 @@ class Helper:
                 start_new_session=True,
             )
             self._end = weakref.finalize(self, _end, process)
-            _read(process, START_SECONDS, BASE_OUTPUT_CHARS)
+            _read(process, BASE_OUTPUT_CHARS)
         except BaseException as problem:
             self.close()
             if not isinstance(problem, HelperLostError | OSError):
@@ -420,15 +423,15 @@ def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
         raise _lost(process) from None
 
 
-def _read(process: subprocess.Popen[bytes], seconds: float, max_bytes: int) -> dict[str, str]:
-    pipe, deadline = given(process.stdout, "pipe"), time.monotonic() + seconds
+def _read(process: subprocess.Popen[bytes], max_bytes: int) -> dict[str, str]:
+    pipe, deadline = given(process.stdout, "pipe"), time.monotonic() + ANSWER_SECONDS
     line = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         while not line.endswith(b"\n"):
             left = deadline - time.monotonic()
             if left <= 0 or not selector.select(left):
-                raise HelperLostError(f"no answer within {seconds:g} s")
+                raise HelperLostError(f"no answer within {ANSWER_SECONDS:g} s")
             chunk = pipe.read(2**16)
             if not chunk:
                 raise _lost(process)

@@ -52,7 +52,7 @@ _LIMITS: dict[str, Any] = {
 }
 # The library counts no steps of some kinds of reading: processor time is bounded as well, and wall
 # time where the processor has much else to do.
-_READING_SECONDS, _TRIAL_SECONDS = 0.25, 20.0
+_READING_SECONDS = 0.25
 # Most bytes of stored grammars; the least memory that a byte of a grammar is assumed to take (freed
 # memory is used again, so growth reports too little); and the number of remembered refusals.
 _KEPT_BYTES, _BYTES_PER_BYTE, _NUM_REFUSED = 64 << 20, 300, 256
@@ -160,7 +160,7 @@ class Grammars:
         """Raises ConfigError if reading it takes too much."""
         request = {"grammar": text, "limits": _LIMITS, "seconds": _READING_SECONDS}
         try:
-            reply = self._helper.ask(request, max_bytes=0, seconds=_TRIAL_SECONDS)
+            reply = self._helper.ask(request, max_bytes=0)
         except HelperLostError:
             raise _too_slow(name) from None
         if "ends" in reply:

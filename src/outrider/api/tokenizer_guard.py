@@ -45,7 +45,7 @@ KNOWN = PATTERNS | {
     ".",
 }
 
-_TRIAL_SECONDS, _TRIAL_CPU_SECONDS = 20.0, 10.0
+_TRIAL_CPU_SECONDS = 10.0
 MAX_CHARS = 4096
 MAX_COUNT = 1000
 MAX_DEPTH = 32
@@ -77,7 +77,7 @@ def try_out(patterns: Sequence[str]) -> str | None:
     helper = Helper("patterns")
     try:
         request = {"patterns": list(patterns), "seconds": _TRIAL_CPU_SECONDS}
-        reply = helper.ask(request, max_bytes=BASE_OUTPUT_CHARS, seconds=_TRIAL_SECONDS)
+        reply = helper.ask(request, max_bytes=BASE_OUTPUT_CHARS)
     except HelperLostError as problem:
         return f"its patterns take too long: {problem}"
     finally:
