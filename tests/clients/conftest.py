@@ -48,7 +48,7 @@ class Served(NamedTuple):
         request = urllib.request.Request(
             self.url + path, json.dumps(body).encode(), {"content-type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=240) as answer:
             found: dict[str, object] = json.load(answer)
         return found
 

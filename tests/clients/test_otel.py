@@ -109,7 +109,7 @@ def ask(served, path="/v1/completions", key=KEY, **body):
     if path != "/v1/completions":
         body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
     request = urllib.request.Request(served.url + path, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=60) as got:
+    with urllib.request.urlopen(request, timeout=240) as got:
         return got.read()
 
 

@@ -51,5 +51,5 @@ def test_what_is_answered_is_as_documented(started, pytestconfig, tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     sys.stdout.write(done.stdout)
-    with urllib.request.urlopen(f"{server.url}/ready", timeout=60) as ready:
+    with urllib.request.urlopen(f"{server.url}/ready", timeout=240) as ready:
         assert ready.status == 200

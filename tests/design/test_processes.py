@@ -55,7 +55,8 @@ def run(folder: Path, *words: str, **more: str) -> tuple[int, str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        # A process that waits for ever is to fail here; a machine with much else to do is not.
+        timeout=240,
     )
     return done.returncode, done.stdout + done.stderr
 

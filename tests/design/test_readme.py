@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(folder / "scripts" / "readme.py"), *words]
-    return subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
+    return subprocess.run(command, check=False, timeout=240, capture_output=True, text=True)
 
 
 def edit(path: Path, change: Callable[[Any], None]) -> None:

@@ -253,7 +253,7 @@ def test_commands_of_pages_that_are_not_the_programs_exist() -> None:
 
 def test_pictures_are_up_to_date() -> None:
     path = ROOT / "scripts" / "pictures.py"
-    done = subprocess.run([sys.executable, str(path), "--check"], check=False, timeout=60)
+    done = subprocess.run([sys.executable, str(path), "--check"], check=False, timeout=240)
     assert done.returncode == 0, "run `.venv/bin/python scripts/pictures.py`"
 
 

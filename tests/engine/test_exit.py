@@ -44,5 +44,5 @@ raise SystemExit(int(sys.argv[3]))
 )
 def test_the_process_ends_after_its_lanes(busy: str, how: str, code: int) -> None:
     command = [sys.executable, "-c", SCRIPT, busy, how, str(code)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert (found.returncode, found.stdout, found.stderr) == (code, "began done True\n", "")

@@ -183,7 +183,7 @@ def test_a_side_runs_in_a_python_that_has_no_outrider(tmp_path: Path) -> None:
     done = subprocess.run(
         [python, "-S", *words],
         check=False,
-        timeout=60,
+        timeout=240,
         capture_output=True,
         text=True,
         input='{"do": "about"}\n',

@@ -328,7 +328,7 @@ def test_systemd_takes_the_units_and_finds_them_hardened(tmp_path: Path, name: s
             check=False,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"{file.name}:" not in done.stderr
@@ -357,7 +357,7 @@ def test_nginx_takes_the_sites(tmp_path: Path, name: str) -> None:
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert "[warn]" not in done.stderr

@@ -166,4 +166,4 @@ def test_no_server_is_said_in_words(outrider: Command) -> None:
 @pytest.mark.wide
 def test_it_needs_no_tensors() -> None:
     code = "import outrider.plugins.running.verbs, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=240).returncode == 0

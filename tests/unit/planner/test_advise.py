@@ -363,4 +363,4 @@ def test_a_plan_needs_no_tensors() -> None:
         "import sys, outrider_lab.planner.advise, outrider_lab.planner.roofline\n"
         "raise SystemExit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=240).returncode == 0
