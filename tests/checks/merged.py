@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from checks.distribution import assert_same_distribution
 from checks.engine_distribution import LENGTH, PROMPT, VOCAB, target_distribution
-from doubles.clocks import FakeClock
 from doubles.every_branch import EveryBranch, Tokens, distribution
+from doubles.in_turn import InTurn
 from doubles.racing import Racing
 from doubles.rig import SAMPLER, Request, Rig, model_drafter, walking
 from doubles.toy_heads import LAYER, ToyHeads, WithHidden
@@ -18,7 +18,6 @@ from outrider.core.draft import Budget
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter, DraftNeeds, DraftRow
 from outrider.drafters.common.context import NO_OFFER, LayersDrafter, ScoredDraft
-from outrider.drafters.common.members import DraftCostMeter, ModelMember
 from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.plugins.heads.medusa import MedusaDrafter, ParallelHeadSampler
 from outrider.verify.exact import TokenRule
@@ -55,8 +54,7 @@ class Stepping:
 
 
 def merged_portfolio(names: Sequence[str], vocab_size: int, *, every: int = 2) -> Drafter:
-    """The members called `names`, on a clock that stands still. Models cost hardly anything, so
-    that several of them draft for one round."""
+    """The members called `names`; those that cost time lead in turn."""
     lookups = {
         "next": Stepping("next", 1, vocab_size, every),
         "same": Stepping("same", 0, vocab_size, every + 1),
@@ -72,14 +70,11 @@ def merged_portfolio(names: Sequence[str], vocab_size: int, *, every: int = 2) -
             drafter = MedusaDrafter(heads, ParallelHeadSampler(SAMPLER), name=name)
             stored = layers_of(names)
             models[name] = drafter if len(stored) == 1 else LayersDrafter(drafter, stored)
-    clock = FakeClock()
+    chosen = [name for name in names if name in models]
     return PortfolioDrafter(
         [lookups[name] for name in names if name in lookups],
-        *(
-            ModelMember(models[name], DraftCostMeter(clock=clock, _share=0.01))
-            for name in names
-            if name in models
-        ),
+        *(models[name] for name in chosen),
+        leads=InTurn(chosen, k=8) if chosen else None,
     )
 
 

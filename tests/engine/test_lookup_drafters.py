@@ -21,9 +21,9 @@ from checks.engine_distribution import LENGTH, target_distribution
 from checks.engine_distribution import PROMPT as DISTRIBUTION_PROMPT
 from checks.engine_distribution import VOCAB as DISTRIBUTION_VOCAB
 from checks.state import VOCAB
-from doubles.clocks import FakeClock
 from doubles.counting import Guessing
 from doubles.every_branch import EveryBranch, Tokens, distribution
+from doubles.in_turn import InTurn
 from doubles.rig import Request, Rig, model_drafter, walking
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
@@ -32,7 +32,6 @@ from outrider.core.draft import Budget
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter
-from outrider.drafters.common.members import DraftCostMeter, ModelMember
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.portfolio import ForcedDrafter, PortfolioDrafter, ReplayScored
@@ -56,9 +55,8 @@ def members(
 
 
 def portfolio(vocab_size: int) -> Drafter:
-    clock = FakeClock()
     model = model_drafter(ToyHybrid(vocab_size=vocab_size, seed=7), chunk=2)
-    return PortfolioDrafter(members(vocab_size), ModelMember(model, DraftCostMeter(clock=clock)))
+    return PortfolioDrafter(members(vocab_size), model, leads=InTurn(["model"], k=6))
 
 
 DRAFTERS: dict[str, Callable[[int], Drafter]] = {

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from doubles.in_turn import InTurn
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.core.draft import Draft
+from outrider.core.protocols import DraftRow
+from outrider.drafters.common.draft_model import ModelDrafter
 from outrider.pairs.catalog import EMBEDDED_HEADS
 
 pytestmark = pytest.mark.weights
@@ -48,24 +54,22 @@ def test_greedy_text_is_plain_decodings(
 @pytest.mark.slow
 @pytest.mark.parametrize(("heads", "tree_nodes"), [("eagle", 0), ("eagle", 12), ("mtp", 0)])
 def test_heads_are_the_model_of_a_portfolio(
-    heads: str, tree_nodes: int, plain: list[tuple[int, ...]]
+    heads: str, tree_nodes: int, plain: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They read states of rounds that lookups drafted for as well."""
+    monkeypatch.setattr("outrider.drafters.portfolio.Leads", InTurn)
     config = EngineConfig(
         drafter="portfolio", k=4, tree_nodes=tree_nodes, batch_size=2, profile=True
     )
     llm = LLM(draft=EMBEDDED_HEADS[heads], config=config)
     by, accepted = set[str](), 0
-    # On a busy machine they may seem too slow for a while.
-    for _ in range(5):
+    for _ in range(2):
         results = llm.generate(PROMPTS, PARAMS)
         assert [result.token_ids for result in results] == plain
         rounds = [trace for result in results for trace in result.rounds]
         by |= {name for trace in rounds if trace.num_drafted for name in trace.drafter.split("+")}
         own = [stats[heads] for result in results if heads in (stats := result.stats.members)]
         accepted += sum(one["num_accepted"] for one in own)
-        if accepted and len(by) > 1:
-            break
     assert heads in by
     assert len(by) > 1
     assert accepted > 0
@@ -96,6 +100,26 @@ def test_several_models_draft_in_one_portfolio(draft: str, plain: list[tuple[int
             alone = llm.generate(PROMPTS, PARAMS, speculative={"drafters": ["suffix"]})
             assert [result.token_ids for result in alone] == plain
             assert all({*result.stats.members} <= {"suffix"} for result in alone)
+
+
+@pytest.mark.usefixtures("native_library")
+def test_a_leading_model_drafts_within_the_native_round(
+    plain: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone and in a batch; the drafter itself is not asked. A request that reports its rounds,
+    which go stage by stage, has the same text."""
+
+    def fails(drafter: ModelDrafter, rows: Sequence[DraftRow]) -> list[Draft]:
+        raise AssertionError(drafter, rows)
+
+    monkeypatch.setattr("outrider.drafters.portfolio.Leads", InTurn)
+    config = EngineConfig(drafter="portfolio", k=4, batch_size=2)
+    with LLM(draft="outrider/embedded-draft", config=config) as llm:
+        shown = [llm.generate(PROMPTS[0], PARAMS, round_events=True)[0]]
+        monkeypatch.setattr(ModelDrafter, "propose", fails)
+        found = [*llm.generate(PROMPTS, PARAMS), *llm.generate(PROMPTS[0], PARAMS), *shown]
+    assert [one.token_ids for one in found] == [*plain, plain[0], plain[0]]
+    assert all(one.stats.members["model"]["seconds"] > 0 for one in found)
 
 
 @pytest.mark.slow

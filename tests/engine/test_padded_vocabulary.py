@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from doubles.in_turn import InTurn
 from doubles.rig import round_of
 from doubles.vocabularies import PADDED_TOKENS, padded_pair
 from outrider import LLM
@@ -89,8 +90,10 @@ def test_greedy_text_is_the_targets_own(pair: Pair, way: str) -> None:
 @pytest.mark.parametrize("sampler", ["match", "coupled"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_seed_has_one_text_under_rules_that_follow_the_target(
-    pair: Pair, way: str, sampler: str
+    pair: Pair, way: str, sampler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Members lead in turn, whether that pays or not.
+    monkeypatch.setattr("outrider.drafters.portfolio.Leads", InTurn)
     params = _sampled()
     plain = _run(pair, params, drafter="none", sampler=sampler)
     found = _run(pair, params, **WAYS[way], sampler=sampler)

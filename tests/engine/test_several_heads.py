@@ -15,13 +15,12 @@ from safetensors.torch import (
 )
 
 from doubles.eagle_heads import EagleFolder
+from doubles.in_turn import InTurn
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.loading import load_pair
 from outrider.api.memory import files_of, memory_parts
 from outrider.api.result import GenerationResult
 from outrider.core.errors import CheckpointError, ConfigError
-from outrider.drafters.common import members
-from outrider.estimate.cost import Allowance
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
 from outrider_lab.bench.workload import load_prompts
@@ -37,16 +36,12 @@ PARAMS = SamplingParams(max_tokens=32, ignore_eos=True)
 ALWAYS = EngineConfig(drafter="portfolio", k=3, controller="fixed", batch_size=2, device="cpu")
 
 
-def always(_allowance: Allowance, _passes: float) -> bool:
-    return True
-
-
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first two members take turns where they would not draft, whether that pays or not."""
-    for name in ("LOOK_AFTER", "LOOK_AFTER_ALL", "LOOK_ROUNDS"):
-        monkeypatch.setattr(members, name, 1)
-    monkeypatch.setattr(Allowance, "pays", always)
+@pytest.fixture(scope="module", autouse=True)
+def _in_turn() -> Generator[None]:
+    """Members lead in turn, whether that pays or not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outrider.drafters.portfolio.Leads", InTurn)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +56,6 @@ def two() -> Generator[LLM]:
         yield llm
 
 
-@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("tree_nodes", [0, 12])
 def test_greedy_text_with_all_drafts_is_plain_decodings(
     tree_nodes: int, plain: list[tuple[int, ...]]
@@ -76,7 +70,6 @@ def test_greedy_text_with_all_drafts_is_plain_decodings(
     assert {"eagle", "mtp"} <= drafted
 
 
-@pytest.mark.usefixtures("eager")
 def test_a_hybrid_drafts_with_its_own_block_and_with_heads(tmp_path: Path) -> None:
     """Auto takes the block too where heads are named."""
     hybrid = "outrider/embedded-hybrid"
@@ -111,7 +104,6 @@ def test_a_member_drafts_what_it_drafts_alone(two: LLM, kind: str) -> None:
     assert together.stats.num_accepted > 0
 
 
-@pytest.mark.usefixtures("eager")
 def test_a_request_names_one_of_two_kinds(two: LLM, plain: list[tuple[int, ...]]) -> None:
     for kind in ("eagle", "mtp"):
         params = replace(PARAMS, speculative={"drafters": [kind]})

@@ -89,10 +89,10 @@ MUTANTS = (
         check_shadow,
     ),
     Mutant(
-        "look-ups replace a drawn draft because of its tokens",
+        "a drawn draft is left out because of its tokens",
         SHADOW,
-        "for *_, draft in several if isinstance(draft, Draft)), None)",
-        "for *_, draft in several if isinstance(draft, Draft) and draft.tokens[0]), None)",
+        "if draft.tokens:\n                    drafts[index] = made_by",
+        "if draft.tokens and draft.tokens[0]:\n                    drafts[index] = made_by",
         check_members_are_chosen_before_they_draw,
     ),
     Mutant(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from outrider.control.scored import DepthSweep, Probes, sweep_depths
+from outrider.control.scored import SHARE, DepthSweep, Probes, sweep_depths
 from outrider.core.draft import Budget, Choice, Reason, RoundTrace
 from outrider.core.errors import ContractError
 from outrider.estimate.acceptance import Acceptance, FadingMean, OpenPasses, seconds_of
@@ -171,11 +171,17 @@ class GoodputController:
     With trees, a position of the path costs as many rows as a tree has nodes for each, and P_j is
     the probability that some path is accepted up to position j. A tree gets the least gain of a
     node: the tokens that are written at the present rate in the time of one more node.
+
+    Of passes with several drafters, it learns the drafts of the one called `by`, and looks cost
+    a quarter, since there are several such controllers.
     """
 
-    def __init__(self, *, k: int, num_nodes: int = 0, costs: CostTable | None = None) -> None:
+    def __init__(
+        self, *, k: int, num_nodes: int = 0, costs: CostTable | None = None, by: str = ""
+    ) -> None:
         if k < 0:
             raise ContractError("k is at least 0")
+        self._by = by
         self._k = k
         self._most = Budget(k, num_nodes=num_nodes)
         # Nodes of the newest trees, in all and per position.
@@ -188,7 +194,7 @@ class GoodputController:
         self._costs = costs or ASSUMED
         self._seconds: dict[tuple[int, int, int, int], float] = {}
         self._sweep = DepthSweep(sweep_depths(k) if costs is None else ())
-        self._probes = Probes()
+        self._probes = Probes(SHARE / 4 if by else SHARE)
         self._open = OpenPasses()
         self._ended: list[tuple[list[RoundTrace], int]] = []
         self._ended_seconds = 0.0
@@ -199,11 +205,26 @@ class GoodputController:
         # Requests in flight when drafting was first turned off: only their budgets say so.
         self._informed: frozenset[int] | None = None
 
-    def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
+    def chosen(self, seq_ids: Sequence[int]) -> list[Budget]:
+        """Return the budgets of a round of these, which is not counted."""
         key = tuple(seq_ids)
         found = self._chosen.get(key)
         if found is None:
             found = self._chosen[key] = self._choose(key)
+        return found
+
+    @property
+    def costs(self) -> CostTable:
+        return self._costs
+
+    def look(self) -> None:
+        """Begin a look at short drafts, if there is none."""
+        if not self.is_trying:
+            self._probes.begin(is_plain=True)
+            self._chosen.clear()
+
+    def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
+        key, found = tuple(seq_ids), self.chosen(seq_ids)
         self._count_gain(key, drafts=any(budget.depth for budget in found))
         informed = self._informed
         if not informed or informed.isdisjoint(key):
@@ -218,7 +239,7 @@ class GoodputController:
             self._ended_seconds += seconds_of(trace)
             num_ended = len(self._ended)
             is_long = self._ended_seconds >= TOGETHER_SECONDS or num_ended == MOST_TOGETHER
-            if self._is_trying or (num_ended >= TOGETHER and is_long):
+            if self.is_trying or (num_ended >= TOGETHER and is_long):
                 self._learn_all()
 
     def stats(self) -> GoodputStats:
@@ -230,7 +251,7 @@ class GoodputController:
 
     def _count_gain(self, seq_ids: tuple[int, ...], *, drafts: bool) -> None:
         """Count a round of these. Rounds of looks do not count until the looks have ended."""
-        if self._is_trying or not self._k:
+        if self.is_trying or not self._k:
             return
         self._without_gain = 0 if drafts else self._without_gain + 1
         if self._without_gain == WITHOUT_GAIN and self._informed is None:
@@ -246,7 +267,7 @@ class GoodputController:
     def _expecting(self, prefixes: Sequence[Sequence[float]], depths: Sequence[int]) -> Budget:
         """The largest budget, with the expected gain of such `depths`, if costs were measured."""
         reason: Reason = "gain"
-        if self._is_trying:
+        if self.is_trying:
             reason = "look" if self._sweep.depth is None else "trial"
         unknown = replace(self._most, choice=Choice(reason))
         if self._costs is ASSUMED:
@@ -264,7 +285,8 @@ class GoodputController:
         return replace(self._most, choice=choice, price=price)
 
     @property
-    def _is_trying(self) -> bool:
+    def is_trying(self) -> bool:
+        """True in the first sweep and in looks."""
         return self._sweep.depth is not None or self._probes.is_on
 
     def _learn_all(self) -> None:
@@ -311,17 +333,20 @@ class GoodputController:
         rounds = [trace for trace in traces if trace.num_emitted]
         if not rounds:
             return
-        drafting = [trace for trace in rounds if trace.num_drafted]
+        own = [
+            one for one in rounds if not one.num_drafted or one.drafter == (self._by or one.drafter)
+        ]
+        drafting = [trace for trace in own if trace.num_drafted]
         caught_up = not num_unread
         if newest or self._num_passes < EARLY:
-            self._meter.observe(traces, caught_up=caught_up)
-        strangers = [trace for trace in rounds if not self._acceptance.knows(trace.seq_id)]
-        for trace in rounds:
+            self._meter.observe(traces, caught_up=caught_up and len(own) == len(rounds))
+        strangers = [trace for trace in own if not self._acceptance.knows(trace.seq_id)]
+        for trace in own:
             self._acceptance.observe(trace.seq_id, trace.num_positions, trace.num_accepted)
         for trace in drafting if self._most.num_nodes else ():
             self._size.add(trace.num_drafted)
             self._bushiness.add(trace.num_drafted / trace.num_positions)
-        if num_unread:
+        if num_unread and drafting:
             depth = max(trace.num_drafted for trace in drafting)
             due = self._costs.draft_seconds(depth, len(drafting))
             self._reading.add(rounds[0].draft_seconds - due, num_unread)

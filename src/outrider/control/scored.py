@@ -87,8 +87,10 @@ class DepthSweep:
 
 @dataclass(slots=True)
 class Probes:
-    """Later looks at other depths. Times are seconds of rounds; `num_started` counts looks."""
+    """Later looks at other depths, which may cost `share` of the time. Times are seconds of rounds;
+    `num_started` counts looks."""
 
+    share: float = SHARE
     num_started: int = 0
     spent: float = 0.0
     total: float = 0.0
@@ -115,7 +117,7 @@ class Probes:
     def is_due(self, *, urgent: bool) -> bool:
         """True if a look may begin; an urgent one waits less."""
         waited = self._since >= (PROBE_ROUNDS if urgent else self._gap)
-        return waited and self.spent <= SHARE * self.total
+        return waited and self.spent <= self.share * self.total
 
     def begin(self, *, is_plain: bool) -> None:
         """Begin a look. `is_plain` says that plain decoding seems best now."""

@@ -1,12 +1,10 @@
-"""Portfolio: several drafters draft together for each request and round, as far as that pays.
+"""Portfolio: several drafters draft for each request and round, as far as that pays.
 
-Look-ups cost nothing, so all of them draft, and each gives the probability that its tokens are
-accepted. Members that cost time (a model, heads, a copy of the target) make plans instead
-(common/members.py): of all plans the one of highest goodput is carried out, then the next one that
-raises the goodput further, if any. Nothing is drafted where that is best.
-
-Greedy drafts of all members become one tree (common/merge.py). At temperature > 0 the drafts of
-look-ups do, since they are chosen and not drawn; a drawn draft stays alone.
+Look-ups cost nothing, and each gives the probability that its tokens are accepted. Without others
+all of them draft, as one tree (common/merge.py). Members that cost time (a model, heads, a copy of
+the target) draft one at a time: the leader (control/leads.py), where no look-up has a draft that
+gains as much. So a round costs what it costs with a single drafter: either the first look-up that
+has a draft, or the leader, which a native round may run in its own call (engine/native_round.py).
 
 The choice depends on the text and on measured time, not on anything that the round will draw, so
 every exact rule keeps the output's distribution; the text repeats only where tied to the seed.
@@ -14,13 +12,16 @@ every exact rule keeps the output's distribution; the text repeats only where ti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from time import perf_counter
+from typing import NamedTuple
 
-from outrider.control.scored import BatchRests
+from outrider.control.leads import Lead, Leads
 from outrider.core.draft import Draft, common_prefix
-from outrider.core.errors import CheckpointError, ConfigError, ContractError
+from outrider.core.errors import CapacityError, CheckpointError, ConfigError, ContractError
 from outrider.core.plugins import MODEL, DrafterKind
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, KeepsApart, Remembering
 from outrider.drafters.common.context import (
@@ -30,20 +31,17 @@ from outrider.drafters.common.context import (
     ScoredDrafter,
     Stateless,
 )
-from outrider.drafters.common.members import Allowances, ModelMember, Plan, RowState
-from outrider.drafters.common.merge import Proposal, levels_of, merged, num_paying
+from outrider.drafters.common.merge import Proposal, made_by, merged, num_paying
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.estimate.acceptance import Acceptance, prefix_products
-from outrider.estimate.cost import LEAST_KEPT, ROW_COST
+from outrider.estimate.cost import LEAST_KEPT
+
+_log = logging.getLogger(__name__)
 
 # Positions with rates of their own; later ones have the rate of the last.
 _NUM_POSITIONS = 8
-# Members that cost time rest while they gain less than this: the tokens that only they had right,
-# against the time of their drafts and plans. Measured: look-ups alone are as fast at a gain of 1.1,
-# since they would have had some of these tokens soon after. The rounds that are judged together, at
-# first and after each rest: a good member has a few bad drafts in a row.
-LEAST_GAIN = 1.15
-FIRST_JUDGED, LATER_JUDGED = 64, 24
+# Rounds of the leader without look-ups, at most, before these are asked again.
+_LONGEST_PAUSE = 32
 
 
 class ForcedDrafter(Stateless):
@@ -129,32 +127,98 @@ class ReplayScored:
         return ScoredDraft(draft.tokens[: len(kept)], tuple(kept)) if kept else NO_OFFER
 
 
+@dataclass(slots=True)
+class Member:
+    """A member with any `drafter` that is not free. A request for which it fails goes on with the
+    others."""
+
+    drafter: Drafter
+    _opened: set[int] = field(default_factory=set[int])
+    _broken: set[int] = field(default_factory=set[int])
+
+    @property
+    def name(self) -> str:
+        return self.drafter.name
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        try:
+            self.drafter.open(seq_id, prompt)
+        except Exception:  # noqa: BLE001 - a drafter may be any code
+            _log.warning("%s did not start; the others draft alone.", self.name, exc_info=True)
+        else:
+            self._opened.add(seq_id)
+
+    def close(self, seq_id: int) -> None:
+        self._broken.discard(seq_id)
+        if seq_id in self._opened:
+            self._opened.remove(seq_id)
+            self.drafter.close(seq_id)
+
+    def drafts_for(self, seq_id: int) -> bool:
+        return seq_id in self._opened and seq_id not in self._broken
+
+    def drafts(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        """Return drafts: none for a request for which it fails, now and later; none now for one
+        without memory."""
+        try:
+            return self.drafter.propose(rows)
+        except Exception as error:  # noqa: BLE001 - a drafter may be any code
+            if len(rows) > 1:
+                return [draft for row in rows for draft in self.drafts([row])]
+            if not isinstance(error, CapacityError):
+                self._broken.add(rows[0].seq_id)
+                _log.warning("%s failed; the others draft alone.", self.name, exc_info=True)
+            return [Draft.empty()]
+
+
+class Left(NamedTuple):
+    """Drafts that `member` makes within a round, by sequence: their depths, and whether they are a
+    trial."""
+
+    member: Member
+    depths: Mapping[int, int]
+    trial: bool
+
+
 class PortfolioDrafter:
-    """A drafter of several members. `members` are free, in order of preference among equal values;
-    `models` cost time. `notes` are for users."""
+    """A drafter of several members. `members` are free, in order of preference; `models` cost time,
+    and `leads` chooses among them; without `branches` they draft chains. A pass of the target
+    verifies `most_drafted` tokens of all requests at most, if given: more would be drafted for
+    nothing. `notes` are for users."""
 
     def __init__(
         self,
         members: Sequence[ScoredDrafter],
-        *models: ModelMember,
+        *models: Drafter,
+        leads: Leads | None = None,
+        most_drafted: int | None = None,
+        branches: bool = True,
         notes: tuple[str, ...] = (),
     ) -> None:
+        if (leads is None) == bool(models):
+            raise ContractError("members that cost time need leads")
         self.notes = notes
         self.name = "portfolio" if models else "lookup"
+        self.leads = leads
         self._members = tuple(members)
-        self._models = models
-        self.allowances = Allowances()
-        self._rests = BatchRests(1, LEAST_GAIN, FIRST_JUDGED, LATER_JUDGED)
-        self._num_rested, self._planning = 0, 0.0
-        self.needs = _joined([m.needs for m in members] + [m.drafter.needs for m in models])
+        self._models = {model.name: Member(model) for model in models}
+        self._most_drafted = most_drafted
+        self.needs = _joined([one.needs for one in (*members, *models)])
+        self._branches = branches
+        # The member whose drafts a round makes in its own call, and those that it must make now.
+        self.left_to_round = ""
+        self._left: Left | None = None
+        # Requests for which a look-up drafted in their last round; rounds without look-ups.
+        self._offered: set[int] = set()
+        self._num_left_out, self._pause = 0, 1
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all members."""
-        return tuple(member.name for member in (*self._members, *self._models))
+        return tuple(member.name for member in (*self._members, *self._models.values()))
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
-        for member in (*self._members, *self._models):
+        for member in (*self._members, *self._models.values()):
             member.open(seq_id, prompt)
 
     def open_apart(self, seq_id: int, prompt: Sequence[int]) -> None:
@@ -163,11 +227,12 @@ class PortfolioDrafter:
                 member.open_apart(seq_id, prompt)
             else:
                 member.open(seq_id, prompt)
-        for model in self._models:
+        for model in self._models.values():
             model.open(seq_id, prompt)
 
     def close(self, seq_id: int) -> None:
-        for member in (*self._members, *self._models):
+        self._offered.discard(seq_id)
+        for member in (*self._members, *self._models.values()):
             member.close(seq_id)
 
     def forget(self) -> None:
@@ -179,52 +244,86 @@ class PortfolioDrafter:
     def member(self, name: str) -> Drafter | None:
         """Return the model or heads among its members that are called `name`, if any: they may
         draft by themselves, for requests that are not opened here."""
-        return next((m.drafter for m in self._models if m.name == name), None)
+        found = self._models.get(name)
+        return None if found is None else found.drafter
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         if not rows:
             return []
-        if not self._models:
+        if self.leads is None:
             return self._looked_up(rows)
-        # A request gets the members that it names.
-        awake = any(model.name in row.params.drafters for model in self._models for row in rows)
-        if awake or not self._rests.is_on(len(rows)):
-            self._book(rows, judges=not awake)
-        if not awake and self._rests.is_on(len(rows)):
-            self._rests.rested()
-            self._num_rested += 1
-            return [self._first_offer(row) for row in rows]
-        clock = self._models[0].pace.clock
-        found = self._proposals(rows)
-        drafts = [_united(one, row) for one, row in zip(found, rows, strict=True)]
-        looked = clock()
-        drafts = self._with_models(rows, found, drafts)
-        slowed = 1 + sum(
-            row_cost(row, len(rows)) * len(d) for row, d in zip(rows, drafts, strict=True)
-        )
-        for model in self._models:
-            model.pace.end_drafting(slowed)
-        self._planning = clock() - looked - sum(model.seconds for model in self._models)
+        drafts = [Draft.empty()] * len(rows)
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for index, row in enumerate(rows):
+            groups.setdefault(tuple(row.params.drafters), []).append(index)
+        for names, group in groups.items():
+            lead = self.leads.lead([rows[index].seq_id for index in group], names)
+            model = self._models.get(lead.name) if any(lead.depths) else None
+            for index in group:
+                if model is None or not self._leaves_out(rows[index]):
+                    drafts[index] = self._first_offer(rows[index], lead.gain)
+            if model is not None:
+                left = dict(zip(group, lead.depths, strict=True))
+                self._lead(model, lead, rows, left, drafts)
         return drafts
 
-    def _book(self, rows: Sequence[DraftRow], *, judges: bool) -> None:
-        """Book the last round of the members that cost time, and if it `judges`, judge them
-        together."""
-        tokens = passes = 1.0
-        for model in self._models:
-            if self._num_rested:
-                model.rested(self._num_rested)
-            model.pace.begin_round()
-            for row in rows:
-                model.learn(row)
-            gained, took = model.settle(self.allowances, len(rows))
-            tokens, passes = tokens + gained, passes + took
-        self.allowances.next_round(1 + self._num_rested)
-        # The longest planning that counts; more is a pause of the machine.
-        passes += min(self._models[0].pace.passes(self._planning), 1.0)
-        self._num_rested, self._planning = 0, 0.0
-        if judges:
-            self._rests.observe(len(rows), tokens, passes)
+    def _leaves_out(self, row: DraftRow) -> bool:
+        """Return whether the leader drafts without look-ups, since the controller cut their last
+        draft to nothing: for more rounds each time, until one of their drafts is verified."""
+        if row.seq_id in self._offered and row.last is not None:
+            self._offered.remove(row.seq_id)
+            if row.last.draft.tokens:
+                self._pause = 1
+            else:
+                self._num_left_out, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+        if not self._num_left_out:
+            return False
+        self._num_left_out -= 1
+        return True
+
+    def _lead(
+        self,
+        model: Member,
+        lead: Lead,
+        rows: Sequence[DraftRow],
+        depths: Mapping[int, int],
+        drafts: list[Draft],
+    ) -> None:
+        """Have `model` draft for the rows that have no draft yet, up to these `depths` by index; or
+        leave them to the round."""
+        left = {
+            index: min(depth, rows[index].budget.depth)
+            for index, depth in depths.items()
+            if depth and not drafts[index] and model.drafts_for(rows[index].seq_id)
+        }
+        if self._most_drafted is not None:
+            most = max(self._most_drafted // max(len(left), 1), 1)
+            left = {index: min(depth, most) for index, depth in left.items()}
+        if left and model.name == self.left_to_round and not any(drafts):
+            by_id = {rows[index].seq_id: depth for index, depth in left.items()}
+            self._left = Left(model, by_id, lead.trial)
+        elif left:
+            asked = [self._cut(rows[index], depth) for index, depth in left.items()]
+            started = perf_counter()
+            found = model.drafts(asked)
+            seconds = perf_counter() - started
+            for index, draft in zip(left, found, strict=True):
+                if draft.tokens:
+                    drafts[index] = made_by(draft, model.name, seconds, trial=lead.trial)
+
+    def _cut(self, row: DraftRow, depth: int) -> DraftRow:
+        budget = row.budget.cut(depth)
+        return replace(row, budget=budget if self._branches else replace(budget, num_nodes=0))
+
+    @property
+    def leader(self) -> str:
+        """The name of the member that leads the next round; "" without any."""
+        return "" if self.leads is None else self.leads.name
+
+    def take_left(self) -> Left | None:
+        """Return what the last call left to the round, if anything; nothing more is left to it."""
+        left, self._left, self.left_to_round = self._left, None, ""
+        return left
 
     def _looked_up(self, rows: Sequence[DraftRow]) -> list[Draft]:
         """Return the drafts of look-ups alone: merged ones, or chains of the best for each row."""
@@ -238,14 +337,18 @@ class PortfolioDrafter:
             drafts[index] = merged(best, row.budget)
         return drafts
 
-    def _first_offer(self, row: DraftRow) -> Draft:
+    def _first_offer(self, row: DraftRow, gain: float) -> Draft:
         """Return the draft of the first look-up that has one which seems to pay, without asking the
-        others: they read the text when they are asked again."""
+        others: they read the text when they are asked again. It must gain more than `gain` over
+        plain decoding."""
         for member in self._members:
             if serves(row, member.name) or member.name == ForcedDrafter.name:
                 offer = member.offers([row])[0]
                 if offer is not NO_OFFER and _worth(row, Proposal(member.name, offer)) > 1:
-                    return offer.made_by(member.name)
+                    cost = row.budget.row_cost
+                    if gain <= 1 or num_paying(offer.kept, cost)[1] > gain:
+                        self._offered.add(row.seq_id)
+                        return offer.made_by(member.name)
         return Draft.empty()
 
     def _proposals(self, rows: Sequence[DraftRow]) -> list[list[Proposal]]:
@@ -267,50 +370,6 @@ class PortfolioDrafter:
                     found[index].append(proposal)
         return found
 
-    def _with_models(
-        self, rows: Sequence[DraftRow], found: Sequence[list[Proposal]], drafts: list[Draft]
-    ) -> list[Draft]:
-        """Return `drafts`, which look-ups made of what they `found`, with those of all members
-        whose plans raise the goodput."""
-        states = _states(rows, drafts)
-        made: dict[int, list[tuple[ModelMember, Plan, Draft | Proposal]]] = {}
-        for model, plan in self._plans(states, self._models):
-            for index, draft in model.draft(states, plan).items():
-                made.setdefault(index, []).append((model, plan, draft))
-        for index, several in made.items():
-            row, base = rows[index], drafts[index]
-            alone = next((draft for *_, draft in several if isinstance(draft, Draft)), None)
-            offers = [draft for *_, draft in several if isinstance(draft, Proposal)]
-            drafts[index] = _united([*found[index], *offers], row) if alone is None else alone
-            for model, plan, draft in several:
-                own = draft if isinstance(draft, Draft) else draft.offer.draft
-                others = [offer for offer in offers if offer is not draft]
-                rest = _united([*found[index], *others], row) if others else base
-                model.expect(states[index], plan, index, own, rest)
-        return drafts
-
-    def _plans(
-        self, states: Sequence[RowState], models: Sequence[ModelMember]
-    ) -> list[tuple[ModelMember, Plan]]:
-        """Return the plans to carry out, the best first; one may be a trial."""
-        plans: list[tuple[ModelMember, Plan]] = []
-        now = Plan({}, tokens=len(states) + sum(state.num_gained for state in states))
-        left = list(models)
-        while left:
-            found = [(m, plan) for m in left if (plan := m.plan(states, now, self.allowances))]
-            if not found:
-                break
-            model, now = max(found, key=lambda pair: pair[1].goodput)
-            plans.append((model, now))
-            left.remove(model)
-            for index, levels in now.levels.items():
-                states[index].add(levels)
-        for model in left:
-            trial = model.trial(states, self.allowances)
-            if trial is not None:
-                return [*plans, (model, trial)]
-        return plans
-
 
 def serves(row: DraftRow, name: str) -> bool:
     """Return whether the row's request lets the member `name` draft."""
@@ -320,26 +379,6 @@ def serves(row: DraftRow, name: str) -> bool:
 def _worth(row: DraftRow, proposal: Proposal) -> float:
     """Return the highest goodput of a beginning of the offer; that of no draft is 1."""
     return num_paying(proposal.offer.kept, row.budget.price)[1]
-
-
-def _united(proposals: Sequence[Proposal], row: DraftRow) -> Draft:
-    return merged(proposals, row.budget) if proposals else Draft.empty()
-
-
-def _states(rows: Sequence[DraftRow], drafts: Sequence[Draft]) -> list[RowState]:
-    states: list[RowState] = []
-    for row, draft in zip(rows, drafts, strict=True):
-        cost = len(rows) * row_cost(row, len(rows))
-        price = cost if row.budget.price is None else row.budget.price
-        states.append(RowState(row, price, cost, levels_of(draft) if draft.tokens else []))
-    return states
-
-
-def row_cost(row: DraftRow, num_rows: int) -> float:
-    """Return the time of one more row, as a share of a pass for `num_rows` without drafts."""
-    known = row.budget.row_cost
-    # The pass of a batch takes longer than that of one row, so that one more row is less of it.
-    return ROW_COST / (1 + ROW_COST * (num_rows - 1)) if known is None else known
 
 
 def _joined(needs: Sequence[DraftNeeds]) -> DraftNeeds:
@@ -369,28 +408,29 @@ def build(context: BuildContext) -> PortfolioDrafter:
     members = lookup_members(suffix.build(context), ngram.build(context))
     resolved = context.resolved
     left_to_us = resolved.left_to_us
-    models: list[ModelMember] = []
+    models: list[Drafter] = []
     notes: list[str] = []
     for kind in resolved.sources:
         if left_to_us and kind.name == MODEL and context.models.draft is None:
             # It could not be loaded, which a note says.
             continue
-        at_once = kind.at_once or (kind.name == MODEL and context.models.mask_token is not None)
         try:
-            drafter = context.member(kind)
-            models.append(
-                ModelMember(
-                    drafter,
-                    branches=not left_to_us,
-                    at_once=at_once,
-                    most_drafted=resolved.most_drafted,
-                )
-            )
+            models.append(context.member(kind))
         except (CheckpointError, ConfigError) as error:
             if not left_to_us or kind.name in context.models.named:
                 raise
             notes.append(unusable(kind.name, error))
-    return PortfolioDrafter(members, *models, notes=tuple(notes))
+    # If the size of drafts was not chosen, only look-ups branch.
+    num_nodes = 0 if left_to_us else resolved.num_nodes
+    names = [model.name for model in models]
+    return PortfolioDrafter(
+        members,
+        *models,
+        leads=Leads(names, k=resolved.k, num_nodes=num_nodes) if models else None,
+        most_drafted=resolved.most_drafted,
+        branches=not left_to_us,
+        notes=tuple(notes),
+    )
 
 
 def unusable(words: str, why: object) -> str:

@@ -28,6 +28,7 @@ from outrider.core.resolve import ResolvedConfig
 from outrider.core.spec import DraftCapacity, RecurrentCapacity
 from outrider.core.tree import MAX_WIDTH
 from outrider.drafters.common.context import BuildContext, LoadedModels
+from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.engine.drafting import DrafterHandle, RequestDrafters
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes, LaneRunner, Lanes
@@ -206,7 +207,10 @@ def build_engine(
     config = resolved.settings
     drafter = BuildContext(resolved, models, resolved.drafter).build()
     limit = _limit(config, models)
-    stages = _stages(resolved, models, drafter, observed(sink, limit))
+    sink = observed(sink, limit)
+    if isinstance(drafter, PortfolioDrafter) and drafter.leads is not None:
+        sink = drafter.leads.noting(sink)
+    stages = _stages(resolved, models, drafter, sink)
     if controller is not None:
         most = Budget(resolved.k, num_nodes=config.tree_nodes)
         stages = replace(

@@ -12,8 +12,9 @@ Shapes:  M = packed logits rows, N = tokens of one outcome, V = vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Protocol, TypeGuard, runtime_checkable
 
@@ -28,7 +29,9 @@ from outrider.core.protocols import CausalLM
 from outrider.core.rng import Pick
 from outrider.core.sampling import MIN_TEMPERATURE, log_probs, token_logprobs
 from outrider.drafters.common.draft_model import ModelDrafter, SelfDrafter
+from outrider.drafters.common.merge import made_by
 from outrider.drafters.common.native import NativeModel
+from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.engine.round import Batch, Chunks, FinishedRow, LiveSequence, RoundTiming, clamp
 from outrider.engine.stages import Stages, likely_tokens
 from outrider.kernels.native.forward import Forward, NativeForward
@@ -63,7 +66,8 @@ class NativeRound:
 
     `rule` is the engine's, a name in RULES; a request may have another. `draft` and `drafter` are
     given together, `draft` alone for a copy in the target's memory; without either drafts come from
-    the stages' drafter.
+    the stages' drafter. Members of a portfolio that draft within the call have rounds of their own,
+    by name, in `led`.
     """
 
     stages: Stages
@@ -73,24 +77,64 @@ class NativeRound:
     rule: str
     draft: NativePasses | None = None
     drafter: ModelDrafter | None = None
+    portfolio: PortfolioDrafter | None = None
+    led: Mapping[str, NativeRound] = field(default_factory=dict[str, "NativeRound"])
 
     def run(self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0) -> list[Outcome]:
         if chunks or not self._takes(batch):
             return self.stages.run(batch, chunks, num_waiting=num_waiting)
         self.stages.assign_budgets(batch)
         if self.draft is None:
+            if self.portfolio is not None:
+                return self._run_led(self.portfolio, batch, num_waiting)
             return self._verified(batch, self.stages.draft(batch), num_waiting)
         self.stages.read_shared(batch)
-        started = perf_counter()
-        rows = self._rows(batch) if all(map(self._drafts, batch)) else None
-        if rows is not None:
-            # The model's reading before the call is drafting too.
-            drafting = perf_counter() - started
-            decided = self.call(rows) if self.call.fits(rows) else None
-            if decided is not None:
-                return self._finish(batch, rows, decided, started, drafting, num_waiting)
+        ended = self._drafted(batch, perf_counter(), num_waiting)
+        if ended is not None:
+            return ended
         seconds = self.stages.draft(batch)
         return self.stages.verify(batch, chunks, num_waiting=num_waiting, draft_seconds=seconds)
+
+    def _drafted(
+        self, batch: Batch, started: float, num_waiting: int, *, trial: bool | None = None
+    ) -> list[Outcome] | None:
+        """Return the outcomes of a round, begun at `started`, that drafts within the call; None if
+        the call cannot. `trial` is given for a member of a portfolio."""
+        rows = self._rows(batch) if all(map(self._drafts, batch)) else None
+        if rows is None or not self.call.fits(rows):
+            return None
+        # The model's reading before the call is drafting too.
+        drafting = perf_counter() - started
+        decided = self.call(rows)
+        if decided is None:
+            return None
+        for seq, verdict in zip(batch, decided.verdicts, strict=True):
+            seq.draft = Draft.chain(verdict.drafted)
+            if trial is not None and seq.draft:
+                seconds = drafting + decided.draft_seconds
+                seq.draft = made_by(seq.draft, self.stages.drafter.name, seconds, trial=trial)
+        return self._finish(batch, rows, decided, started, drafting, num_waiting)
+
+    def _run_led(
+        self, portfolio: PortfolioDrafter, batch: Batch, num_waiting: int
+    ) -> list[Outcome]:
+        """Run a round in which the leader of a portfolio drafts within the call, if it can and
+        look-ups have no draft."""
+        started, led = perf_counter(), self.led.get(portfolio.leader)
+        portfolio.left_to_round = "" if led is None else portfolio.leader
+        try:
+            seconds = self.stages.draft(batch)
+        finally:
+            left = portfolio.take_left()
+        if left is None or led is None or any(seq.draft for seq in batch):
+            return self._verified(batch, seconds, num_waiting)
+        if led._takes(batch):
+            for seq in batch:
+                seq.budget = seq.budget.cut(left.depths.get(seq.seq_id, 0))
+            ended = led._drafted(batch, started, num_waiting, trial=left.trial)
+            if ended is not None:
+                return ended
+        return self._verified(batch, seconds + self.stages.draft(batch), num_waiting)
 
     def verify(
         self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0, draft_seconds: float = 0.0
@@ -229,8 +273,6 @@ class NativeRound:
                 fed += drafted[:-1]
             given(self.draft, "draft model").state.note_chain(seq.seq_id, fed)
             self.drafter.note(seq.seq_id, fed)
-        if self.draft is not None:
-            seq.draft = Draft.chain(drafted)
         outcome = Outcome(seq.seq_id, seq.draft, Verdict(verdict.path, verdict.next_token))
         outcome, reason = clamp(outcome, seq)
         if seq.params.logprobs:
@@ -276,7 +318,10 @@ def native_round(
         chains = chains and _is_native(draft)
     if drafted or not chains:
         call = NativeRounds(_model(target), None, batch_size=batch_size)
-        return NativeRound(stages, call, target, pick, rule)
+        alike = partial(native_round, draft=draft, rule=rule, pick=pick, batch_size=batch_size)
+        led = {} if drafted else _led_rounds(stages, alike)
+        portfolio = drafter if isinstance(drafter, PortfolioDrafter) and led else None
+        return NativeRound(stages, call, target, pick, rule, portfolio=portfolio, led=led)
     own = drafter if isinstance(drafter, ModelDrafter) else None
     native = None if draft is None else NativeModel.of(draft if own is None else own.model)
     if native is None or native.vocab_size != target.spec.vocab_size:
@@ -284,6 +329,20 @@ def native_round(
     mask = -1 if own is None else own.mask
     call = NativeRounds(_model(target), native.passes, batch_size=batch_size, mask=mask)
     return NativeRound(stages, call, target, pick, rule, native.model, own)
+
+
+def _led_rounds(
+    stages: Stages, member_round: Callable[[Stages], NativeRound | str]
+) -> dict[str, NativeRound]:
+    """Return the rounds of those members of a portfolio that draft within the call."""
+    drafter, found = stages.drafter, dict[str, NativeRound]()
+    if isinstance(drafter, PortfolioDrafter) and not drafter.needs.num_likely:
+        for name in drafter.names:
+            member = drafter.member(name)
+            led = "" if member is None else member_round(replace(stages, drafter=member))
+            if isinstance(led, NativeRound) and led.draft is not None:
+                found[name] = led
+    return found
 
 
 def _is_native(model: CausalLM) -> TypeGuard[NativePasses]:

@@ -16,6 +16,7 @@ from safetensors.torch import (
 )
 
 from doubles.eagle_heads import EagleFolder
+from doubles.in_turn import InTurn
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api import loading
@@ -24,9 +25,7 @@ from outrider.api.memory import fitted
 from outrider.api.plan import LoadPlan, plan_pair
 from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.plugins import WITH_FOUND, WITHOUT_DRAFT
-from outrider.drafters.common import members
 from outrider.drafters.portfolio import PortfolioDrafter
-from outrider.estimate.cost import Allowance
 from outrider.models.families import read_config
 from outrider.models.loading import resolve
 
@@ -240,10 +239,6 @@ def test_an_mtp_block_is_taken_unannounced_too_or_its_lack_has_a_reason(
     assert not plan_pair(str(hybrid), None, EngineConfig(k=0)).notes
 
 
-def always(_allowance: Allowance, _passes: float) -> bool:
-    return True
-
-
 @pytest.fixture
 def several(target: Path) -> Path:
     """The target with two kinds of heads and a draft model next to it."""
@@ -349,10 +344,8 @@ def test_heads_of_two_kinds_leave_texts_as_long_as_they_are(
 def test_two_sources_change_no_greedy_text_and_no_text_of_a_seed(
     several: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Every member drafts every few rounds, whether that pays here or not.
-    monkeypatch.setattr(members, "LOOK_AFTER", 2)
-    monkeypatch.setattr(members, "LOOK_AFTER_ALL", 2)
-    monkeypatch.setattr(Allowance, "pays", always)
+    # Members lead in turn, whether that pays here or not.
+    monkeypatch.setattr("outrider.drafters.portfolio.Leads", InTurn)
     prompts = [PROMPT, "for i in range(10):\n    print("]
     drawn = [
         SamplingParams(max_tokens=48, ignore_eos=True, temperature=0.8, seed=seed, sampler=rule)

@@ -16,7 +16,7 @@ accepted less often: with the sum of p q, not of min(p, q).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from outrider.core.draft import Budget, Draft, DraftPart
@@ -31,31 +31,20 @@ _TINY = 1e-12
 
 
 class Proposal(NamedTuple):
-    """The offer of the member `name`. `seconds` and `trial` are those of a `DraftPart`."""
+    """The offer of the member `name`."""
 
     name: str
     offer: ScoredDraft
-    seconds: float = 0.0
-    trial: bool = False
 
 
-@dataclass(slots=True)
-class _Node:
-    """A node of all proposals: its token, its parent, and p / m of each proposal that has it."""
+class _Nodes(NamedTuple):
+    """The nodes of all proposals, parents first: their tokens, parents, and the probabilities that
+    they and their ancestors are accepted. `own` has the nodes of each proposal."""
 
-    token: int
-    parent: int
-    odds: dict[int, float]
-    worth: float = 0.0
-
-
-def goodput(
-    num_expected: float, num_rows: int, share: float = 0.0, price: float | None = None
-) -> float:
-    """Return tokens per pass time: `num_expected` draft tokens and the target's own, for `num_rows`
-    of drafts that took `share` of a pass to make. A row costs `price` of a pass, if known."""
-    cost = ROW_COST if price is None else price
-    return (1 + num_expected) / (1 + cost * num_rows + share)
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    worths: Sequence[float]
+    own: Sequence[Sequence[int]]
 
 
 def merged(proposals: Sequence[Proposal], budget: Budget) -> Draft:
@@ -63,29 +52,77 @@ def merged(proposals: Sequence[Proposal], budget: Budget) -> Draft:
     budget holds and as seem to pay. A budget without branches gets the path of highest goodput.
     One proposal stays as it is."""
     if len(proposals) == 1:
-        name, offer, seconds, trial = proposals[0]
-        return made_by(offer.made_by(name), name, seconds, trial=trial)
-    agreed = _agreed(proposals, budget)
-    if agreed is not None:
-        return agreed
-    nodes = _united(proposals)
-    _value(nodes)
+        name, offer = proposals[0]
+        return offer.made_by(name)
+    nodes = _agreed(proposals) or _united(proposals)
+    worths = nodes.worths
     if budget.size > budget.depth:
-        order = sorted(range(len(nodes)), key=lambda node: (-nodes[node].worth, node))
-        order = order[: budget.size]
+        order = sorted(range(len(worths)), key=worths.__getitem__, reverse=True)[: budget.size]
     else:
         order = _best_path(nodes, budget)[: budget.depth]
-    worths = [nodes[node].worth for node in order]
+    likeliest = [worths[node] for node in order]
     # A controller that gave a price cuts drafts itself, with what it learns of their acceptance.
-    least = sum(worth >= LEAST_WORTH for worth in worths)
-    count = least if budget.price is not None else num_paying(worths, None)[0]
-    return _drafted(nodes, order[:count], proposals)
+    least = sum(worth >= LEAST_WORTH for worth in likeliest)
+    count = least if budget.price is not None else num_paying(likeliest, None)[0]
+    numbers = {node: number for number, node in enumerate(order[:count])}
+    numbers[ROOT] = ROOT
+    parts = tuple(
+        DraftPart(name, tuple(sorted(numbers[node] for node in own if node in numbers)))
+        for (name, _), own in zip(proposals, nodes.own, strict=True)
+    )
+    return Draft(
+        tuple(nodes.tokens[node] for node in order[:count]),
+        tuple(numbers[nodes.parents[node]] for node in order[:count]),
+        by="+".join(part.name for part in parts if part.nodes),
+        accept_probs=tuple(likeliest[:count]),
+        parts=parts,
+    )
 
 
-def _agreed(proposals: Sequence[Proposal], budget: Budget) -> Draft | None:
-    """Return the same draft without a tree, if the two proposals are chains of which one begins
-    with the other, the usual case of look-ups; else None."""
-    if len(proposals) != 2 or budget.price is None or budget.size <= budget.depth:
+def made_by(draft: Draft, name: str, seconds: float = 0.0, *, trial: bool = False) -> Draft:
+    """Return the draft as that of the member `name` alone, which took `seconds` for it."""
+    part = DraftPart(name, tuple(range(len(draft))), seconds, trial)
+    return replace(draft, by=name, parts=(part,))
+
+
+def _united(proposals: Sequence[Proposal]) -> _Nodes:
+    """Return the nodes of all proposals with their pooled probabilities."""
+    united, above_all, worths, every = list[int](), list[int](), list[float](), list[list[int]]()
+    # The product of p / m of the members that have a node.
+    weights: list[float] = []
+    known: dict[tuple[int, int], int] = {}
+    for _, (tokens, kept, given) in proposals:
+        parents = given or range(ROOT, len(tokens) - 1)
+        shares = [
+            worth / max(kept[parent], _TINY) if parent != ROOT else worth
+            for parent, worth in zip(parents, kept, strict=True)
+        ]
+        left: dict[int, float] = {}
+        for parent, share in zip(parents, shares, strict=True):
+            left[parent] = left.get(parent, 1.0) - share
+        own: list[int] = []
+        for token, parent, share in zip(tokens, parents, shares, strict=True):
+            above = ROOT if parent == ROOT else own[parent]
+            node = known.setdefault((above, token), len(weights))
+            if node == len(weights):
+                united.append(token)
+                above_all.append(above)
+                weights.append(1.0)
+            weights[node] *= _odds(share, left[parent])
+            own.append(node)
+        every.append(own)
+    totals: dict[int, float] = {}
+    for parent, weight in zip(above_all, weights, strict=True):
+        totals[parent] = totals.get(parent, 1.0) + weight
+    for parent, weight in zip(above_all, weights, strict=True):
+        worths.append((1.0 if parent == ROOT else worths[parent]) * weight / totals[parent])
+    return _Nodes(united, above_all, worths, every)
+
+
+def _agreed(proposals: Sequence[Proposal]) -> _Nodes | None:
+    """Return the same nodes sooner, if the two proposals are chains of which one begins with the
+    other, the usual case of look-ups; else None."""
+    if len(proposals) != 2:
         return None
     long, short = sorted((one.offer for one in proposals), key=lambda offer: -len(offer.tokens))
     common = len(short.tokens)
@@ -93,7 +130,7 @@ def _agreed(proposals: Sequence[Proposal], budget: Budget) -> Draft | None:
         return None
     worths: list[float] = []
     worth = above = other = 1.0
-    for depth, kept in enumerate(long.kept[: budget.size]):
+    for depth, kept in enumerate(long.kept):
         share = kept / max(above, _TINY)
         weight = _odds(share, 1.0 - share)
         if depth < common:
@@ -102,17 +139,9 @@ def _agreed(proposals: Sequence[Proposal], budget: Budget) -> Draft | None:
             other = short.kept[depth]
         above = kept
         worth *= weight / (1.0 + weight)
-        if worth < LEAST_WORTH:
-            break
         worths.append(worth)
-    nodes, count = tuple(range(len(worths))), len(worths)
-    parts = tuple(
-        DraftPart(name, nodes[: len(offer.tokens)], seconds, trial)
-        for name, offer, seconds, trial in proposals
-    )
-    by = "+".join(part.name for part in parts if part.nodes)
-    draft = Draft.chain(long.tokens[:count], by=by, accept_probs=tuple(worths))
-    return replace(draft, parts=parts)
+    own = [range(len(one.offer.tokens)) for one in proposals]
+    return _Nodes(long.tokens, range(ROOT, len(worths) - 1), worths, own)
 
 
 def _is_chain(offer: ScoredDraft) -> bool:
@@ -124,110 +153,32 @@ def _odds(share: float, left: float) -> float:
     return share / max(left, _LEAST_LEFT)
 
 
-def made_by(draft: Draft, name: str, seconds: float = 0.0, *, trial: bool = False) -> Draft:
-    """Return the draft as that of the member `name` alone, which took `seconds` for it."""
-    if not seconds and not trial:
-        return draft if draft.by == name else replace(draft, by=name)
-    part = DraftPart(name, tuple(range(len(draft))), seconds, trial)
-    return replace(draft, by=name, parts=(part,))
-
-
-def levels_of(draft: Draft) -> list[float]:
-    """Return the probability, for each depth, that some node of the draft there is accepted."""
-    levels: list[float] = []
-    depths: list[int] = []
-    for parent, worth in zip(draft.parents, draft.accept_probs, strict=False):
-        depth = 0 if parent == ROOT else depths[parent] + 1
-        depths.append(depth)
-        if depth == len(levels):
-            levels.append(0.0)
-        levels[depth] += worth
-    return levels
-
-
-def _united(proposals: Sequence[Proposal]) -> list[_Node]:
-    """Return the nodes of all proposals, parents first."""
-    nodes: list[_Node] = []
-    known: dict[tuple[int, int], int] = {}
-    for member, (_, offer, _, _) in enumerate(proposals):
-        parents = offer.parents or range(ROOT, len(offer.tokens) - 1)
-        shares = [
-            worth / max(offer.kept[parent], _TINY) if parent != ROOT else worth
-            for parent, worth in zip(parents, offer.kept, strict=True)
-        ]
-        left: dict[int, float] = {}
-        for parent, share in zip(parents, shares, strict=True):
-            left[parent] = left.get(parent, 1.0) - share
-        united: list[int] = []
-        for token, parent, share in zip(offer.tokens, parents, shares, strict=True):
-            above = ROOT if parent == ROOT else united[parent]
-            node = known.setdefault((above, token), len(nodes))
-            if node == len(nodes):
-                nodes.append(_Node(token, above, {}))
-            nodes[node].odds[member] = _odds(share, left[parent])
-            united.append(node)
-    return nodes
-
-
-def _value(nodes: Sequence[_Node]) -> None:
-    """Compute the pooled probability of each node and its ancestors to be accepted."""
-    weights: list[float] = []
-    totals: dict[int, float] = {}
-    for node in nodes:
-        weight = 1.0
-        for odds in node.odds.values():
-            weight *= odds
-        weights.append(weight)
-        totals[node.parent] = totals.get(node.parent, 1.0) + weight
-    for node, weight in zip(nodes, weights, strict=True):
-        above = 1.0 if node.parent == ROOT else nodes[node.parent].worth
-        node.worth = above * weight / totals[node.parent]
-
-
-def _best_path(nodes: Sequence[_Node], budget: Budget) -> list[int]:
+def _best_path(nodes: _Nodes, budget: Budget) -> list[int]:
     """Return the path from the root that has the highest goodput; of equals the first."""
     best: list[int] = []
     value = 0.0
-    inner = {node.parent for node in nodes}
-    for leaf in range(len(nodes)):
+    inner = {*nodes.parents}
+    for leaf in range(len(nodes.parents)):
         if leaf in inner:
             continue
         path = [leaf]
-        while nodes[path[0]].parent != ROOT:
-            path.insert(0, nodes[path[0]].parent)
-        _, found = num_paying([nodes[node].worth for node in path], budget.price)
+        while nodes.parents[path[0]] != ROOT:
+            path.insert(0, nodes.parents[path[0]])
+        _, found = num_paying([nodes.worths[node] for node in path], budget.price)
         if found > value:
             best, value = path, found
     return best
 
 
 def num_paying(worths: Sequence[float], price: float | None) -> tuple[int, float]:
-    """Return how many of the likeliest nodes raise the goodput, and that goodput."""
-    total, best = 0.0, 1.0
+    """Return how many of the likeliest nodes raise the goodput, the tokens in the time of a pass
+    without drafts, and that goodput. A row costs `price` of a pass, if known."""
+    cost = ROW_COST if price is None else price
+    total, best = 1.0, 1.0
     for count, worth in enumerate(worths, start=1):
         total += worth
-        found = goodput(total, count, 0.0, price)
+        found = total / (1 + cost * count)
         if found <= best:
             return count - 1, best
         best = found
     return len(worths), best
-
-
-def _drafted(nodes: Sequence[_Node], order: Sequence[int], proposals: Sequence[Proposal]) -> Draft:
-    numbers = {node: number for number, node in enumerate(order)}
-    parts = tuple(
-        DraftPart(
-            proposal.name,
-            tuple(number for number, node in enumerate(order) if member in nodes[node].odds),
-            proposal.seconds,
-            proposal.trial,
-        )
-        for member, proposal in enumerate(proposals)
-    )
-    return Draft(
-        tuple(nodes[node].token for node in order),
-        tuple(numbers.get(nodes[node].parent, ROOT) for node in order),
-        by="+".join(part.name for part in parts if part.nodes),
-        accept_probs=tuple(nodes[node].worth for node in order),
-        parts=parts,
-    )

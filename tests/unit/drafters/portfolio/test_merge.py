@@ -7,7 +7,7 @@ import pytest
 from outrider.core.draft import Budget
 from outrider.core.tree import ROOT
 from outrider.drafters.common.context import ScoredDraft
-from outrider.drafters.common.merge import Proposal, levels_of, merged
+from outrider.drafters.common.merge import Proposal, made_by, merged
 
 TREE = Budget(4, num_nodes=8, price=0.01)
 CHAIN = Budget(4, price=0.01)
@@ -26,8 +26,8 @@ def test_one_proposal_stays_as_it_is() -> None:
         tree.kept,
     )
     assert (draft.by, draft.parts) == ("suffix", ())
-    timed = merged([Proposal("model", tree, 0.25, trial=True)], TREE)
-    assert timed.parts == (("model", (0, 1, 2), 0.25, True),)
+    timed = made_by(tree.draft, "model", 0.25, trial=True)
+    assert (timed.by, timed.parts) == ("model", (("model", (0, 1, 2), 0.25, True),))
 
 
 def test_common_beginnings_are_shared_and_agreement_counts() -> None:
@@ -96,16 +96,8 @@ def test_without_branches_the_best_path_is_drafted() -> None:
     draft = merged([short, long], CHAIN)
     assert (draft.tokens, draft.by) == ((2, 2, 2), "b")
     assert draft.is_chain
-    # The other member's node was not drafted; the time of a member counts all the same.
-    late = merged(
-        [chain("a", 2, kept=(0.9,)), Proposal("m", ScoredDraft((3,), (0.1,)), 0.5)], CHAIN
-    )
-    assert late.parts == (("a", (0,), 0.0, False), ("m", (), 0.5, False))
-
-
-def test_levels_add_up_siblings() -> None:
-    tree = ScoredDraft((5, 6, 7, 8), (0.5, 0.3, 0.2, 0.1), (ROOT, ROOT, 0, 1)).draft
-    assert levels_of(tree) == pytest.approx([0.8, 0.3])
+    late = merged([chain("a", 2, kept=(0.9,)), chain("b", 3, kept=(0.1,))], CHAIN)
+    assert late.parts == (("a", (0,), 0.0, False), ("b", (), 0.0, False))
 
 
 def test_a_text_is_followed_along_any_branch() -> None:
@@ -114,10 +106,7 @@ def test_a_text_is_followed_along_any_branch() -> None:
 
 
 def test_a_cut_draft_keeps_the_parts_of_what_is_left() -> None:
-    draft = merged(
-        [chain("a", 1, 2, kept=(0.9, 0.8)), Proposal("m", ScoredDraft((1, 3), (0.8, 0.1)), 0.5)],
-        TREE,
-    )
+    draft = merged([chain("a", 1, 2, kept=(0.9, 0.8)), chain("b", 1, 3, kept=(0.8, 0.1))], TREE)
     assert [part.nodes for part in draft.first(2).parts] == [(0, 1), (0,)]
-    nothing = draft.first(0)
-    assert (len(nothing), [part.seconds for part in nothing.parts]) == (0, [0.0, 0.5])
+    timed = made_by(draft, "model", 0.5).first(0)
+    assert (len(timed), [part.seconds for part in timed.parts]) == (0, [0.5])

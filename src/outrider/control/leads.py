@@ -1,0 +1,171 @@
+"""Leads: which member of a portfolio drafts where look-ups have nothing better, and how deep.
+
+A model, heads or a copy of the target cost time, so one of them leads at a time. Each has a goodput
+controller of its own, as if it drafted alone: same draft lengths, same looks at other lengths. The
+leader is the member that gains most over plain decoding, and a look-up goes first where its draft
+gains more than that. So a portfolio decodes like its best member wherever that member drafts.
+
+Exploration is bounded twice. Once each member had its first sweep, the others lead for a few passes
+after a wait that doubles each time that nothing changed; and an `Allowance` (estimate/cost.py)
+bounds the time that these trials lose against plain decoding. Statistics count them as trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from outrider.control.goodput import GoodputController
+from outrider.core.draft import RoundTrace
+from outrider.estimate.acceptance import FadingMean, OpenPasses
+from outrider.estimate.cost import LOSS_SHARE, MOST_SAVED, Allowance
+
+# Passes between two trials of other members, at first and at most, and the passes of one.
+FIRST_WAIT, LONGEST_WAIT, TRIAL = 128, 4096, 4
+# Rounds over which the gain of a member is averaged.
+_GAIN_SHARE = 1 / 16
+# A member that took so many times a pass for one draft had a pause.
+_LONGEST_DRAFT = 8.0
+
+
+class Lead(NamedTuple):
+    """The member that drafts in a round: its depth for each sequence, and how many times as fast as
+    plain decoding it is expected to be. A `trial` is a draft that is made to learn."""
+
+    name: str
+    depths: Sequence[int]
+    gain: float = 1.0
+    trial: bool = False
+
+
+@dataclass(slots=True)
+class _Member:
+    """A member's controller, and its gain; None before its first sweep ended."""
+
+    controller: GoodputController
+    gain: FadingMean
+    is_known: bool = False
+
+    def expected(self, seq_ids: Sequence[int]) -> float:
+        """Return how many times as fast as plain decoding its drafts are expected to be now."""
+        if self.controller.is_trying:
+            return 1.0
+        choice = self.controller.chosen(seq_ids)[0].choice
+        return max((choice and choice.gain) or 1.0, 1.0)
+
+
+class Leads:
+    """The leads of members called `names`, in drafts of up to `k` tokens. A pure function of the
+    observed traces."""
+
+    def __init__(self, names: Sequence[str], *, k: int, num_nodes: int = 0) -> None:
+        self._members = {
+            name: _Member(
+                GoodputController(k=k, num_nodes=num_nodes, by=name), FadingMean(_GAIN_SHARE)
+            )
+            for name in names
+        }
+        self._leader, self._tried = names[0], ""
+        self._left = self._since = 0
+        self._wait = FIRST_WAIT
+        self._allowance = Allowance(most=MOST_SAVED)
+        self._open = OpenPasses()
+        self._try_unknown()
+
+    @property
+    def name(self) -> str:
+        """The member that leads the next round, unless requests name others."""
+        return self._tried or self._leader
+
+    def lead(self, seq_ids: Sequence[int], among: Collection[str] = ()) -> Lead:
+        """Return the lead of a round of these sequences, `among` the members with these names if
+        any are given; one without a name if none of them is a member."""
+        name = self.name
+        if among and name not in among:
+            name = max((own for own in among if own in self._members), key=self._rank, default="")
+            if not name:
+                return Lead("", [0] * len(seq_ids))
+        member = self._members[name]
+        trial = member.controller.is_trying or name == self._tried
+        depths = [budget.depth for budget in member.controller.chosen(seq_ids)]
+        return Lead(name, depths, member.expected(seq_ids), trial)
+
+    def observe(self, trace: RoundTrace) -> None:
+        traces = self._open.add(trace)
+        if traces is None:
+            return
+        self._since += 1
+        self._allowance.refill(LOSS_SHARE)
+        rounds = [one for one in traces if one.num_emitted]
+        by = {one.drafter for one in rounds if one.num_drafted}
+        led = [name for name in by if name in self._members] if by else [self.name]
+        for name in led:
+            self._learn(name, traces, rounds)
+        if self._tried in led or (led and not self._tried) or self._since >= self._wait:
+            self._turn(led)
+
+    def _learn(self, name: str, traces: Sequence[RoundTrace], rounds: Sequence[RoundTrace]) -> None:
+        member = self._members[name]
+        for one in traces:
+            member.controller.observe(one)
+        if rounds and not member.controller.is_trying:
+            member.gain.add(member.expected([one.seq_id for one in rounds]))
+        if name == self._tried:
+            self._book(name, rounds)
+
+    def noting(self, sink: Callable[[RoundTrace], None]) -> Callable[[RoundTrace], None]:
+        """Return `sink`, called after the leads have seen the trace."""
+
+        def note(trace: RoundTrace) -> None:
+            self.observe(trace)
+            sink(trace)
+
+        return note
+
+    def _rank(self, name: str) -> float:
+        """The gain of a member; one of which nothing is known comes first."""
+        member = self._members[name]
+        return (member.gain.value or 1.0) if member.is_known else float("inf")
+
+    def _book(self, name: str, rounds: Sequence[RoundTrace]) -> None:
+        """Book the tokens that a trial gained, and the time that it took."""
+        own = [one for one in rounds if one.num_drafted and one.drafter == name]
+        costs, num_rows = self._members[name].controller.costs, len(rounds)
+        plain = costs.target_seconds(num_rows)
+        if not own or plain <= 0 or any(one.num_prompt_tokens for one in rounds):
+            return
+        num_drafted = sum(one.num_drafted for one in own)
+        took = own[0].draft_seconds + costs.target_seconds(num_rows + num_drafted) - plain
+        gained = sum(one.num_accepted for one in own) / num_rows
+        self._allowance.add(gained - min(took / plain, _LONGEST_DRAFT))
+
+    def _turn(self, led: Sequence[str]) -> None:
+        """End a trial, or begin one, after a pass that `led` drafted for."""
+        if self._tried:
+            member = self._members[self._tried]
+            self._left -= self._tried in led
+            if self._left > 0 or member.controller.is_trying:
+                return
+            member.is_known, before = True, self._leader
+            self._leader = max(self._members, key=self._rank)
+            self._wait = FIRST_WAIT if self._leader != before else min(2 * self._wait, LONGEST_WAIT)
+            self._tried, self._since = "", 0
+            self._try_unknown()
+        else:
+            self._leader = max(self._members, key=self._rank)
+            if self._since >= self._wait and len(self._members) > 1 and self._allowance.pays(1.0):
+                others = [name for name in self._members if name != self._leader]
+                self._try(others[self._wait.bit_length() % len(others)])
+
+    def _try_unknown(self) -> None:
+        unknown = [name for name, member in self._members.items() if not member.is_known]
+        if unknown:
+            self._try(unknown[0])
+
+    def _try(self, name: str) -> None:
+        self._tried, self._left = name, TRIAL
+        member = self._members[name]
+        if member.is_known and (member.gain.value or 1.0) <= 1:
+            # It would draft nothing.
+            member.controller.look()

@@ -1,0 +1,146 @@
+"""Which member of a portfolio leads, on a machine of given costs and acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+
+import pytest
+
+from outrider.control.leads import FIRST_WAIT, LONGEST_WAIT, TRIAL, Lead, Leads
+from outrider.core.draft import RoundTrace
+from outrider.estimate.cost import FIRST_LOSS, LOSS_SHARE
+
+K = 6
+# A pass takes 1, and this more for each drafted row.
+ROW = 0.04
+
+
+class Machine:
+    """Rounds of one request: a token of member m takes `costs[m]` and is right with `rates[m]`. A
+    look-up drafts all tokens of every `lookups`-th round, if that is above 0."""
+
+    def __init__(
+        self, costs: Mapping[str, float], rates: Mapping[str, float], lookups: int = 0
+    ) -> None:
+        self.leads = Leads([*costs], k=K)
+        self.costs, self.rates, self.lookups = costs, dict(rates), lookups
+        self.dice, self.index, self.seconds, self.tokens = Random(0), 0, 0.0, 0
+        self.made = list[Lead]()
+
+    def run(self, num_rounds: int) -> float:
+        """Play so many rounds; return their tokens in the time of a pass."""
+        seconds, tokens = self.seconds, self.tokens
+        for _ in range(num_rounds):
+            self._round()
+        return (self.tokens - tokens) / (self.seconds - seconds)
+
+    def _round(self) -> None:
+        lead = self.leads.lead([0])
+        by, depth, drafting = lead.name, lead.depths[0], 0.0
+        if self.lookups and self.index % self.lookups == 0:
+            by, depth, accepted = "suffix", K, K
+        else:
+            drafting = depth * self.costs[by]
+            right = (self.dice.random() >= self.rates[by] for _ in range(depth))
+            accepted = next((i for i, wrong in enumerate(right) if wrong), depth)
+            if depth:
+                self.made.append(lead)
+        verifying = 1 + ROW * depth
+        self.seconds += drafting + verifying
+        self.tokens += accepted + 1
+        self.leads.observe(traced(self.index, by, depth, accepted, drafting, verifying))
+        self.index += 1
+
+    def drafts(self, name: str) -> list[Lead]:
+        return [lead for lead in self.made if lead.name == name]
+
+
+def traced(
+    index: int,
+    by: str,
+    depth: int,
+    accepted: int,
+    drafting: float,
+    verifying: float,
+    *,
+    seq_id: int = 0,
+    batch: int = 1,
+) -> RoundTrace:
+    return RoundTrace(
+        seq_id=seq_id,
+        pass_index=index,
+        drafter=by if depth else "portfolio",
+        batch_size=batch,
+        num_target_passes=1,
+        num_prompt_tokens=0,
+        num_drafted=depth,
+        num_accepted=accepted,
+        num_emitted=accepted + 1,
+        num_rows_copied=0,
+        draft_seconds=drafting,
+        verify_seconds=verifying,
+        accept_seconds=0.0,
+        draft_depth=depth,
+    )
+
+
+@pytest.mark.parametrize("lookups", [0, 3])
+def test_the_member_that_gains_most_leads(lookups: int) -> None:
+    costs, rates = {"slow": 0.6, "good": 0.1, "wrong": 0.05}, {"slow": 0.9, "good": 0.8}
+    machine = Machine(costs, {**rates, "wrong": 0.1}, lookups)
+    machine.run(200)
+    num_before = len(machine.made)
+    gain = machine.run(400)
+    others = [lead for lead in machine.made[num_before:] if lead.name != "good"]
+    assert len(others) <= 3 * TRIAL
+    assert all(lead.trial for lead in others)
+    alone = Machine({"good": 0.1}, {"good": 0.8}, lookups)
+    alone.run(200)
+    assert gain > 0.95 * alone.run(400)
+
+
+def test_another_member_leads_after_the_text_has_changed() -> None:
+    machine = Machine({"first": 0.1, "second": 0.1}, {"first": 0.85, "second": 0.2})
+    machine.run(300)
+    assert machine.leads.name == "first"
+    machine.rates = {"first": 0.2, "second": 0.85}
+    machine.run(6 * FIRST_WAIT)
+    num_before = len(machine.drafts("second"))
+    machine.run(100)
+    assert len(machine.drafts("second")) - num_before > 80
+
+
+def test_trials_of_members_that_never_gain_are_bounded_and_become_rare() -> None:
+    machine = Machine({"good": 0.1, "slow": 1.0}, {"good": 0.8, "slow": 0.3})
+    machine.run(100)
+    num_rounds = 6000
+    num_before = len(machine.drafts("slow"))
+    machine.run(num_rounds)
+    trials = machine.drafts("slow")[num_before:]
+    assert all(lead.trial for lead in trials)
+    lost = sum(lead.depths[0] for lead in trials) * 1.0
+    assert lost <= FIRST_LOSS + LOSS_SHARE * num_rounds + K
+    # A wait that doubles, against one for every first wait.
+    assert 0 < len(trials) < num_rounds / FIRST_WAIT * TRIAL / 3
+    assert FIRST_WAIT < LONGEST_WAIT
+
+
+def test_a_lead_is_among_the_members_that_a_request_names() -> None:
+    machine = Machine({"good": 0.1, "other": 0.1}, {"good": 0.9, "other": 0.5})
+    machine.run(200)
+    assert machine.leads.lead([0]).name == "good"
+    assert machine.leads.lead([0], ["other"]).name == "other"
+    assert machine.leads.lead([0, 1], ["suffix"]) == Lead("", [0, 0])
+
+
+def test_of_a_pass_with_several_drafters_each_learns_its_own() -> None:
+    """A look-up that is always right, next to a member that never is."""
+    leads = Leads(["model"], k=K)
+    for index in range(60):
+        lead = leads.lead([0, 1])
+        took = 0.2 * max(lead.depths)
+        for seq_id, by, depth in ((0, "model", lead.depths[0]), (1, "suffix", K)):
+            accepted = depth if by == "suffix" else 0
+            leads.observe(traced(index, by, depth, accepted, took, 1.5, seq_id=seq_id, batch=2))
+    assert leads.lead([0, 1]).depths == [0, 0]
