@@ -165,7 +165,7 @@ def keep_drafting_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FanOutLimiter, "observe", learn_nothing)
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> float:
+def until(condition: Callable[[], bool], seconds: float = 240.0) -> float:
     """Seconds until it held."""
     began = time.monotonic()
     while not condition():

@@ -23,7 +23,7 @@ from outrider.server.app import all_routes, make_app
 from outrider.server.run import run_server
 from outrider.server.site import Limits, Site
 
-SECONDS = 60
+SECONDS = 240
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import pytest
 
 from doubles import warm_python
 
-SECONDS = 120
+SECONDS = 240
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def test_a_lie_ends_the_process_and_the_round_goes_on(lie: str, reason: str) -> 
     drafter.wait_ready()
     drafter.open(0, [1])
     assert drafter.propose([row(0, [1], depth=3)]) == [Draft.empty()]
-    until(lambda: drafter.stats().num_ends == 1, 1.0)
+    until(lambda: drafter.stats().num_ends == 1)
     assert reason in drafter.stats().reasons[0]
     drafter.shut_down()
 
@@ -128,7 +128,7 @@ def test_no_memory_is_a_start_that_failed_and_is_tried_again(
         files = num_files()
         home = replace(HOME, pace=RestartBackoff(first=0.01, longest=0.01))
         drafter = ProcessDrafter(toy_options(name="silent"), home)
-        until(lambda: drafter.stats().num_ends > 9, 10.0)
+        until(lambda: drafter.stats().num_ends > 9)
         gc.collect()
         # A launch may be under way: both ends of its line, what is written, and the memory.
         assert num_files() <= files + 5
@@ -146,7 +146,7 @@ def test_a_lie_over_memory_ends_the_process_too(lie: str, reason: str) -> None:
     drafter.wait_ready()
     drafter.open(0, [1])
     assert drafter.propose([row(0, [1], depth=3)]) == [Draft.empty()]
-    until(lambda: drafter.stats().num_ends == 1, 1.0)
+    until(lambda: drafter.stats().num_ends == 1)
     assert reason in drafter.stats().reasons[0]
     drafter.shut_down()
 
@@ -157,10 +157,9 @@ def test_who_dies_in_the_middle_of_a_message_over_memory_is_heard_of_at_once() -
     drafter = ProcessDrafter(toy_options(name="cut"), IN_MEMORY)
     drafter.wait_ready()
     drafter.open(0, [1])
-    began = time.monotonic()
     assert drafter.propose([row(0, [1], depth=3)]) == [Draft.empty()]
-    assert time.monotonic() - began < IN_MEMORY.timeout / 2
-    until(lambda: drafter.stats().num_ends == 1, 1.0)
+    until(lambda: drafter.stats().num_ends == 1)
+    assert "no answer" not in drafter.stats().reasons[0]
     drafter.shut_down()
 
 
@@ -251,4 +250,4 @@ def test_the_process_ends_with_its_engine() -> None:
     )
     assert done.returncode == -9
     pid = int(done.stdout)
-    until(lambda: gone(pid), 5.0)
+    until(lambda: gone(pid))

@@ -22,7 +22,7 @@ _LEADER = (
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 )
 _CTRL_C = b"\x03"
-_SECONDS = 120.0
+_SECONDS = 240.0
 
 
 class Terminal:

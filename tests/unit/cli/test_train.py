@@ -148,7 +148,7 @@ def test_a_killed_run_goes_on(outrider: Command, texts: Path, tmp_path: Path) ->
     state = tmp_path / "made" / WORK / STATE
     with warm(), subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 240
             while not state.exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
         finally:
