@@ -142,19 +142,29 @@ def test_threads_change_nothing(form: str, threads: int) -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_more_rows_than_a_cache_holds(form: str) -> None:
-    weight_OI, x_NI = weights(70, 4200), randn(150, 4200)
+    weight_OI, x_NI = weights(70, 2100), randn(390, 2100)
     packed = software_of(form, 2).pack(weight_OI)
     out_NO = run(software_of(form, 2), packed, x_NI)
     assert_right(form, out_NO, expected(form, weight_OI, x_NI))
-    rows = torch.arange(1, 150, 31)
+    rows = torch.arange(1, 390, 31)
     assert torch.equal(run(software_of(form), packed, x_NI[rows]), out_NO[rows])
+    summed_NO = out_NO.clone()
+    software_of(form).linear(x_NI, packed, summed_NO, accumulate=True)
+    assert torch.equal(summed_NO, out_NO + out_NO)
+
+
+def test_more_sums_than_are_kept_at_once() -> None:
+    kind = hardware_of("bfloat16", 2)
+    packed, x_NI = kind.pack(weights(8300, 1100)), randn(510, 1100)
+    rows = torch.arange(1, 510, 101)
+    assert torch.equal(run(kind, packed, x_NI[rows]), run(kind, packed, x_NI)[rows])
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_it_writes_its_output_and_nothing_else(form: str) -> None:
     packed = software_of(form).pack(weights(77, 50))
     assert run(software_of(form), packed, torch.empty(0, 50)).shape == (0, 77)
-    for num_rows in (1, 3, 17, 30):
+    for num_rows in (1, 3, 17, 37):
         memory = torch.full((num_rows * 77 + 64,), 5.0)
         software_of(form).linear(randn(num_rows, 50), packed, memory[: num_rows * 77].view(-1, 77))
         assert (memory[num_rows * 77 :] == 5.0).all()

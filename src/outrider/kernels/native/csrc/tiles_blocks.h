@@ -78,11 +78,12 @@ struct TileOutputs {
 };
 
 // Rows dealt to tiles of one height, the least that does. The last tile begins early enough to be
-// whole; what it has in common with the one before has the same bits and is dropped.
+// whole; what it has in common with the one before has the same bits and is dropped. The number of
+// tiles is a multiple of `multiple`.
 struct RowTiles {
-    explicit RowTiles(int num_rows)
+    explicit RowTiles(int num_rows, int multiple = 1)
         : num_rows(num_rows),
-          count((num_rows + TILE_ROWS - 1) / TILE_ROWS),
+          count((num_rows + multiple * TILE_ROWS - 1) / (multiple * TILE_ROWS) * multiple),
           height((num_rows + count - 1) / count) {}
 
     int num_rows, count, height;
