@@ -322,7 +322,7 @@ def _child(plan: LoadPlan, folder: Path, options: LoadOptions) -> ChildOptions:
         page_size=config.page_size,
         max_rows=options.capacity.max_rows,
         max_logits=options.capacity.max_logits,
-        chunk=config.prefill_chunk,
+        chunk=config.most_chunk,
         batch_size=config.most_batch,
         states=asdict(options.capacity.states),
         max_tokens=plan.draft_window,

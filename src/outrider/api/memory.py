@@ -97,7 +97,7 @@ def files_of(plan: LoadPlan) -> Files:
 def target_room(plan: LoadPlan, heads: Sequence[HeadsToLoad]) -> ModelCapacity:
     config = plan.settings
     rows = plan.resolved.pass_rows
-    most = max(config.prefill_chunk + rows, config.kv_window if config.kv_budget else 0)
+    most = max(config.most_chunk + rows, config.kv_window if config.kv_budget else 0)
     capacity = model_capacity(
         config,
         plan.num_slots,
@@ -121,7 +121,7 @@ def draft_room(
     capacity = model_capacity(
         config,
         num_slots + config.most_batch * whole_pages(more.num_slots, config.page_size),
-        max_rows=max(config.prefill_chunk, 2 * config.most_batch + masked, more.num_rows),
+        max_rows=max(config.most_chunk, 2 * config.most_batch + masked, more.num_rows),
         max_logits=max(config.most_batch, more.num_logits, masked),
         window=window,
         num_staged=apart * (most_staged(resolved) + LEAST_SHARE + more.num_slots),
@@ -512,7 +512,7 @@ def _steps(plan: LoadPlan) -> Iterator[tuple[str, Any]]:
     """Settings that take less memory, and values of each, the smallest changes first."""
     config = plan.settings
     yield from (("batch_size", batch) for batch in _halves(config.most_batch, 1))
-    yield from (("prefill_chunk", chunk) for chunk in _halves(config.prefill_chunk, 32))
+    yield from (("prefill_chunk", chunk) for chunk in _halves(config.most_chunk, 32))
     if plan.target.family in FAMILIES and config.tensor_parallel == 1:
         order = ("none", "int8", "int4")
         yield from (("quantise", kind) for kind in order[order.index(config.quantise) + 1 :])

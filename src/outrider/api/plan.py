@@ -218,7 +218,7 @@ class LoadPlan:
         capacity = model_capacity(
             settings,
             num_slots + settings.most_batch * nodes,
-            max_rows=max(settings.prefill_chunk, rows),
+            max_rows=max(settings.most_chunk, rows),
             max_logits=rows,
             window=self.window,
         )

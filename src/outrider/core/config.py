@@ -34,6 +34,8 @@ ROPE_SCALINGS = ("auto", "linear", "yarn")
 
 DRAFTERS = KINDS.built_in
 DEFAULT_K, MOST_K, MOST_BATCH = 4, 64, 64
+# Prompt tokens of a pass: larger ones are read faster, and the rounds of the same pass wait longer.
+CHUNK, CHUNK_WITH_ROUNDS = 512, 256
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "int8")
 # Costs on SmolLM2-135M-Instruct (studies/results/quality-r-2core-zen3.json): the growth of
@@ -144,8 +146,13 @@ class CoreSettings:
         maximum=64,
         harmless=(1,),
     )
-    prefill_chunk: int = setting(
-        256, "Read at most this many prompt tokens in one target pass.", minimum=1, maximum=65536
+    prefill_chunk: int | None = setting(
+        None,
+        "Read at most this many prompt tokens in one target pass; unset is "
+        f"{CHUNK_WITH_ROUNDS} while other requests decode, else {CHUNK}.",
+        minimum=1,
+        maximum=65536,
+        kind=int,
     )
     context: int = setting(
         0,
@@ -490,6 +497,11 @@ class EngineConfig(
     @property
     def most_batch(self) -> int:
         return MOST_BATCH if self.batch_size is None else self.batch_size
+
+    @property
+    def most_chunk(self) -> int:
+        """The most prompt tokens of a pass."""
+        return self.prefill_chunk or CHUNK
 
     @property
     def resolved_controller(self) -> str:

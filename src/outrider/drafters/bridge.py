@@ -126,7 +126,7 @@ def build(context: BuildContext) -> BridgeDrafter:
         context.draft,
         context.sampler("the draft model"),
         given(context.models.translator, "translator"),
-        chunk=config.prefill_chunk,
+        chunk=config.most_chunk,
         page_size=config.page_size,
     )
 

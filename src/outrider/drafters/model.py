@@ -38,7 +38,7 @@ def build(context: BuildContext) -> Drafter:
     fused = None
     if trees or config.fused_round:
         fused = fused_model_drafts(draft, sampler, batch_size=config.most_batch)
-    return ModelDrafter(draft, sampler, chunk=config.prefill_chunk, fused=fused)
+    return ModelDrafter(draft, sampler, chunk=config.most_chunk, fused=fused)
 
 
 KIND = DrafterKind(

@@ -116,7 +116,7 @@ def model_capacity(
 
 def most_staged(resolved: ResolvedConfig) -> int:
     """Return the most tokens of one text that a job reads and a round stages behind them."""
-    return resolved.settings.prefill_chunk + resolved.staged_rows + 1
+    return resolved.settings.most_chunk + resolved.staged_rows + 1
 
 
 def states_of(config: EngineConfig) -> RecurrentCapacity:
@@ -309,7 +309,7 @@ def _residents(
 ) -> RequestTable:
     config, drafter = resolved.settings, stages.drafter
     spare = resolved.staged_rows + 1
-    step = max(config.prefill_chunk, spare)
+    step = max(config.most_chunk, spare)
     # A draft model's arena is as large as the target's, and may have to hold whole texts.
     held = most_held(models.target, step, config.page_size) if models.draft is None else 0
     ahead = resolved.ahead and isinstance(drafter, DraftAhead)

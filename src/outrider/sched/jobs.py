@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, auto
 from typing import Protocol, runtime_checkable
 
-from outrider.core.config import EngineConfig
+from outrider.core.config import CHUNK, CHUNK_WITH_ROUNDS, EngineConfig
 from outrider.core.draft import JobTrace
 from outrider.core.errors import ContractError
 
@@ -132,8 +132,12 @@ class ReadyQueues:
     most_prompt_tokens: int | None = None
     num_ahead: int = 0
 
-    def chunk(self, size: int) -> int:
-        """Return how many prompt tokens a job may read, if its schedule would read `size`."""
+    def chunk(self, size: int | None) -> int:
+        """Return how many prompt tokens a job may read, if its schedule would read `size`; None is
+        the default, which is smaller while other sequences decode."""
+        if size is None:
+            decoding = self.draft or self.verify or self.ahead or self.drafting or self.verifying
+            size = CHUNK_WITH_ROUNDS if decoding else CHUNK
         return size if self.most_prompt_tokens is None else min(size, self.most_prompt_tokens)
 
     @property
@@ -253,9 +257,10 @@ PREFILL, DECODE, VERIFY = "prefill", "decode", "verify"
 
 @dataclass(frozen=True, slots=True)
 class LaneSizes:
-    """The most prompt tokens of a pass, and the most sequences of a job in each lane."""
+    """The most prompt tokens of a pass (None is the default), and the most sequences of a job in
+    each lane."""
 
-    chunk: int
+    chunk: int | None
     prefill: int = 1024
     decode: int = 1024
     verify: int = 1024
@@ -274,7 +279,7 @@ def rounds(works: Sequence[StageItem]) -> list[StageItem]:
     return items
 
 
-def shares(pool: ReadyQueues, num_tokens: int, most: int) -> list[StageItem]:
+def shares(pool: ReadyQueues, num_tokens: int | None, most: int) -> list[StageItem]:
     """Divide `num_tokens` of a pass among at most `most` sequences that wait for PREFILL.
 
     Counts include pending tokens. The oldest prompt gets half of the tokens, or all that it needs
@@ -283,11 +288,11 @@ def shares(pool: ReadyQueues, num_tokens: int, most: int) -> list[StageItem]:
     """
     if not pool.prefill:
         return []
-    num_tokens = pool.chunk(num_tokens)
+    size = pool.chunk(num_tokens)
     oldest, *others = pool.prefill
-    first = min(oldest.num_tokens, max(num_tokens // 2, 1))
+    first = min(oldest.num_tokens, max(size // 2, 1))
     given: list[StageItem] = []
-    left = num_tokens - first
+    left = size - first
     for work in sorted(others, key=lambda work: work.num_tokens)[: most - 1]:
         count = min(work.num_tokens, left)
         if count > 0:
@@ -297,7 +302,7 @@ def shares(pool: ReadyQueues, num_tokens: int, most: int) -> list[StageItem]:
     return [StageItem(oldest.seq_id, Stage.PREFILL, first), *given]
 
 
-def chunks(pool: ReadyQueues, num_tokens: int, most: int) -> list[StageItem]:
+def chunks(pool: ReadyQueues, num_tokens: int | None, most: int) -> list[StageItem]:
     """Return the prompt tokens to read, without the pending ones: those need a round."""
     waiting = {work.seq_id: work.num_tokens for work in pool.prefill}
     given = shares(pool, num_tokens, most)
@@ -327,7 +332,7 @@ class SingleLane:
 
     lanes = ("main",)
 
-    def __init__(self, chunk: int, *, batch: int = 1024, prefill_batch: int = 1024) -> None:
+    def __init__(self, chunk: int | None, *, batch: int = 1024, prefill_batch: int = 1024) -> None:
         self._chunk, self._batch, self._prefill_batch = chunk, batch, prefill_batch
 
     def next_job(self, lane: str, pool: ReadyQueues, num_live: int) -> Job | None:

@@ -160,8 +160,12 @@ class SimulateOptions(JsonOption):
     sync_us: float = setting(
         0.0, "Microseconds of a synchronisation between drafter and target.", minimum=0
     )
-    prefill_chunk: int = setting(
-        256, "Maximum number of prompt tokens in one target pass.", minimum=1, maximum=65536
+    prefill_chunk: int | None = setting(
+        None,
+        "Maximum number of prompt tokens in one target pass; unset is the engine's default.",
+        minimum=1,
+        maximum=65536,
+        kind=int,
     )
     hybrid_threshold: int = setting(
         3,

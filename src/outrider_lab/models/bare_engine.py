@@ -139,5 +139,5 @@ def bare_rooms(config: EngineConfig, num_tokens: int) -> tuple[ModelCapacity, Mo
     size = config.page_size
     slots = config.most_batch * whole_pages(num_tokens + config.most_k + 1, size)
     rows = config.most_batch * (config.most_k + 1)
-    target = model_capacity(config, slots, max_rows=config.prefill_chunk + rows, max_logits=rows)
+    target = model_capacity(config, slots, max_rows=config.most_chunk + rows, max_logits=rows)
     return target, draft_room(resolve(config, MODEL), slots)

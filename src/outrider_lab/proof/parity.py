@@ -258,7 +258,7 @@ class ParityTask:
         return [replace(alone, together=BATCH), alone]
 
     def _cell(self, drafter: str, k: int, params: SamplingParams, sampler: str) -> ParityCell:
-        chunk = self.subject.config.prefill_chunk
+        chunk = self.subject.config.most_chunk
         return ParityCell(
             drafter=drafter, k=k, chunk=chunk, together=1, params=params, sampler=sampler
         )

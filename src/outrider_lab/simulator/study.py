@@ -199,7 +199,7 @@ class SimulatedStudy:
     arrivals: str | float = CLOSED
     contention: float = 0.0
     sync: float = 0.0
-    prefill_chunk: int = 256
+    prefill_chunk: int | None = None
     hybrid_threshold: int = 3
     decode_batch: int = 0
     verify_batch: int = 0

@@ -263,6 +263,16 @@ def test_tables_reach_as_far_as_the_window(tmp_path: Path) -> None:
     assert len(target._operators[0].turns[0]) < 64 + 16 + 200  # pyright: ignore[reportPrivateUsage]
 
 
+def test_memory_counts_the_largest_chunk() -> None:
+    """The default reads 512 tokens at once where nothing decodes: their buffers count."""
+    default, small = (
+        parts_of(embedded(PLAIN)),
+        parts_of(embedded(replace(PLAIN, prefill_chunk=256))),
+    )
+    assert default == parts_of(embedded(replace(PLAIN, prefill_chunk=512)))
+    assert default["scratch of the target"] > small["scratch of the target"]
+
+
 def test_a_part_of_addresses_counts_only_where_addresses_do() -> None:
     parts = [
         Part("weights", 100, "cpu", is_weights=True),

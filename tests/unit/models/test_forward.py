@@ -27,7 +27,9 @@ NAMES = [
 
 def load(folder: Path, dtype: str) -> LlamaModel:
     options = LoadOptions(
-        capacity=ModelCapacity(num_slots=512, page_size=8), dtype=dtype, device="cpu"
+        capacity=ModelCapacity(num_slots=1024, page_size=8, max_rows=512),
+        dtype=dtype,
+        device="cpu",
     )
     model = load_model(folder, options)
     assert isinstance(model, LlamaModel)
@@ -82,6 +84,33 @@ def test_one_call_over_blocks_has_the_bits_of_many(kinds: tuple[str, ...], tmp_p
     assert model.kernels.pack_blocks is not None
     for one, other in zip(whole, texts(model), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("sizes", [(256, 256), (500, 12), (31, 1, 480)], ids=str)
+@pytest.mark.parametrize("kinds", [(), ("Q4_1", "Q8_0"), ("Q4_K", "Q6_K")], ids="-".join)
+def test_a_large_chunk_has_the_bits_of_smaller_ones(
+    kinds: tuple[str, ...], sizes: tuple[int, ...], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model.gguf"
+    if kinds:
+        wide_llama(kinds).write(folder)
+    else:
+        folder = write_checkpoint(tmp_path, variant("llama2"), seed=4)
+    model = load(folder, "auto" if kinds else "bfloat16")
+    prompt = [7 * i * i % model.spec.vocab_size for i in range(512)]
+
+    def last(sizes: Sequence[int]) -> Tensor:
+        model.state.open(1, ())
+        logits_MV, start = torch.empty(0), 0
+        for size in sizes:
+            row = StepRow.chain(1, prompt[start : start + size], logits_from=size - 1)
+            logits_MV = model.step([row], PLAIN).logits_MV.clone()
+            model.state.commit({1: range(size)})
+            start += size
+        model.state.close(1)
+        return logits_MV
+
+    assert torch.equal(last((512,)), last(sizes))
 
 
 def test_captured_layers_leave_the_logits_as_they_are(tmp_path: Path) -> None:

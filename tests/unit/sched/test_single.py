@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.config import EngineConfig
-from outrider.sched.jobs import Job, ReadyQueues, SingleLane, Stage, StageItem, single_lane
+from outrider.sched.jobs import (
+    Job,
+    LaneSizes,
+    Ledger,
+    ReadyQueues,
+    SingleLane,
+    Stage,
+    StageItem,
+    lane_job,
+    single_lane,
+)
 
 
 def pool_of(unread: list[int], num_decoding: int = 0) -> ReadyQueues:
@@ -96,3 +109,43 @@ def test_the_sizes_are_those_of_the_settings() -> None:
     assert (len(verified(job)), read(job)) == (3, {0: 16})
     job = next_job(single_lane(EngineConfig(batch_size=3, decode_batch=2)), pool_of([], 5))
     assert len(verified(job)) == 2
+
+
+def test_a_chunk_is_larger_while_nothing_decodes() -> None:
+    lane = single_lane(EngineConfig())
+    assert read(next_job(lane, pool_of([2000]))) == {0: 512}
+    assert read(next_job(lane, pool_of([2000], num_decoding=1))) == {0: 256}
+    assert read(next_job(lane, replace(pool_of([2000]), most_prompt_tokens=40))) == {0: 40}
+
+
+@pytest.mark.parametrize("of_others", ["verify", "ahead", "drafting", "verifying"])
+def test_a_lane_reads_less_while_other_lanes_decode(of_others: str) -> None:
+    def num_read(pool: ReadyQueues) -> int:
+        job = lane_job("prefill", pool, LaneSizes(None))
+        assert job is not None
+        return job.works[0].num_tokens
+
+    alone = pool_of([2000])
+    works = (100,) if of_others.endswith("ing") else (StageItem(100, Stage.VERIFY, 1),)
+    shared = replace(alone, **{of_others: works})
+    assert (num_read(alone), num_read(shared)) == (512, 256)
+
+
+def test_a_chunk_that_is_set_is_the_same_next_to_rounds() -> None:
+    lane = single_lane(EngineConfig(prefill_chunk=400))
+    assert read(next_job(lane, pool_of([2000]))) == {0: 400}
+    assert read(next_job(lane, pool_of([2000], num_decoding=1))) == {0: 400}
+
+
+def test_a_request_that_comes_while_a_prompt_is_read_decodes_between_small_chunks() -> None:
+    lane, ledger, found = single_lane(EngineConfig()), Ledger(), list[tuple[int, int]]()
+    ledger.add(0, 2000)
+    for number in range(4):
+        job = next_job(lane, ledger.pool(9999))
+        found.append((read(job)[0], len(verified(job))))
+        ledger.start(job)
+        ledger.finish(job, lambda _: False)
+        if not number:
+            ledger.add(1, 5)
+    # The second pass has the whole of the other prompt, and its first round.
+    assert found == [(512, 0), (507, 1), (256, 1), (256, 1)]

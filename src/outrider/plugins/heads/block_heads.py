@@ -132,7 +132,7 @@ def load_blocks(
     and tensor, for a folder that is incomplete, not of this target or not all numbers."""
     heads, target = context.heads, normed_target(context.models.target)
     config = read_block_config(heads.folder, target.spec, from_anchor=from_anchor)
-    chunk, batch = context.config.prefill_chunk, context.config.most_batch
+    chunk, batch = context.config.most_chunk, context.config.most_batch
     size, page = config.block_size, heads.capacity.page_size
     capacity = replace(
         heads.capacity,
@@ -174,7 +174,7 @@ def block_drafter(
         context.kind.name,
         backbone,
         write,
-        chunk=context.config.prefill_chunk,
+        chunk=context.config.most_chunk,
         window=context.models.target.spec.max_tokens,
         whole=whole,
     )

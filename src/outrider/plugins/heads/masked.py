@@ -169,7 +169,7 @@ def load_peagle(context: BuildContext, sampler: ParallelHeadSampler) -> MaskedHe
     batch, reach, page = config.most_batch, config.most_k + 1, heads.capacity.page_size
     capacity = replace(
         heads.capacity,
-        max_rows=max(config.prefill_chunk, batch * (reach + config.most_k)),
+        max_rows=max(config.most_chunk, batch * (reach + config.most_k)),
         max_logits=batch * config.most_k,
         num_slots=heads.capacity.num_slots + batch * (config.most_k + page) // page * page,
     )
@@ -179,7 +179,7 @@ def load_peagle(context: BuildContext, sampler: ParallelHeadSampler) -> MaskedHe
     device = placement_of(target).device
     mask = replace(mask, state_LD=mask.state_LD.to(device))
     limits = HeadLimits(
-        chunk=config.prefill_chunk, reach=reach, window=target.spec.max_tokens, first=1
+        chunk=config.most_chunk, reach=reach, window=target.spec.max_tokens, first=1
     )
     lookups = context.models.lookups
     return MaskedHeadDrafter(net, mask, sampler, limits, batch_size=batch, choose=lookups)
@@ -251,5 +251,5 @@ def masked_model_drafter(context: BuildContext, model: CausalLM, mask: int) -> M
     if config.fused_round:
         size = config.most_batch
         fused = fused_model_drafts(model, parallel.sampler, batch_size=size, mask=mask)
-    lookups, chunk = context.models.lookups, config.prefill_chunk
+    lookups, chunk = context.models.lookups, config.most_chunk
     return MaskedModelDrafter(model, parallel, mask=mask, chunk=chunk, fused=fused, choose=lookups)

@@ -430,7 +430,7 @@ def hydra(context: BuildContext) -> PathDrafter | PrefixedDrafter:
     if heads.prefix is None:
         return PathDrafter(context.kind.name, heads, target, sampler)
     limits = HeadLimits(
-        chunk=config.prefill_chunk,
+        chunk=config.most_chunk,
         reach=config.most_k + 1,
         window=target.spec.max_tokens,
         first=1,

@@ -84,7 +84,7 @@ class PrefillDecode:
 
     lanes = (DECODE, PREFILL)
 
-    def __init__(self, chunk: int, *, batch: int = 1024, prefill_batch: int = 1024) -> None:
+    def __init__(self, chunk: int | None, *, batch: int = 1024, prefill_batch: int = 1024) -> None:
         self._chunk, self._batch, self._prefill_batch = chunk, batch, prefill_batch
 
     def next_job(self, lane: str, pool: ReadyQueues, num_live: int) -> Job | None:

@@ -100,7 +100,7 @@ def opened(so_far: Answer, watch: Watch) -> Generator[TimedEngines]:
         arena_tokens=extent.room,
         # A request without an end asks for a whole window.
         context=min(asked.engine.context or asked.spec.max_tokens, extent.room),
-        prefill_chunk=min(asked.engine.prefill_chunk, extent.chunk),
+        prefill_chunk=min(asked.engine.most_chunk, extent.chunk),
     )
     engines = open_engines(
         asked.contestants, asked.target, asked.drafts, base, most_k=extent.deepest, admit=admit

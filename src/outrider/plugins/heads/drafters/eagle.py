@@ -16,7 +16,7 @@ def build(context: BuildContext) -> Drafter:
     config, models = context.config, context.models
     net = load_eagle(context.heads, normed_target(models.target))
     limits = HeadLimits(
-        chunk=config.prefill_chunk,
+        chunk=config.most_chunk,
         reach=config.most_k + 1,
         window=models.target.spec.max_tokens,
         first=1,

@@ -15,7 +15,7 @@ def build(context: BuildContext) -> Drafter:
         context.heads,
         context.models.target,
         context.sampler("the MTP block", branches=context.resolved.wants_trees),
-        chunk=config.prefill_chunk,
+        chunk=config.most_chunk,
         batch_size=config.most_batch,
         num_ids=config.draft_vocab,
     )

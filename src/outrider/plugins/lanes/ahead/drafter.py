@@ -320,5 +320,5 @@ def ahead(
 def ahead_of(config: EngineConfig, model: CausalLM, sampler: DraftSampler) -> AheadDrafter:
     """Return the drafter that drafts with `model` ahead of verdicts, as the settings say."""
     capacity = capacity_needed(config.most_k, config.fan_out, config.most_batch)
-    chunk, batch = config.prefill_chunk, config.most_batch
+    chunk, batch = config.most_chunk, config.most_batch
     return ahead(model, sampler, AheadChoices.of(config), capacity, chunk=chunk, batch_size=batch)
