@@ -205,7 +205,10 @@ def fetch_missing(*names: str | None) -> None:
 
 
 def _fetch_one(name: str | None) -> None:
-    if name is not None and "/" in name and not name.startswith("outrider/"):
+    if name is None or "/" not in name or name.startswith("outrider/"):
+        return
+    # The client of the hub takes long to import, and what is here needs none.
+    if _path(name) is None:
         from outrider.cli.models import fetch_missing as fetch
 
         fetch(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,16 @@ def test_models_list_shows_them_with_the_name_that_target_takes(
     assert "cut off" in found[str(cut)]["refusal"]
     assert "ready; tiny/tiny.gguf of LM Studio" in outrider("list").out
     assert "llama" in outrider("models", "inspect", str(whole)).out
+
+
+def test_a_local_file_needs_no_client_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outrider: Command
+) -> None:
+    small_llama().write(tmp_path / "a.gguf")
+    # An import of the module fails.
+    monkeypatch.setitem(sys.modules, "outrider.cli.models", None)
+    shown = outrider("generate", "ab", "--target", str(tmp_path / "a.gguf"), "--max-tokens", "2")
+    assert shown.code == 0, shown.err
 
 
 def test_the_command_line_tells_what_is_wrong(tmp_path: Path, outrider: Command) -> None:
