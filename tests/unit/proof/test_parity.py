@@ -118,12 +118,12 @@ def test_all_that_drafter_auto_takes_is_compared_and_so_are_known_prompts() -> N
     assert texts.warnings == ()
     runs = texts.facts["runs"]
     assert {
-        f"greedy, mtp K={k}, batch {size}, chunks of 256" for k in (1, 4) for size in (1, 4)
+        f"greedy, mtp K={k}, batch {size}, chunks of 512" for k in (1, 4) for size in (1, 4)
     } < {*runs}
     assert sum("auto" in run for run in runs) == 6
     assert [run for run in runs if "known" in run] == [
-        "greedy, auto auto to 4, batch 4, chunks of 256, prompts known",
-        "greedy, auto auto to 4, batch 4, chunks of 256, prompts known after a restart",
+        "greedy, auto auto to 4, batch 4, chunks of 512, prompts known",
+        "greedy, auto auto to 4, batch 4, chunks of 512, prompts known after a restart",
     ]
     num_ids = sum(map(len, task(hybrid, max_tokens=4).prompts))
     assert num_ids // 2 < texts.facts["num_known_tokens"] < 2 * num_ids
@@ -156,7 +156,7 @@ def test_runs_that_time_does_not_allow_are_named() -> None:
     assert len(few.facts["runs"]) == 5
     assert (
         few.facts["runs_left_out"][0]
-        == "greedy, model K=4, batch 4, chunks of 256, prompts known after a restart"
+        == "greedy, model K=4, batch 4, chunks of 512, prompts known after a restart"
     )
     assert few.warnings == (f"time was up before 11 runs, from {few.facts['runs_left_out'][0]} on",)
     assert none.facts["runs"] == []
