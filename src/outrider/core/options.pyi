@@ -63,8 +63,9 @@ class EngineOptions(TypedDict, total=False):
     tensor_parallel: int
     """Processes or devices that share the target's weights."""
 
-    prefill_chunk: int
-    """Read at most this many prompt tokens in one target pass."""
+    prefill_chunk: int | None
+    """Read at most this many prompt tokens in one target pass; unset is 256 while other requests
+    decode, else 512."""
 
     context: int
     """Most tokens a sequence may hold; 0 is the target's window (4096 at most with a draft
