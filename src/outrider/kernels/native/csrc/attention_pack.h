@@ -42,11 +42,23 @@ struct Range {
 // The rows of a block; what no token sees is a row of zeros.
 struct BlockRows {
     const BFloat16* at[BLOCK_KEYS];
+
+    const BFloat16* operator[](int i) const { return at[i]; }
+};
+
+// The rows of a block whose halves lie in one piece each.
+struct Halves {
+    const BFloat16* first[2];
+    int64_t stride;
+
+    const BFloat16* operator[](int i) const {
+        return first[i / TILE_ROWS] + i % TILE_ROWS * stride;
+    }
 };
 
 // Asks memory for a cache line of each row, from element `first` on.
-inline void ask_rows(const BFloat16* const* rows, int count, int first) {
-    for (int i = 0; i < count; ++i) ask_memory(rows[i] + first);
+inline void ask_rows(const BlockRows& rows, int first) {
+    for (const BFloat16* row : rows.at) ask_memory(row + first);
 }
 
 // 16 rows of 16 lanes of 32 bits, from byte `first` on, to columns.
@@ -83,6 +95,40 @@ inline void transpose(const Row* const* rows, int first, uint8_t* to, int64_t st
 #endif
 }
 
+// The first `num` of 16 columns of 16 rows of floats: each as a row.
+inline void take_columns(const uint8_t* from, int num, uint8_t* to, int64_t stride) {
+#if defined(__AVX512F__)
+    for (int first = 0; first < num; first += 4, from += 4 * sizeof(float), to += 4 * stride) {
+        // Quarter l of part i has four columns of row 4 l + i.
+        __m512i part[4];
+        for (int i = 0; i < 4; ++i) {
+            const auto row = [&](int l) {
+                return _mm_loadu_si128(
+                    reinterpret_cast<const __m128i*>(from + (4 * l + i) * TILE_BYTES));
+            };
+            part[i] = _mm512_inserti32x4(_mm512_castsi128_si512(row(0)), row(1), 1);
+            part[i] = _mm512_inserti32x4(_mm512_inserti32x4(part[i], row(2), 2), row(3), 3);
+        }
+        const auto put = [&](int column, __m512i a, __m512i b, bool is_odd) {
+            if (first + column < num)
+                _mm512_storeu_si512(to + column * stride, is_odd ? _mm512_unpackhi_epi64(a, b)
+                                                                 : _mm512_unpacklo_epi64(a, b));
+        };
+        const __m512i low = _mm512_unpacklo_epi32(part[0], part[1]);
+        const __m512i more = _mm512_unpacklo_epi32(part[2], part[3]);
+        put(0, low, more, false), put(1, low, more, true);
+        if (first + 2 >= num) continue;
+        const __m512i high = _mm512_unpackhi_epi32(part[0], part[1]);
+        const __m512i others = _mm512_unpackhi_epi32(part[2], part[3]);
+        put(2, high, others, false), put(3, high, others, true);
+    }
+#else
+    for (int column = 0; column < num; ++column)
+        for (int row = 0; row < TILE_ROWS; ++row)
+            std::memcpy(to + column * stride + 4 * row, from + row * TILE_BYTES + 4 * column, 4);
+#endif
+}
+
 // A step for each 32 elements of a key: pairs of them by 32 keys.
 inline void pack_keys(const BlockRows& rows, int dim, uint8_t* to) {
     for (int at = 0; at < dim * 2; at += TILE_BYTES, to += STEP_BYTES)
@@ -91,27 +137,29 @@ inline void pack_keys(const BlockRows& rows, int dim, uint8_t* to) {
 }
 
 // A step of values: pairs of keys by 32 elements, from element `first` on, in the order of
-// `TileItem::put`; memory is asked for the same elements of `next`. True if all are finite.
-inline bool pack_values(const BlockRows& rows, const BlockRows& next, int first, uint8_t* to) {
+// `TileItem::put`; memory is asked for the same elements of `next`. If it CHECKS: true if all are
+// finite.
+template <bool CHECKS, class Rows>
+inline bool pack_values(const Rows& rows, int first, uint8_t* to, const BlockRows* next = nullptr) {
 #if defined(__AVX512BW__)
     const __m512i size = _mm512_set1_epi16(0x7fff), infinite = _mm512_set1_epi16(0x7f80);
     __m512i most = _mm512_setzero_si512();
     for (int i = 0; i < BLOCK_KEYS; i += 2, to += STEP_STRIDE) {
-        ask_rows(next.at + i, 2, first);
-        const __m512i even = _mm512_loadu_si512(rows.at[i] + first);
-        const __m512i odd = _mm512_loadu_si512(rows.at[i + 1] + first);
+        if (next != nullptr) ask_memory(next->at[i] + first), ask_memory(next->at[i + 1] + first);
+        const __m512i even = _mm512_loadu_si512(rows[i] + first);
+        const __m512i odd = _mm512_loadu_si512(rows[i + 1] + first);
         _mm512_store_si512(to, _mm512_unpacklo_epi16(even, odd));
         _mm512_store_si512(to + TILE_BYTES, _mm512_unpackhi_epi16(even, odd));
+        if (!CHECKS) continue;
         most = _mm512_max_epu16(most, _mm512_and_si512(even, size));
         most = _mm512_max_epu16(most, _mm512_and_si512(odd, size));
     }
     return _mm512_cmpge_epu16_mask(most, infinite) == 0;
 #else
     bool finite = true;
-    ask_rows(next.at, BLOCK_KEYS, first);
     for (int i = 0; i < BLOCK_KEYS; ++i)
         for (int d = 0; d < TILE_BLOCK; ++d) {
-            const BFloat16 value = rows.at[i][first + d];
+            const BFloat16 value = rows[i][first + d];
             const int column = d % 8 / 4 * TILE_COLUMNS + d / 8 * 4 + d % 4;
             std::memcpy(to + i / 2 * STEP_STRIDE + 4 * column + i % 2 * 2, &value, sizeof(value));
             finite &= (value.bits & 0x7f80) != 0x7f80;
@@ -131,6 +179,9 @@ class SharedBlocks {
     void lie_at(uint8_t* keys, uint8_t* values, int32_t* slots) {
         packed_keys_ = keys, packed_values_ = values, slots_ = slots;
     }
+    // How far apart positions are whose slots are listed: those between follow in a row.
+    static int listed(const Pass& pass) { return pass.page_size % TILE_ROWS == 0 ? TILE_ROWS : 1; }
+    static size_t slot_bytes(const Pass& pass) { return sizeof(int32_t) * SPAN / listed(pass); }
 
     void begin() {
         keys_ready_ = values_ready_ = infinite_ = whole_ = 0;
@@ -151,26 +202,40 @@ class SharedBlocks {
     void list(const Pass& pass, const int32_t* pages, int base) {
         for (int b = 0; b < SPAN_BLOCKS; ++b)
             if (whole_ >> b & 1) read_[b] = ~0u;
+        apart_ = listed(pass);
         if (all_.is_empty()) return;
-        std::fill(slots_ + all_.begin(), slots_ + all_.first, 0);
-        std::fill(slots_ + all_.end, slots_ + all_.stop(), 0);
-        for (int t = all_.first; t < all_.end;) {
-            const int page = (base + t) / pass.page_size, within = (base + t) % pass.page_size;
-            const int count = std::min(pass.page_size - within, all_.end - t);
-            const int32_t slot = pages[page] * pass.page_size + within;
-            for (int i = 0; i < count; ++i) slots_[t + i] = slot + i;
-            t += count;
+        const int first = all_.first / apart_, end = (all_.end + apart_ - 1) / apart_;
+        std::fill(slots_ + all_.begin() / apart_, slots_ + first, 0);
+        std::fill(slots_ + end, slots_ + all_.stop() / apart_, 0);
+        const int32_t* page = pages + (base + first * apart_) / pass.page_size;
+        int within = (base + first * apart_) % pass.page_size;
+        for (int i = first; i < end; ++page, within = 0) {
+            int32_t slot = *page * pass.page_size + within;
+            for (; within < pass.page_size && i < end; within += apart_, slot += apart_)
+                slots_[i++] = slot;
         }
     }
 
     BlockRows rows(const Stored<BFloat16>& stored, int block) const {
-        const int32_t* slots = slots_ + block * BLOCK_KEYS;
         BlockRows rows;
-        for (int i = 0; i < BLOCK_KEYS; ++i) rows.at[i] = stored.row(slots[i]);
+        if (apart_ == 1) {
+            const int32_t* slots = slots_ + block * BLOCK_KEYS;
+            for (int i = 0; i < BLOCK_KEYS; ++i) rows.at[i] = stored.row(slots[i]);
+        } else {
+            const Halves found = halves(stored, block);
+            for (int i = 0; i < BLOCK_KEYS; ++i) rows.at[i] = found[i];
+        }
         if (read_[block] != ~0u)
             for (int i = 0; i < BLOCK_KEYS; ++i)
                 if (!(read_[block] >> i & 1)) rows.at[i] = ZEROS;
         return rows;
+    }
+
+    // True if all rows of a block are read, and `halves` has them.
+    bool is_plain(int block) const { return apart_ != 1 && read_[block] == ~0u; }
+    Halves halves(const Stored<BFloat16>& stored, int block) const {
+        const int32_t* slots = slots_ + 2 * block;
+        return {{stored.row(slots[0]), stored.row(slots[1])}, stored.stride};
     }
 
     // The rows that memory is asked for while those of a block are read.
@@ -181,13 +246,12 @@ class SharedBlocks {
         std::fill_n(none.at, BLOCK_KEYS, ZEROS);
         return none;
     }
-
     const uint8_t* packed_keys(int block) {
         uint8_t* to = packed_keys_ + block * num_steps_ * STEP_BYTES;
         if (keys_ready_ >> block & 1) return to;
         keys_ready_ |= 1u << block;
         const BlockRows next = next_rows(keys, block);
-        for (int d = 0; d < keys.dim; d += TILE_BLOCK) ask_rows(next.at, BLOCK_KEYS, d);
+        for (int d = 0; d < keys.dim; d += TILE_BLOCK) ask_rows(next, d);
         pack_keys(rows(keys, block), keys.dim, to);
         return to;
     }
@@ -203,8 +267,9 @@ class SharedBlocks {
             const BlockRows here = rows(values, b), next = next_rows(values, b);
             bool finite = true;
             for (int step = 0; step < num_steps_; ++step)
-                finite &= pack_values(here, next, step * TILE_BLOCK,
-                                      packed_values_ + (step * SPAN_BLOCKS + b) * STEP_BYTES);
+                finite &= pack_values<true>(
+                    here, step * TILE_BLOCK,
+                    packed_values_ + (step * SPAN_BLOCKS + b) * STEP_BYTES, &next);
             values_ready_ |= 1u << b;
             // Zero times such a value is no zero: each token gets a block of what it sees.
             if (!finite) infinite_ |= 1u << b;
@@ -217,6 +282,7 @@ class SharedBlocks {
 
   private:
     const int num_steps_;
+    int apart_ = 1;
     Range all_ = {0, 0};
     // Bits for blocks: packed, with values that are not finite, and read as a whole.
     uint32_t keys_ready_ = 0, values_ready_ = 0, infinite_ = 0, whole_ = 0;

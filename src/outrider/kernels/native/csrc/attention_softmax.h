@@ -73,16 +73,26 @@ inline Vec weight_of(Vec x, Vec factor, Vec shift) {
 
 #endif
 
-// two(...) over the lanes of each vector, by one tree; vector i's is found in to[i].
+// two(...) over the lanes of each of `COUNT` vectors, by one tree; vector i's is lane i of the result.
+template <int COUNT, class Two>
+inline Vec reduced(Vec* vecs, const Two& two) {
+    for (int lanes = LANES, count = COUNT; lanes > 1; lanes /= 2) {
+        const int other = count > 1;  // the last vector is paired with itself
+        count = (count + 1) / 2;
+        for (int i = 0; i < count; ++i) {
+            const Vec a = vecs[i + i * other], b = vecs[i + i * other + other];
+            vecs[i] = two(even_lanes(a, b), odd_lanes(a, b));
+        }
+    }
+    return vecs[0];
+}
+
+// The same of any number: vector i's is to[i]. It writes whole vectors, and overwrites `vecs`.
 template <class Two>
 inline void reduce_lanes(Vec* vecs, int num, float* to, const Two& two) {
     for (int first = 0; first < num; first += LANES, vecs += LANES) {
-        for (int count = LANES / 2; count > 0; count /= 2)
-            for (int i = 0; i < count; ++i) {
-                const Vec a = vecs[2 * i], b = vecs[2 * i + 1];
-                vecs[i] = two(even_lanes(a, b), odd_lanes(a, b));
-            }
-        store(to + first, vecs[0]);
+        const bool are_few = num - first <= 4;
+        store(to + first, are_few ? reduced<4>(vecs, two) : reduced<LANES>(vecs, two));
     }
 }
 

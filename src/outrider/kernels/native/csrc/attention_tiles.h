@@ -9,14 +9,12 @@
 #pragma once
 
 #include "attention.h"
+#include "attention_few.h"
 #include "attention_softmax.h"
 
 #if defined(OUTRIDER_HAS_TILES)
 
 namespace outrider {
-
-// A step of one column tile.
-constexpr int HALF_STEP = TILE_ROWS * TILE_BYTES;
 
 // How many rows of queries ahead of use memory is asked for them.
 constexpr int ROWS_AHEAD = 8;
@@ -53,7 +51,8 @@ class TileItem {
           height_(are_few_ ? TILE_ROWS : RowTiles(rows_).height),
           result_stride_(sizeof(float) * dim_ + CACHE_LINE),
           blocks_({arena.key(head, 0), pass.slot_stride, dim_, dim_},
-                  {arena.value(head, 0), pass.slot_stride, dim_, dim_}) {
+                  {arena.value(head, 0), pass.slot_stride, dim_, dim_}),
+          few_(blocks_) {
         divide(scratch);
         read_queries();
     }
@@ -123,7 +122,7 @@ class TileItem {
             return at;
         };
         const size_t keys = place(packed), values = place(packed);
-        const size_t own = place(2 * (steps_ | 1) * STEP_BYTES);
+        const size_t own = place(steps_ * STEP_BYTES);
         const size_t queries = place(all_rows_ * query_stride_);
         const size_t scores = place(2 * TILE_ROWS * SCORE_STRIDE);
         const size_t weights = place(2 * TILE_ROWS * WEIGHT_STRIDE);
@@ -133,14 +132,14 @@ class TileItem {
         const size_t mixed = place(sizeof(float) * rows_ * dim_);
         const size_t attended = place(sizeof(Attended) * rows_);
         const size_t seen = place(sizeof(Seen) * (tokens_.last - tokens_.first));
-        const size_t columns = place(are_few_ ? steps_ * HALF_STEP : 0);
-        const size_t slots = place(sizeof(int32_t) * SPAN);
+        const size_t few = place(are_few_ ? few_.bytes() : 0);
+        const size_t slots = place(blocks_.slot_bytes(pass_));
         auto* space = static_cast<uint8_t*>(scratch.take(size));
         blocks_.lie_at(space + keys, space + values, reinterpret_cast<int32_t*>(space + slots));
         own_ = space + own;
         queries_ = space + queries, scores_ = space + scores, weights_ = space + weights;
-        some_ = space + some, columns_ = space + columns, results_ = space + results;
-        other_results_ = space + others;
+        some_ = space + some, results_ = space + results, other_results_ = space + others;
+        few_.lie_at(space + few);
         sums_ = reinterpret_cast<BlockSums*>(space + sums);
         mixed_ = reinterpret_cast<float*>(space + mixed);
         attended_ = reinterpret_cast<Attended*>(space + attended);
@@ -164,8 +163,7 @@ class TileItem {
         if (!are_few_) return;
         const uint8_t* rows[TILE_ROWS];
         for (int q = 0; q < TILE_ROWS; ++q) rows[q] = query(q);
-        for (int step = 0; step < steps_; ++step)
-            transpose(rows, step * TILE_BYTES, columns_ + step * HALF_STEP, TILE_BYTES);
+        few_.read_queries(rows);
     }
 
     void begin(int span) {
@@ -226,7 +224,7 @@ class TileItem {
     void attend_rows(int first) {
         const Pair pair = pair_at(first);
         if (pair.first_block >= pair.end_block) return;
-        const int num_rows = (1 + pair.both) * height_;
+        const int num_rows = are_few_ ? rows_ : (1 + pair.both) * height_;
         begin_rows(pair, num_rows);
         for (int chunk = pair.first_chunk(); chunk < pair.end_chunk(); ++chunk) {
             const Pair part = pair.within(chunk);
@@ -257,7 +255,8 @@ class TileItem {
     }
 
     void score_rows(const Pair& part) {
-        if (are_few_) score_few(part);
+        if (are_few_)
+            few_.score({part.first_block, part.end_shared}, rows_, score_at(0, part.first_block));
         else if (part.both) score<true>(part);
         else score<false>(part);
         if (part.first_own == SPAN_BLOCKS) return;
@@ -321,92 +320,8 @@ class TileItem {
         const uint8_t *rows = query(pair.first), *more = query(pair.first + height_);
         for (int b = pair.first_block; b < pair.end_shared; ++b) {
             multiply<BFloat16Tiles, BOTH>(rows, more, queries(), blocks_.packed_keys(b), false);
-            take<BOTH>(score_at(0, b), height_ * SCORE_STRIDE, SCORE_STRIDE);
+            take_sums<BOTH>(score_at(0, b), height_ * SCORE_STRIDE, SCORE_STRIDE);
         }
-    }
-
-    // Keys as rows and queries as columns: the same products in the same order, and no key is packed.
-    void score_few(const Pair& pair) {
-        int b = pair.first_block;
-        for (; b + 1 < pair.end_shared; b += 2) score_blocks<true>(b);
-        if (b < pair.end_shared) score_blocks<false>(b);
-    }
-
-    struct Rows {
-        const uint8_t* at;
-        int64_t stride;
-
-        template <int TILE>
-        void load(int step) const {
-            tiles::load<TILE>(at + step * TILE_BYTES, stride);
-        }
-    };
-
-    template <bool TWO>
-    void score_blocks(int block) {
-        using Shapes = TileShapes;
-        const BlockRows rows = blocks_.rows(blocks_.keys, block), next = blocks_.next_rows(blocks_.keys, block);
-        const BlockRows others = TWO ? blocks_.rows(blocks_.keys, block + 1) : rows;
-        const BlockRows behind = TWO ? blocks_.next_rows(blocks_.keys, block + 1) : next;
-        const Rows keys[4] = {side_by_side(rows, 0), side_by_side(rows, 1),
-                              side_by_side(others, 2), side_by_side(others, 3)};
-        zero_sums<TWO>();
-        for (int step = 0; step < steps_; ++step) {
-            const int first = step * TILE_BLOCK;
-            tiles::load<Shapes::COLUMNS_0>(columns_ + step * HALF_STEP, TILE_BYTES);
-            ask_rows(next.at, TILE_ROWS, first);
-            keys[0].load<Shapes::ROWS_0>(step);
-            tiles::dot_bfloat16<0, Shapes::ROWS_0, Shapes::COLUMNS_0>();
-            ask_rows(next.at + TILE_ROWS, TILE_ROWS, first);
-            keys[1].load<Shapes::ROWS_1>(step);
-            tiles::dot_bfloat16<1, Shapes::ROWS_1, Shapes::COLUMNS_0>();
-            if (!TWO) continue;
-            ask_rows(behind.at, TILE_ROWS, first);
-            keys[2].load<Shapes::ROWS_0>(step);
-            tiles::dot_bfloat16<2, Shapes::ROWS_0, Shapes::COLUMNS_0>();
-            ask_rows(behind.at + TILE_ROWS, TILE_ROWS, first);
-            keys[3].load<Shapes::ROWS_1>(step);
-            tiles::dot_bfloat16<3, Shapes::ROWS_1, Shapes::COLUMNS_0>();
-        }
-        uint8_t* sums = sums_->of[0][0];
-        tiles::store<0>(sums, TILE_BYTES);
-        tiles::store<1>(sums + HALF_STEP, TILE_BYTES);
-        if (TWO) tiles::store<2>(sums + 2 * HALF_STEP, TILE_BYTES);
-        if (TWO) tiles::store<3>(sums + 3 * HALF_STEP, TILE_BYTES);
-        for (int half = 0; half < (TWO ? 4 : 2); ++half) {
-            const uint8_t* found[TILE_ROWS];
-            for (int i = 0; i < TILE_ROWS; ++i) found[i] = sums + half * HALF_STEP + i * TILE_BYTES;
-            uint8_t* to = score_at(0, block) + half * TILE_BYTES;
-            transpose(found, 0, to, SCORE_STRIDE);
-        }
-    }
-
-    // 16 keys of a block at one distance: where they are, or copied.
-    Rows side_by_side(const BlockRows& rows, int half) {
-        const BFloat16* const* from = rows.at + half % 2 * TILE_ROWS;
-        bool apart = false;
-        for (int i = 1; i < TILE_ROWS; ++i) apart |= from[i] != from[0] + i * blocks_.keys.stride;
-        const int64_t distance = sizeof(BFloat16) * blocks_.keys.stride;
-        if (!apart) return {reinterpret_cast<const uint8_t*>(from[0]), distance};
-        uint8_t* to = own_ + half * TILE_ROWS * query_stride_;
-        for (int i = 0; i < TILE_ROWS; ++i)
-            std::memcpy(to + i * query_stride_, from[i], sizeof(BFloat16) * dim_);
-        return {to, query_stride_};
-    }
-
-    // Stores tiles 0 and 1, side by side, and 2 and 3, `apart` bytes behind.
-    template <bool BOTH>
-    static void take(uint8_t* to, int64_t apart, int64_t stride) {
-        tiles::store<0>(to, stride), tiles::store<1>(to + TILE_BYTES, stride);
-        if (!BOTH) return;
-        tiles::store<2>(to + apart, stride), tiles::store<3>(to + apart + TILE_BYTES, stride);
-    }
-
-    template <bool BOTH>
-    static void restore(const uint8_t* from, int64_t apart, int64_t stride) {
-        tiles::load<0>(from, stride), tiles::load<1>(from + TILE_BYTES, stride);
-        if (!BOTH) return;
-        tiles::load<2>(from + apart, stride), tiles::load<3>(from + apart + TILE_BYTES, stride);
     }
 
     void score_own(const Pair& pair, int n) {
@@ -434,39 +349,13 @@ class TileItem {
         }
     }
 
-    // Values are packed where they stay in the first-level cache. False if some are not finite.
+    // False if some sums are not finite: then a weight of zero may have met such a value.
     bool mix_few(const Pair& pair) {
-        bool finite = true;
-        for (int step = 0; step < steps_; step += 2)
-            finite &= step + 1 < steps_ ? mix_steps<true>(pair, step) : mix_steps<false>(pair, step);
+        const Range blocks = {pair.first_block, pair.end_block};
+        const uint8_t* from = pair.goes_on ? results_ : nullptr;
+        const bool finite = few_.mix(blocks, weights_at(0, pair.first_block), from, other_results_,
+                                     result_stride_);
         if (finite) std::swap(results_, other_results_);
-        return finite;
-    }
-
-    // One or two steps of 32 elements.
-    template <bool TWO>
-    bool mix_steps(const Pair& pair, int step) {
-        using Shapes = TileShapes;
-        uint8_t* other = own_ + STEP_BYTES;
-        bool finite = true;
-        if (pair.goes_on) restore<TWO>(results_ + step * STEP_STRIDE, STEP_STRIDE, result_stride_);
-        else zero_sums<TWO>();
-        for (int b = pair.first_block; b < pair.end_block; ++b) {
-            const BlockRows rows = blocks_.rows(blocks_.values, b), next = blocks_.next_rows(blocks_.values, b);
-            tiles::load<Shapes::ROWS_0>(weights_at(0, b), WEIGHT_STRIDE);
-            finite &= pack_values(rows, next, step * TILE_BLOCK, own_);
-            tiles::load<Shapes::COLUMNS_0>(own_, STEP_STRIDE);
-            tiles::dot_bfloat16<0, Shapes::ROWS_0, Shapes::COLUMNS_0>();
-            tiles::load<Shapes::COLUMNS_1>(own_ + TILE_BYTES, STEP_STRIDE);
-            tiles::dot_bfloat16<1, Shapes::ROWS_0, Shapes::COLUMNS_1>();
-            if (!TWO) continue;
-            finite &= pack_values(rows, next, (step + 1) * TILE_BLOCK, other);
-            tiles::load<Shapes::COLUMNS_0>(other, STEP_STRIDE);
-            tiles::dot_bfloat16<2, Shapes::ROWS_0, Shapes::COLUMNS_0>();
-            tiles::load<Shapes::COLUMNS_1>(other + TILE_BYTES, STEP_STRIDE);
-            tiles::dot_bfloat16<3, Shapes::ROWS_0, Shapes::COLUMNS_1>();
-        }
-        take<TWO>(other_results_ + step * STEP_STRIDE, STEP_STRIDE, result_stride_);
         return finite;
     }
 
@@ -475,7 +364,7 @@ class TileItem {
         const int end_plain = std::min(pair.end_shared, pair.first_own);
         uint8_t* to = results_ + step * STEP_STRIDE;
         const int64_t apart = height_ * result_stride_;
-        if (pair.goes_on) restore<BOTH>(to, apart, result_stride_);
+        if (pair.goes_on) restore_sums<BOTH>(to, apart, result_stride_);
         else zero_sums<BOTH>();
         for (int b = pair.first_block, end; b < pair.end_block; b = end) {
             for (end = b; end < end_plain && !blocks_.is_infinite(end);) ++end;
@@ -489,7 +378,7 @@ class TileItem {
                 end = b + 1;
             }
         }
-        take<BOTH>(to, apart, result_stride_);
+        take_sums<BOTH>(to, apart, result_stride_);
     }
 
     // A block of which some token has its own.
@@ -502,18 +391,18 @@ class TileItem {
         for (int n = pair.tokens.first; n < pair.tokens.last; ++n) {
             if (!seen(n).has(block) || (is_shared && block < seen(n).own)) continue;
             const BlockRows rows = own_rows(blocks_.values, n, block);
-            const bool finite = pack_values(rows, rows, step * TILE_BLOCK, own_);
+            const bool finite = pack_values<true>(rows, step * TILE_BLOCK, own_);
             uint8_t *before = sums_->of[0][0], *after = results_ + step * STEP_STRIDE;
-            if (!finite) take<BOTH>(before, height_ * STEP_STRIDE, STEP_STRIDE);
+            if (!finite) take_sums<BOTH>(before, height_ * STEP_STRIDE, STEP_STRIDE);
             mix_some<BOTH>(pair, block, own_, [n](int other) { return other == n; });
             if (finite) continue;
             // Zeros times such values are no zeros: other rows get back what they had.
-            take<BOTH>(after, height_ * result_stride_, result_stride_);
+            take_sums<BOTH>(after, height_ * result_stride_, result_stride_);
             for (int row = 0; row < pair.count; ++row)
                 if (token(pair.first + row) == n)
                     std::memcpy(before + row * STEP_STRIDE, after + row * result_stride_,
                                 STEP_STRIDE);
-            restore<BOTH>(before, height_ * STEP_STRIDE, STEP_STRIDE);
+            restore_sums<BOTH>(before, height_ * STEP_STRIDE, STEP_STRIDE);
         }
     }
 
@@ -538,9 +427,10 @@ class TileItem {
     const int num_tiles_, height_;
     const int64_t result_stride_;
     SharedBlocks blocks_;
+    FewRows few_;
     int64_t query_stride_ = 0, all_rows_ = 0;
     int first_span_ = 0, span_ = 0, base_ = 0;
-    uint8_t *own_, *queries_, *scores_, *weights_, *some_, *columns_;
+    uint8_t *own_, *queries_, *scores_, *weights_, *some_;
     uint8_t *results_, *other_results_;
     Softmax softmax_;
     BlockSums* sums_;
