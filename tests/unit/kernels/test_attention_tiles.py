@@ -6,6 +6,7 @@ import functools
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -160,14 +161,37 @@ def test_the_best_key_of_large_scores_has_all_the_weight(where: str, size: float
     assert torch.equal(attended(where, case.rows([1]))[0], whole_NO[1])
 
 
-def test_a_prompt_in_parts_has_its_bits(where: str) -> None:
-    committed, length = (0, 150) if where == "software" else (500, 700)
+@pytest.mark.parametrize(("committed", "length"), [(0, 150), (400, 90), (500, 700)])
+def test_a_prompt_in_parts_has_its_bits(where: str, committed: int, length: int) -> None:
+    """Behind a long text, whose keys rows of all parts share, and at the beginning of one."""
+    if where == "software" and length > 150:
+        pytest.skip("The case would take a minute in software.")
     case = make_pass([chain(committed, length)], heads=HEADS[0], dtype=torch.bfloat16)
     whole_NO = attended(where, case, threads=2)
+    assert torch.equal(attended(where, case), whole_NO)
     for size in (17, 64):
         starts = range(0, length, size)
         parts = [case.rows(range(n, min(n + size, length))) for n in starts]
         assert torch.equal(torch.cat([attended(where, part) for part in parts]), whole_NO)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_few_rows_have_the_bits_of_many_at_random_places(where: str, seed: int) -> None:
+    """Up to 16 queries take another way through blocks, in whole pages or not, than more do."""
+    random = np.random.default_rng(seed)
+    heads, page_size = HEADS[seed], (32, 48, 16, 5)[seed]
+    chains = [chain(int(random.integers(0, 600)), 1 + seed) for _ in range(2)]
+    window = None if seed % 2 else AttentionKind(heads.head_dim**-0.5, window=300)
+    case = make_pass(
+        [chain(int(random.integers(0, 150)), 20), *chains],
+        heads=heads,
+        dtype=torch.bfloat16,
+        page_size=page_size,
+        seed=seed,
+    )
+    whole_NO = attended(where, case, window)
+    for rows in ([0], [19], [4, 5], [20], [case.plan.num_tokens - 1], [2, 20]):
+        assert torch.equal(attended(where, case.rows(rows), window), whole_NO[rows])
 
 
 def test_heads_of_other_sizes_use_vectors(where: str) -> None:

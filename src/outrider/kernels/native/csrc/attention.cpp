@@ -29,6 +29,20 @@ int group_tokens(const Pass& pass, int most, Tokens* groups) {
     return num_groups;
 }
 
+// The parts of a prompt's pass behind a long text: tall items, which prepare the keys of that text few
+// times, and as many for each thread. 0 where items would see very different numbers of keys.
+template <class Item>
+int tall_parts(const Pass& pass, int64_t num_keys, int num_threads) {
+    const int64_t num = pass.num_tokens, queries = num * (pass.num_heads / pass.num_kv_heads);
+    const bool is_one_text = pass.seq[0] == pass.seq[num - 1];
+    if (Item::TALL_QUERIES == Item::MAX_QUERIES || queries <= Item::MAX_QUERIES || !is_one_text
+        || num_keys < 4 * num * num)
+        return 0;
+    int parts = static_cast<int>((queries + Item::TALL_QUERIES - 1) / Item::TALL_QUERIES);
+    while (parts * pass.num_kv_heads % num_threads != 0) ++parts;
+    return parts;
+}
+
 // Of tokens, each with an item for every key/value head.
 struct Groups {
     const Tokens* at;
@@ -168,9 +182,11 @@ void attention(const Pass& pass, const Call& call, const typename Item::Keys& ar
     const int group = pass.num_heads / pass.num_kv_heads;
     const int64_t fair = (pass.num_tokens * pass.num_kv_heads + num_threads - 1) / num_threads;
     int most = static_cast<int>(std::clamp<int64_t>(Item::MAX_QUERIES / group, 1, fair));
+    const int parts = tall_parts<Item>(pass, num_keys, num_threads);
+    if (parts > 0) most = (pass.num_tokens + parts - 1) / parts;
     Partials partials(pass, Item::padded(pass.head_dim), spans.count());
     const size_t room = sizeof(Tokens) * (pass.num_tokens + pass.num_tokens % 2);
-    const bool may_part = num_threads > 1 && spans.count() > 1;
+    const bool may_part = num_threads > 1 && spans.count() > 1 && parts == 0;
     void* shared = team.shared().take(room + (may_part ? partials.bytes() : 0));
     auto* groups = static_cast<Tokens*>(shared);
     int items = group_tokens(pass, most, groups) * pass.num_kv_heads;

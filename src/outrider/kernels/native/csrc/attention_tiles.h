@@ -22,7 +22,7 @@ constexpr int ROWS_AHEAD = 8;
 class TileItem {
   public:
     using Keys = Arena<BFloat16>;
-    static constexpr int MAX_QUERIES = 256;
+    static constexpr int MAX_QUERIES = 256, TALL_QUERIES = 1024;
 
     static bool takes(const Pass& pass) {
         return pass.head_dim % TILE_BLOCK == 0 && pass.head_dim <= MAX_TILE_DIM;
