@@ -43,6 +43,17 @@ int tall_parts(const Pass& pass, int64_t num_keys, int num_threads) {
     return parts;
 }
 
+// True if two items without packed keys, of up to FEW_QUERIES each, take less time than one that packs
+// them: of a draft's rows behind a text that is not short.
+template <class Item>
+bool halves_pay(const Pass& pass, int64_t num_keys) {
+    constexpr int MIN_KEYS = 256;
+    const int group = pass.num_heads / pass.num_kv_heads, most = Item::FEW_QUERIES / group;
+    return pass.num_tokens > most && pass.num_tokens <= 2 * most
+        && pass.seq[0] == pass.seq[pass.num_tokens - 1]
+        && num_keys >= int64_t{MIN_KEYS} * pass.num_tokens;
+}
+
 // Of tokens, each with an item for every key/value head.
 struct Groups {
     const Tokens* at;
@@ -184,6 +195,7 @@ void attention(const Pass& pass, const Call& call, const typename Item::Keys& ar
     int most = static_cast<int>(std::clamp<int64_t>(Item::MAX_QUERIES / group, 1, fair));
     const int parts = tall_parts<Item>(pass, num_keys, num_threads);
     if (parts > 0) most = (pass.num_tokens + parts - 1) / parts;
+    if (halves_pay<Item>(pass, num_keys)) most = std::min(most, Item::FEW_QUERIES / group);
     Partials partials(pass, Item::padded(pass.head_dim), spans.count());
     const size_t room = sizeof(Tokens) * (pass.num_tokens + pass.num_tokens % 2);
     const bool may_part = num_threads > 1 && spans.count() > 1 && parts == 0;

@@ -100,7 +100,7 @@ class Item {
   public:
     using Keys = Arena<T>;
     // Enough sharing, few enough to stay in the caches.
-    static constexpr int MAX_QUERIES = 64, TALL_QUERIES = MAX_QUERIES;
+    static constexpr int MAX_QUERIES = 64, TALL_QUERIES = MAX_QUERIES, FEW_QUERIES = 0;
 
     static int padded(int dim) {
         return (dim + Layout<T>::STEP - 1) / Layout<T>::STEP * Layout<T>::STEP;

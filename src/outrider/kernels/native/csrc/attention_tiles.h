@@ -22,7 +22,7 @@ constexpr int ROWS_AHEAD = 8;
 class TileItem {
   public:
     using Keys = Arena<BFloat16>;
-    static constexpr int MAX_QUERIES = 256, TALL_QUERIES = 1024;
+    static constexpr int MAX_QUERIES = 256, TALL_QUERIES = 1024, FEW_QUERIES = TILE_ROWS;
 
     static bool takes(const Pass& pass) {
         return pass.head_dim % TILE_BLOCK == 0 && pass.head_dim <= MAX_TILE_DIM;
@@ -46,7 +46,7 @@ class TileItem {
              int head, Scratch& scratch)
         : pass_(pass), call_(call), tokens_(tokens), head_(head), dim_(pass.head_dim),
           steps_(dim_ / TILE_BLOCK), group_(pass.num_heads / pass.num_kv_heads),
-          rows_((tokens.last - tokens.first) * group_), are_few_(rows_ <= TILE_ROWS),
+          rows_((tokens.last - tokens.first) * group_), are_few_(rows_ <= FEW_QUERIES),
           num_tiles_(RowTiles(rows_).count),
           height_(are_few_ ? TILE_ROWS : RowTiles(rows_).height),
           result_stride_(sizeof(float) * dim_ + CACHE_LINE),
