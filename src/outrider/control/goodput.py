@@ -10,7 +10,7 @@ rule preserves the target's distribution.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -212,6 +212,19 @@ class GoodputController:
         if found is None:
             found = self._chosen[key] = self._choose(key)
         return found
+
+    def repays(
+        self, seq_ids: Sequence[int], depths: Mapping[int, int], *, looked: float, num_looked: int
+    ) -> bool:
+        """Return whether drafts of these `depths` by sequence pay for the time that all `seq_ids`
+        wait, with `num_looked` draft tokens of others, of which `looked` will be accepted."""
+        num, rows = len(seq_ids), len(seq_ids) + num_looked
+        every = self._prefixes([*depths])
+        gained = sum(sum(own[:d]) for own, d in zip(every, depths.values(), strict=True))
+        most, more = max(depths.values()), sum(depths.values())
+        without = self._costs.round_seconds(num, rows, 0, 0)
+        took = self._costs.round_seconds(num, rows + more, most, len(depths))
+        return (num + looked + gained) * without > (num + looked) * took
 
     @property
     def costs(self) -> CostTable:

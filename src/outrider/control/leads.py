@@ -12,12 +12,12 @@ bounds the time that these trials lose against plain decoding. Statistics count 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from outrider.control.goodput import GoodputController
-from outrider.core.draft import RoundTrace
+from outrider.core.draft import Draft, RoundTrace
 from outrider.estimate.acceptance import FadingMean, OpenPasses
 from outrider.estimate.cost import LOSS_SHARE, MOST_SAVED, Allowance
 
@@ -27,6 +27,8 @@ FIRST_WAIT, LONGEST_WAIT, TRIAL = 128, 4096, 4
 _GAIN_SHARE = 1 / 16
 # A member that took so many times a pass for one draft had a pause.
 _LONGEST_DRAFT = 8.0
+# Tokens of look-ups a request with which nothing else is tried.
+_FEW_RIGHT = 0.25
 
 
 class Lead(NamedTuple):
@@ -71,6 +73,8 @@ class Leads:
         self._wait = FIRST_WAIT
         self._allowance = Allowance(most=MOST_SAVED)
         self._open = OpenPasses()
+        # The last lead, until its member learns.
+        self._made: tuple[tuple[object, ...], Lead] | None = None
         self._try_unknown()
 
     @property
@@ -86,10 +90,25 @@ class Leads:
             name = max((own for own in among if own in self._members), key=self._rank, default="")
             if not name:
                 return Lead("", [0] * len(seq_ids))
-        member = self._members[name]
-        trial = member.controller.is_trying or name == self._tried
-        depths = [budget.depth for budget in member.controller.chosen(seq_ids)]
-        return Lead(name, depths, member.expected(seq_ids), trial)
+        key = name, *seq_ids
+        if self._made is None or self._made[0] != key:
+            member = self._members[name]
+            trial = member.controller.is_trying or name == self._tried
+            depths = [budget.depth for budget in member.controller.chosen(seq_ids)]
+            self._made = key, Lead(name, depths, member.expected(seq_ids), trial)
+        return self._made[1]
+
+    def repays(
+        self, lead: Lead, seq_ids: Sequence[int], depths: Mapping[int, int], looked: Sequence[Draft]
+    ) -> bool:
+        """Return whether drafts of these `depths` pay next to those that look-ups made."""
+        right = sum(sum(draft.accept_probs) for draft in looked)
+        count = sum(map(len, looked))
+        if lead.trial or not count:
+            # All requests wait for a trial.
+            return right <= _FEW_RIGHT * len(seq_ids)
+        controller = self._members[lead.name].controller
+        return controller.repays(seq_ids, depths, looked=right, num_looked=count)
 
     def observe(self, trace: RoundTrace) -> None:
         traces = self._open.add(trace)
@@ -102,6 +121,7 @@ class Leads:
         led = [name for name in by if name in self._members] if by else [self.name]
         for name in led:
             self._learn(name, traces, rounds)
+            self._made = None
         if self._tried in led or (led and not self._tried) or self._since >= self._wait:
             self._turn(led)
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from outrider.control.leads import Lead, Leads
 from outrider.core.draft import Draft, common_prefix
-from outrider.core.errors import CapacityError, CheckpointError, ConfigError, ContractError
+from outrider.core.errors import CapacityError, CheckpointError, ConfigError, ContractError, given
 from outrider.core.plugins import MODEL, DrafterKind
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, KeepsApart, Remembering
 from outrider.drafters.common.context import (
@@ -31,7 +31,7 @@ from outrider.drafters.common.context import (
     ScoredDrafter,
     Stateless,
 )
-from outrider.drafters.common.merge import Proposal, made_by, merged, num_paying
+from outrider.drafters.common.merge import Proposal, made_by, merged, num_paying, price_of
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.estimate.acceptance import Acceptance, prefix_products
 from outrider.estimate.cost import LEAST_KEPT
@@ -201,6 +201,9 @@ class PortfolioDrafter:
         self.name = "portfolio" if models else "lookup"
         self.leads = leads
         self._members = tuple(members)
+        # Those that may draft without masks and a prediction.
+        guides = (ForcedDrafter.name, PredictionDrafter.name)
+        self._looking = tuple(one for one in members if one.name not in guides)
         self._models = {model.name: Member(model) for model in models}
         self._most_drafted = most_drafted
         self.needs = _joined([one.needs for one in (*members, *models)])
@@ -209,7 +212,7 @@ class PortfolioDrafter:
         self.left_to_round = ""
         self._left: Left | None = None
         # Requests for which a look-up drafted in their last round; rounds without look-ups.
-        self._offered: set[int] = set()
+        self._waiting: set[int] = set()
         self._num_left_out, self._pause = 0, 1
 
     @property
@@ -231,7 +234,7 @@ class PortfolioDrafter:
             model.open(seq_id, prompt)
 
     def close(self, seq_id: int) -> None:
-        self._offered.discard(seq_id)
+        self._waiting.discard(seq_id)
         for member in (*self._members, *self._models.values()):
             member.close(seq_id)
 
@@ -253,16 +256,19 @@ class PortfolioDrafter:
         if self.leads is None:
             return self._looked_up(rows)
         drafts = [Draft.empty()] * len(rows)
-        groups: dict[tuple[str, ...], list[int]] = {}
-        for index, row in enumerate(rows):
-            groups.setdefault(tuple(row.params.drafters), []).append(index)
+        groups = {(): [*range(len(rows))]}
+        if any(row.params.drafters for row in rows):
+            groups = dict[tuple[str, ...], list[int]]()
+            for index, row in enumerate(rows):
+                groups.setdefault(tuple(row.params.drafters), []).append(index)
         for names, group in groups.items():
             lead = self.leads.lead([rows[index].seq_id for index in group], names)
             model = self._models.get(lead.name) if any(lead.depths) else None
-            for index in group:
-                if model is None or not self._leaves_out(rows[index]):
-                    drafts[index] = self._first_offer(rows[index], lead.gain)
-            if model is not None:
+            asked = group
+            if model is not None and (self._waiting or self._num_left_out):
+                asked = [index for index in group if not self._leaves_out(rows[index])]
+            self._look_up(rows, asked, lead.gain, drafts)
+            if model is not None and not all(drafts):
                 left = dict(zip(group, lead.depths, strict=True))
                 self._lead(model, lead, rows, left, drafts)
         return drafts
@@ -270,8 +276,8 @@ class PortfolioDrafter:
     def _leaves_out(self, row: DraftRow) -> bool:
         """Return whether the leader drafts without look-ups, since the controller cut their last
         draft to nothing: for more rounds each time, until one of their drafts is verified."""
-        if row.seq_id in self._offered and row.last is not None:
-            self._offered.remove(row.seq_id)
+        if row.seq_id in self._waiting and row.last is not None:
+            self._waiting.remove(row.seq_id)
             if row.last.draft.tokens:
                 self._pause = 1
             else:
@@ -299,10 +305,12 @@ class PortfolioDrafter:
         if self._most_drafted is not None:
             most = max(self._most_drafted // max(len(left), 1), 1)
             left = {index: min(depth, most) for index, depth in left.items()}
+        by_id = {rows[index].seq_id: depth for index, depth in left.items()}
         if left and model.name == self.left_to_round and not any(drafts):
-            by_id = {rows[index].seq_id: depth for index, depth in left.items()}
             self._left = Left(model, by_id, lead.trial)
-        elif left:
+        elif left and given(self.leads, "leads").repays(
+            lead, [row.seq_id for row in rows], by_id, drafts
+        ):
             asked = [self._cut(rows[index], depth) for index, depth in left.items()]
             started = perf_counter()
             found = model.drafts(asked)
@@ -337,19 +345,25 @@ class PortfolioDrafter:
             drafts[index] = merged(best, row.budget)
         return drafts
 
-    def _first_offer(self, row: DraftRow, gain: float) -> Draft:
-        """Return the draft of the first look-up that has one which seems to pay, without asking the
-        others: they read the text when they are asked again. It must gain more than `gain` over
-        plain decoding."""
-        for member in self._members:
-            if serves(row, member.name) or member.name == ForcedDrafter.name:
-                offer = member.offers([row])[0]
-                if offer is not NO_OFFER and _worth(row, Proposal(member.name, offer)) > 1:
-                    cost = row.budget.row_cost
-                    if gain <= 1 or num_paying(offer.kept, cost)[1] > gain:
-                        self._offered.add(row.seq_id)
-                        return offer.made_by(member.name)
-        return Draft.empty()
+    def _look_up(
+        self, rows: Sequence[DraftRow], asked: Sequence[int], gain: float, drafts: list[Draft]
+    ) -> None:
+        """Give each row that is `asked` for the draft of the first look-up that has one which seems
+        to pay, without asking the others: they read the text when they are asked again. It must
+        gain more than `gain` over plain decoding."""
+        guided = any(rows[index].shaper is not None or rows[index].prediction for index in asked)
+        for member in self._members if guided else self._looking:
+            free = member.name == ForcedDrafter.name
+            part = [i for i in asked if not drafts[i] and (free or serves(rows[i], member.name))]
+            if not part:
+                continue
+            for index, offer in zip(part, member.offers([rows[i] for i in part]), strict=True):
+                budget = rows[index].budget
+                if offer is NO_OFFER or offer.kept[0] <= price_of(budget.price):
+                    continue
+                if gain <= 1 or num_paying(offer.kept, budget.row_cost)[1] > gain:
+                    self._waiting.add(rows[index].seq_id)
+                    drafts[index] = offer.made_by(member.name)
 
     def _proposals(self, rows: Sequence[DraftRow]) -> list[list[Proposal]]:
         """Return the offers of look-ups for each row that seem to pay."""

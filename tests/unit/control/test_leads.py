@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from outrider.control.leads import FIRST_WAIT, LONGEST_WAIT, TRIAL, Lead, Leads
-from outrider.core.draft import RoundTrace
+from outrider.core.draft import Draft, RoundTrace
 from outrider.estimate.cost import FIRST_LOSS, LOSS_SHARE
 
 K = 6
@@ -144,3 +144,19 @@ def test_of_a_pass_with_several_drafters_each_learns_its_own() -> None:
             accepted = depth if by == "suffix" else 0
             leads.observe(traced(index, by, depth, accepted, took, 1.5, seq_id=seq_id, batch=2))
     assert leads.lead([0, 1]).depths == [0, 0]
+
+
+def test_a_batch_waits_for_the_leader_only_where_that_pays() -> None:
+    machine = Machine({"good": 0.3}, {"good": 0.8})
+    machine.run(200)
+    leads, batch = machine.leads, [*range(8)]
+    lead = Lead("good", [4] * 8)
+    sure = Draft.chain((1,) * K, accept_probs=(0.9,) * K)
+    doubtful = Draft.chain((1,), accept_probs=(0.1,))
+    assert leads.repays(lead, [0], {0: 4}, [])
+    assert leads.repays(lead, batch, dict.fromkeys(range(7), 4), [doubtful])
+    # Seven requests with six tokens each wait for one with three.
+    assert not leads.repays(lead, batch, {0: 4}, [sure] * 7)
+    trial = lead._replace(trial=True)
+    assert leads.repays(trial, batch, {0: 4}, [doubtful] * 7)
+    assert not leads.repays(trial, batch, {0: 4}, [sure] * 7)

@@ -173,7 +173,7 @@ def _best_path(nodes: _Nodes, budget: Budget) -> list[int]:
 def num_paying(worths: Sequence[float], price: float | None) -> tuple[int, float]:
     """Return how many of the likeliest nodes raise the goodput, the tokens in the time of a pass
     without drafts, and that goodput. A row costs `price` of a pass, if known."""
-    cost = ROW_COST if price is None else price
+    cost = price_of(price)
     total, best = 1.0, 1.0
     for count, worth in enumerate(worths, start=1):
         total += worth
@@ -182,3 +182,8 @@ def num_paying(worths: Sequence[float], price: float | None) -> tuple[int, float
             return count - 1, best
         best = found
     return len(worths), best
+
+
+def price_of(known: float | None) -> float:
+    """Return the price of a row: a usual one before it is known."""
+    return ROW_COST if known is None else known
