@@ -1,10 +1,10 @@
 """Native round: a whole round of a batch as one C++ call, for the usual requests.
 
 A native round verifies chains that a draft model draws within the call; the draft model may be a
-copy of the target over its memory. It also verifies any draft that a drafter made before. It takes
-requests without reported rounds, lossy rules, drafters of their own or dropped prompt keys; all
-others go stage by stage, and so do masks and bans where drafts are made within the call. Both give
-the same tokens, so a request may change between them.
+copy of the target over its memory. It also verifies any draft that a drafter made before: so a
+batch with masks, bans or a drafter of its own is drafted for in calls of their own. It takes
+requests without reported rounds, lossy rules or dropped prompt keys; all others go stage by stage.
+All give the same tokens, so a request may change between them.
 
 Shapes:  M = packed logits rows, N = tokens of one outcome, V = vocabulary.
 """
@@ -33,7 +33,7 @@ from outrider.drafters.common.merge import made_by
 from outrider.drafters.common.native import NativeModel
 from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.engine.round import Batch, Chunks, FinishedRow, LiveSequence, RoundTiming, clamp
-from outrider.engine.stages import Stages, likely_tokens
+from outrider.engine.stages import Stages
 from outrider.kernels.native.forward import Forward, NativeForward
 from outrider.kernels.native.rounds import (
     RULES,
@@ -44,7 +44,7 @@ from outrider.kernels.native.rounds import (
     RoundRow,
     RoundVerdict,
 )
-from outrider.kernels.native.sampling import is_plain
+from outrider.kernels.native.sampling import MOST_WIDTH, is_plain
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class NativeRound:
     `rule` is the engine's, a name in RULES; a request may have another. `draft` and `drafter` are
     given together, `draft` alone for a copy in the target's memory; without either drafts come from
     the stages' drafter. Members of a portfolio that draft within the call have rounds of their own,
-    by name, in `led`.
+    by name, in `led`. `checks` verifies drafts where this round does not make them.
     """
 
     stages: Stages
@@ -79,21 +79,22 @@ class NativeRound:
     drafter: ModelDrafter | None = None
     portfolio: PortfolioDrafter | None = None
     led: Mapping[str, NativeRound] = field(default_factory=dict[str, "NativeRound"])
+    checks: NativeRound | None = None
 
     def run(self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0) -> list[Outcome]:
-        if chunks or not self._takes(batch):
+        checks = self.checks or self
+        if chunks or not checks._takes(batch):
             return self.stages.run(batch, chunks, num_waiting=num_waiting)
         self.stages.assign_budgets(batch)
-        if self.draft is None:
-            if self.portfolio is not None:
-                return self._run_led(self.portfolio, batch, num_waiting)
-            return self._verified(batch, self.stages.draft(batch), num_waiting)
-        self.stages.read_shared(batch)
-        ended = self._drafted(batch, perf_counter(), num_waiting)
-        if ended is not None:
-            return ended
+        if self.portfolio is not None:
+            return self._run_led(self.portfolio, batch, num_waiting)
+        if self.draft is not None and self._takes(batch):
+            self.stages.read_shared(batch)
+            ended = self._drafted(batch, perf_counter(), num_waiting)
+            if ended is not None:
+                return ended
         seconds = self.stages.draft(batch)
-        return self.stages.verify(batch, chunks, num_waiting=num_waiting, draft_seconds=seconds)
+        return checks._verified(batch, seconds, num_waiting)
 
     def _drafted(
         self, batch: Batch, started: float, num_waiting: int, *, trial: bool | None = None
@@ -139,8 +140,9 @@ class NativeRound:
     def verify(
         self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0, draft_seconds: float = 0.0
     ) -> list[Outcome]:
-        if self.draft is None and not chunks and self._takes(batch):
-            return self._verified(batch, draft_seconds, num_waiting)
+        checks = self.checks or self
+        if not chunks and checks._takes(batch):
+            return checks._verified(batch, draft_seconds, num_waiting)
         return self.stages.verify(
             batch, chunks, num_waiting=num_waiting, draft_seconds=draft_seconds
         )
@@ -151,17 +153,16 @@ class NativeRound:
         began = perf_counter() - draft_seconds
         rows = self._rows(batch) if all(_is_plain(seq.draft) for seq in batch) else None
         if rows is not None and self.call.fits(rows):
-            decided = self.call(rows)
+            decided = self.call(rows, self.stages.num_likely(batch))
             if decided is not None:
                 return self._finish(batch, rows, decided, began, draft_seconds, num_waiting)
         return self.stages.verify(batch, (), num_waiting=num_waiting, draft_seconds=draft_seconds)
 
     def _takes(self, batch: Batch) -> bool:
         models = (self.target,) if self.draft is None else (self.target, self.draft)
-        if self.stages.drops_keys(batch):
+        if self.stages.drops_keys(batch) or self.stages.num_likely(batch) > MOST_WIDTH:
             return False
-        if self.stages.num_likely(batch) and not all(map(_keeps_logits, batch)):
-            return False
+        # A mask's own drafts go before those of a call.
         return all(model.forward() is not None for model in models) and all(
             (self.draft is None or seq.shaper is None or seq.shaper.sparse(seq.tokens) is not None)
             and seq.pick == self.pick
@@ -249,10 +250,7 @@ class NativeRound:
     ) -> list[Outcome]:
         """Finish a round that began at `began`; `drafting` seconds of it passed before the call."""
         settled: list[FinishedRow] = []
-        start, likely, num_likely = 0, (), self.stages.num_likely(batch)
-        if num_likely:
-            num_rows = sum(1 + len(one.drafted) for one in decided.verdicts)
-            likely = likely_tokens(self.target.logits[:num_rows], num_likely)
+        start, likely = 0, decided.likely
         for seq, row, verdict in zip(batch, rows, decided.verdicts, strict=True):
             ended, end = self._end(seq, row, verdict, start), start + 1 + len(verdict.drafted)
             if likely:
@@ -316,19 +314,20 @@ def native_round(
     if isinstance(drafter, SelfDrafter):
         draft = drafter.model
         chains = chains and _is_native(draft)
+    call = NativeRounds(_model(target), None, batch_size=batch_size)
+    checks = NativeRound(stages, call, target, pick, rule)
     if drafted or not chains:
-        call = NativeRounds(_model(target), None, batch_size=batch_size)
         alike = partial(native_round, draft=draft, rule=rule, pick=pick, batch_size=batch_size)
         led = {} if drafted else _led_rounds(stages, alike)
         portfolio = drafter if isinstance(drafter, PortfolioDrafter) and led else None
-        return NativeRound(stages, call, target, pick, rule, portfolio=portfolio, led=led)
+        return replace(checks, portfolio=portfolio, led=led)
     own = drafter if isinstance(drafter, ModelDrafter) else None
     native = None if draft is None else NativeModel.of(draft if own is None else own.model)
     if native is None or native.vocab_size != target.spec.vocab_size:
-        return "the draft model has no native pass over the target's vocabulary"
+        return checks
     mask = -1 if own is None else own.mask
     call = NativeRounds(_model(target), native.passes, batch_size=batch_size, mask=mask)
-    return NativeRound(stages, call, target, pick, rule, native.model, own)
+    return NativeRound(stages, call, target, pick, rule, native.model, own, checks)
 
 
 def _led_rounds(
@@ -364,11 +363,6 @@ def _feed(model: NativePasses, seq_id: int, unread: Sequence[int], num_drafted: 
 
 def _temperature(params: SamplingParams) -> float:
     return 0.0 if params.greedy else max(params.temperature, MIN_TEMPERATURE)
-
-
-def _keeps_logits(seq: LiveSequence) -> bool:
-    """Return whether the call leaves the sequence's logits as the target wrote them."""
-    return seq.params.greedy and seq.shaper is None
 
 
 def _is_plain(draft: Draft) -> bool:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.draft import Budget, Draft, Outcome, Verdict
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftRow
 from outrider.core.rng import KeyedRng
@@ -71,6 +73,7 @@ class Live:
     model: LlamaModel
     params: SamplingParams
     last: Outcome | None = None
+    shaper: LogitsProcessor | None = None
 
     def rng_after(self, count: int) -> KeyedRng:
         pick = self.model.kernels.sampling.pick
@@ -78,7 +81,8 @@ class Live:
 
     def row(self, depth: int) -> DraftRow:
         rng = self.rng_after(0)
-        return DraftRow(self.seq_id, list(self.text), self.last, Budget(depth), self.params, rng)
+        text, budget = list(self.text), Budget(depth)
+        return DraftRow(self.seq_id, text, self.last, budget, self.params, rng, shaper=self.shaper)
 
     def ahead(self, draft: Draft, depth: int) -> AheadRow:
         text, budget = self.text, Budget(depth)
@@ -111,8 +115,14 @@ def check_alike(one: Draft, other: Draft) -> None:
         assert torch.equal(one.probs_NV, other.probs_NV)
 
 
+def some(text: Sequence[int]) -> Tensor | None:
+    """Two thirds of the tokens, or all."""
+    return None if len(text) % 4 == 0 else torch.arange(VOCAB) % 3 != len(text) % 3
+
+
 def test_a_chain_at_once_is_the_one_that_grows(tmp_path: Path) -> None:
-    """Some of a chain is kept and needs not be read again; texts take turns and share batches."""
+    """Some of a chain is kept and needs not be read again; texts take turns and share batches. Two
+    of them have masks, bans and penalties."""
     written = write_checkpoint(tmp_path, variant("llama2"), seed=4)
     models = [draft_model(written) for _ in range(2)]
     fused = fused_model_drafts(models[0], sampler_of(models[0]), batch_size=BATCH)
@@ -125,6 +135,10 @@ def test_a_chain_at_once_is_the_one_that_grows(tmp_path: Path) -> None:
     for drafter, live in zip((one, other), sides, strict=True):
         for seq in live:
             drafter.open(seq.seq_id, seq.text)
+        for seq in live[:2]:
+            params = replace(seq.params, repetition_penalty=1.3, logit_bias={7: 3.0}, min_tokens=9)
+            stops, words = frozenset((7, 9)), ((11,), (5, 12))
+            seq.shaper = LogitsProcessor(params, 2, stops, words, allowed=some)
     for _ in range(16):
         ids = rng.sample(range(BATCH), rng.randint(1, BATCH))
         depths = [rng.randint(1, K) for _ in ids]

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from doubles.rig import BRANCHING
 from doubles.tiny_checkpoints import random_llama, variant, write_checkpoint
@@ -99,6 +101,11 @@ MAKERS: dict[str, Callable[[Path], Pair]] = {
 }
 
 
+PENALTIES: dict[str, Any] = {
+    "repetition_penalty": 1.4,
+    "frequency_penalty": 0.3,
+    "logit_bias": {5: 2.0, 6: -3.0, 95: 4.0},
+}
 FILTERED = replace(SAMPLED, top_k=9, top_p=0.9, min_p=0.01)
 # Siblings come to an end: two tokens at most, or one.
 NARROW = (replace(SAMPLED, top_k=2), replace(SAMPLED, temperature=0.05, top_p=0.5))
@@ -108,6 +115,8 @@ WAYS = {
     "narrow": (*NARROW, SAMPLED),
     "racing": tuple(replace(one, sampler="coupled") for one in (SAMPLED, FILTERED, NARROW[0])),
     "mixed": (GREEDY, SAMPLED, replace(FILTERED, sampler="coupled")),
+    # Each with a mask, some with bans and penalties.
+    "shaped": (replace(GREEDY, **PENALTIES), replace(SAMPLED, min_tokens=40), FILTERED),
 }
 
 
@@ -132,7 +141,23 @@ def asked(
     return replace(row(known, seq_id, text, params=params, rng=rng), budget=budget)
 
 
-@pytest.mark.sample(4)
+def shaped(row: DraftRow) -> DraftRow:
+    """With a mask, and what its parameters ask for, after a prompt of two tokens."""
+    shaper = LogitsProcessor(
+        row.params, 2, stop_ids=frozenset((3, 7)), bad_words=((40,), (5, 6)), allowed=some
+    )
+    return replace(row, shaper=shaper)
+
+
+def some(text: Sequence[int]) -> Tensor | None:
+    """Two thirds of the tokens, one alone, or all."""
+    mask_V = torch.arange(VOCAB) % 3 != len(text) % 3
+    if len(text) % 5 == 2:
+        mask_V = torch.arange(VOCAB) == 3 * len(text) % VOCAB
+    return None if len(text) % 5 == 4 else mask_V
+
+
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_tree_at_once_is_the_one_that_grows(name: str, how: str, tmp_path: Path) -> None:
@@ -144,6 +169,7 @@ def test_a_tree_at_once_is_the_one_that_grows(name: str, how: str, tmp_path: Pat
         at_once.open(seq_id, text)
         levels.open(seq_id, text)
     branched = cut = 0
+    change = shaped if how == "shaped" else replace
     for _ in range(16):
         ids = rng.sample(range(BATCH), rng.randint(1, BATCH))
         budgets = {
@@ -157,7 +183,7 @@ def test_a_tree_at_once_is_the_one_that_grows(name: str, how: str, tmp_path: Pat
         }
         made = [
             drafter.propose(
-                [asked(name, drafter, i, texts[i], budgets[i], WAYS[how][i]) for i in ids]
+                [change(asked(name, drafter, i, texts[i], budgets[i], WAYS[how][i])) for i in ids]
             )
             for drafter in (at_once, levels)
         ]
@@ -203,13 +229,10 @@ def test_what_a_call_cannot_do_grows_by_levels(name: str, tmp_path: Path) -> Non
         check_alike(*drafts)
         assert drafts[0].tokens
 
-    params = replace(GREEDY, presence_penalty=1.5)
-    shaper = LogitsProcessor(params, prompt_length=3)
-    compare(lambda row: replace(row, params=params, shaper=shaper))
     # Tokens that are picked in another way.
     compare(lambda row: replace(row, params=SAMPLED, rng=KeyedRng(0, 0, 8)))
     compare(lambda row: row, Budget(3, num_nodes=300))
-    assert (counted.asked, counted.made) == (3, 0)
+    assert (counted.asked, counted.made) == (2, 0)
     compare(lambda row: row)
     assert counted.made == 1
 

@@ -12,8 +12,8 @@ import torch
 
 from doubles.published_drafters import CASES, CUTS, Case
 from outrider.core.draft import Budget, Draft
-from outrider.core.errors import NumericsError, given
-from outrider.core.logits import LogitsProcessor
+from outrider.core.errors import NumericsError, SequenceError, given
+from outrider.core.logits import AllowedTokens, LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.rng import KeyedRng
 from outrider.kernels.native.rounds import NativeChains
@@ -109,8 +109,20 @@ def tokens_of(rounds: list[list[Draft]]) -> list[tuple[int, ...]]:
     return [draft.tokens for drafts in rounds for draft in drafts]
 
 
-def drafts_of(pair: Pair, both: Sequence[SamplingParams], num_nodes: int = 0) -> list[list[Draft]]:
-    """Drafts of two texts at once, that grow; with logits processors, if parameters have any."""
+def drafts_of(
+    pair: Pair,
+    both: Sequence[SamplingParams],
+    num_nodes: int = 0,
+    allowed: AllowedTokens | None = None,
+) -> list[list[Draft]]:
+    """Drafts of two texts at once, that grow; with logits processors, if parameters have any, or
+    for the mask `allowed`, which comes with bans."""
+
+    def shaper(params: SamplingParams) -> LogitsProcessor | None:
+        if allowed is not None:
+            return LogitsProcessor(params, 2, bad_words=((8,), (9, 4)), allowed=allowed)
+        return LogitsProcessor(params, prompt_length=2) if params.shapes_logits else None
+
     found: list[list[Draft]] = []
     for seq_id in (0, 1):
         pair.open(seq_id)
@@ -124,7 +136,7 @@ def drafts_of(pair: Pair, both: Sequence[SamplingParams], num_nodes: int = 0) ->
                 params=params,
                 budget=budget,
                 rng=KeyedRng(params.rng_seed, 0, len(row.tokens), choose=pick),
-                shaper=LogitsProcessor(params, prompt_length=2) if params.shapes_logits else None,
+                shaper=shaper(params),
             )
             for row, budget, params in zip(rows, budgets, both, strict=True)
         ]
@@ -194,16 +206,50 @@ def same_probs(own: list[Draft], other: list[Draft]) -> None:
 def test_penalties_are_those_of_the_paths(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the call where logits are of all ids; of the first position alone if all are drafted at
-    once."""
+    """In the call; of the first position alone if all are drafted at once."""
     native, plain, calls = pairs(name, tmp_path, monkeypatch)
     for params in (GREEDY, SAMPLED):
         shaped = replace(params, repetition_penalty=1.5, frequency_penalty=0.5, logit_bias={6: 6.0})
         own, other = (drafts_of(pair, (shaped, params)) for pair in (native, plain))
-        assert set(calls) == {name not in ("dflash", "dspark-gated")}
+        assert calls == [True] * len(LENGTHS)
         same_drafts(own, other)
         assert tokens_of(own) != tokens_of(drafts_of(native, (params, params)))
         calls.clear()
+
+
+def one_or_some(text: Sequence[int]) -> torch.Tensor:
+    """Two thirds of the tokens; at some places one that heads of fewer ids do not draft."""
+    ids_V = torch.arange(96)
+    return ids_V == 95 if len(text) % 3 == 1 else ids_V % 3 != len(text) % 3
+
+
+@pytest.mark.parametrize("num_nodes", [0, 9])
+@pytest.mark.parametrize(
+    "name",
+    ["dflash", "dspark-gated", "dspark-rnn", "dflash2", "pard", "peagle", "medusa", "hydra"],
+)
+def test_masks_and_bans_are_those_of_the_paths(
+    name: str, num_nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native, plain, calls = pairs(name, tmp_path, monkeypatch, tree_nodes=num_nodes)
+    params = replace(SAMPLED, repetition_penalty=1.5)
+    own = drafts_of(native, (GREEDY, params), num_nodes, one_or_some)
+    assert set(calls) == {True}
+    same_drafts(own, drafts_of(plain, (GREEDY, params), num_nodes, one_or_some))
+    assert any(95 in draft.tokens for drafts in own for draft in drafts)
+
+
+def test_a_mask_that_fails_is_its_request_s_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native, _, _ = pairs("hydra", tmp_path, monkeypatch)
+
+    def broken(text: Sequence[int]) -> torch.Tensor:
+        raise LookupError(f"after {len(text)} tokens")
+
+    with pytest.raises(SequenceError) as caught:
+        drafts_of(native, (GREEDY, GREEDY), allowed=broken)
+    assert str(caught.value.__cause__) == "after 4 tokens"
 
 
 @pytest.mark.parametrize("name", ["dspark-gated", "dspark-rnn", "dflash2", "xpress"])

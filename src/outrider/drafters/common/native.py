@@ -1,7 +1,5 @@
 """Native calls for drafts on CPUs: the chains or trees of a batch.
 
-Chains with masks or bans, and trees with any logits processor, grow in Python.
-
 Shapes:  N = nodes, M = packed logits rows, V = vocabulary, W = ids that are drafted,
          K = depth of the deepest draft, B = texts, G = KV heads, S = slots, D = size of a head.
 """
@@ -12,12 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.errors import CapacityError, blaming
-from outrider.core.logits import SparseShaping
+from outrider.core.errors import CapacityError
 from outrider.core.protocols import AheadRow, CacheStore, CausalLM, DraftRow, StepRow
 from outrider.core.rng import KeyedRng, Rng, pick_node, race_node
 from outrider.core.sampling import MIN_TEMPERATURE
@@ -42,6 +38,7 @@ from outrider.kernels.native.rounds import (
     RoundModel,
 )
 from outrider.kernels.native.sampling import Grown, NativeTreeDrafts, PlannedTree
+from outrider.kernels.native.shaping import DraftShaping
 from outrider.kernels.plan import PackedPlan
 from outrider.models.llama import LlamaModel
 
@@ -67,8 +64,8 @@ class FusedChains:
     """FusedDrafts of chains: one call for the pass that reads and those that draft on. The draft
     tokens that were read stay staged with `keeps_drafts`, else only the text does.
 
-    Not for requests with masks or bans, and drawn tokens only with keyed numbers of their own.
-    `enter` is called just before the passes; if it returns False, the chains grow in Python.
+    Drawn tokens only with keyed numbers of their own. `enter` is called just before the passes; if
+    it returns False, the chains grow in Python.
     """
 
     def __init__(
@@ -133,18 +130,6 @@ def keyed_draws(
     )
 
 
-def are_first(ids_W: Tensor | None) -> bool:
-    """Return whether logits of the tokens `ids_W`, None for all, are those of the first tokens in
-    order, whose bias and penalties a call can add."""
-    return ids_W is None or torch.equal(ids_W, torch.arange(len(ids_W)))
-
-
-def draft_shaping(row: DraftRow) -> SparseShaping | None:
-    """Return the bias and penalties of a chain's logits; None if a mask or ban may apply too."""
-    with blaming(row.seq_id):
-        return None if row.shaper is None else row.shaper.sparse(row.tokens)
-
-
 class KeyedChains:
     """A maker of one model's chains in one call, with the choices of `sampler`; in one pass of a
     model that reads a `mask` in place of tokens that are not drafted yet."""
@@ -159,17 +144,15 @@ class KeyedChains:
         mask: int = -1,
     ) -> None:
         self._sampler, self._vocab_size = sampler, vocab_size
-        self._shapes = are_first(model.ids_V)
         self._call = NativeChains(model, batch_size=batch_size, vocab_size=vocab_size, mask=mask)
 
     def shaped_row(self, row: DraftRow, span: CacheSpan) -> ChainRow | None:
-        """Return the row of a call, with the changes of its logits; None if the call cannot make
-        these, or does not draw its tokens so."""
+        """Return the row of a call, with the logits processor; None if its tokens are not drawn as
+        the call draws them."""
         found = self.row(row, row.rng, span)
         if row.shaper is None or found is None:
             return found
-        shaping = draft_shaping(row) if self._shapes else None
-        return None if shaping is None else replace(found, shaping=shaping)
+        return replace(found, shaping=DraftShaping.of(row))
 
     def row(
         self, row: DraftRow | AheadRow, rng: Rng, span: CacheSpan, *, branch_slot: int = 0
@@ -200,7 +183,7 @@ class FusedTrees:
     """FusedDrafts of trees, with the choices of `sampler`; the tokens that were read for them stay
     staged. `enter` is called just before the passes; if it returns False, the trees grow in Python.
 
-    Not for requests with logits processors, and drawn tokens only with keyed numbers of their own.
+    Drawn tokens only with keyed numbers of their own.
     """
 
     def __init__(
@@ -249,10 +232,10 @@ def planned_tree(
 ) -> PlannedTree | None:
     """Return the plan of a tree below `span`; None if a call does not choose its nodes so."""
     draws = keyed_draws(sampler, row, row.rng, vocab_size)
-    if row.shaper is not None or draws is None:
+    if draws is None:
         return None
     shape = None if row.params.greedy else settled_shape(row.budget)
-    return PlannedTree(span, tree_limits(row), draws, shape)
+    return PlannedTree(span, tree_limits(row), draws, shape, DraftShaping.of(row))
 
 
 def grown_draft(grown: Grown, budget: Budget) -> Draft:

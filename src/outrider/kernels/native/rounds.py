@@ -31,6 +31,7 @@ from outrider.core.errors import ContractError, given
 from outrider.core.logits import NodeLimits, SparseShaping
 from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.ops import PassStruct, function, struct_fields
+from outrider.kernels.native.shaping import DraftShaping, Shapings, ShapingStruct
 
 # Nodes of one draft at most; as in csrc/trees.h.
 MOST_NODES = 256
@@ -82,43 +83,14 @@ class Row(Structure):
     )
 
 
-class ShapingStruct(Structure):
-    _fields_ = struct_fields(
-        (c_void_p, "bias_ids seen_ids biases counts allowed ends banned ban_starts"),
-        (c_int32, "num_biases num_seen num_ends unused_count"),
-        (c_float, "repetition frequency presence unused"),
-    )
-
-    def describe(self, shaping: SparseShaping, limits: NodeLimits | None) -> None:
-        """Point to the lists of `shaping`, which may move when the text grows, and to `limits`."""
-        self.bias_ids, self.num_biases = shaping.bias_ids.buffer_info()
-        self.seen_ids, self.num_seen = shaping.seen_ids.buffer_info()
-        self.biases, _ = shaping.biases.buffer_info()
-        self.counts, _ = shaping.counts.buffer_info()
-        self.repetition = shaping.repetition
-        self.frequency, self.presence = shaping.frequency, shaping.presence
-        self.allowed = self.banned = None
-        if limits is not None:
-            masks_NV = limits.allowed_NV
-            self.allowed = None if masks_NV is None else masks_NV.data_ptr()
-            self.ends, self.num_ends = limits.ends.buffer_info()
-            self.ban_starts, _ = limits.starts.buffer_info()
-            self.banned, _ = limits.banned.buffer_info() if limits.banned else (None, 0)
-
-    def of(self, shaping: SparseShaping | None, limits: NodeLimits | None = None) -> int | None:
-        """Return the address of this structure, which describes these; None without `shaping`."""
-        if shaping is None:
-            return None
-        self.describe(shaping, limits)
-        return ctypes.addressof(self)
-
-
 class RoundStruct(Structure):
     _fields_ = struct_fields(
         (c_void_p, "team target draft rows"),
         (c_int32, "num_rows most_drafted vocab_size mask_token"),
         (c_void_p, "drafts paths unread_target unread_draft leftover best"),
         (c_double, "draft_seconds verify_seconds"),
+        (c_void_p, "likely shares"),
+        (c_int32, "num_likely unused"),
     )
 
 
@@ -249,11 +221,13 @@ class RoundVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A verdict for each row, and the seconds of all draft passes and of the target's pass."""
+    """A verdict for each row, and the seconds of all draft passes and of the target's pass; the
+    likeliest tokens after each row of logits, best first, if any were requested."""
 
     verdicts: Sequence[RoundVerdict]
     draft_seconds: float
     verify_seconds: float
+    likely: tuple[tuple[int, ...], ...] = ()
 
 
 class Drafts:
@@ -345,15 +319,21 @@ class NativeRounds:
             and (num_masks == 0 or sum(num_drafted) <= self._max_drafted)
         )
 
-    def __call__(self, rows: Sequence[RoundRow]) -> Decided | None:
+    def __call__(self, rows: Sequence[RoundRow], num_likely: int = 0) -> Decided | None:
         """Run a round. None for NaN or a token outside the vocabulary; then nothing is cached."""
-        most = max(row.num_drafted for row in rows)
+        most, described = max(row.num_drafted for row in rows), self._round
         self._take(rows, most)
-        self._round.num_rows, self._round.most_drafted = len(rows), most
+        described.num_rows, described.most_drafted = len(rows), most
+        num_logits = len(rows) + sum(row.num_drafted for row in rows)
+        likely = ((c_int32 * num_likely) * num_logits)()
+        shares = ((c_float * num_likely) * num_logits)()
+        described.likely, described.shares = map(ctypes.addressof, (likely, shares))
+        described.num_likely = num_likely
         if not self._run(self._address):
             return None
         verdicts = [self._drafts.verdict(index, index * most) for index in range(len(rows))]
-        return Decided(verdicts, self._round.draft_seconds, self._round.verify_seconds)
+        ranked = tuple(tuple(row) for row in likely) if num_likely else ()
+        return Decided(verdicts, described.draft_seconds, described.verify_seconds, ranked)
 
     def _take(self, rows: Sequence[RoundRow], most: int) -> None:
         at_target = at_draft = 0
@@ -392,7 +372,7 @@ class ChainRow:
     depth: int
     draws: Draws
     branch_place: int = 0
-    shaping: SparseShaping | None = None
+    shaping: DraftShaping | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,7 +391,7 @@ class NativeChains:
         self, model: RoundModel, *, batch_size: int, vocab_size: int, mask: int = -1
     ) -> None:
         self._lane = Lane(model, batch_size)
-        self._rows, self._shapings = (Row * batch_size)(), (ShapingStruct * batch_size)()
+        self._rows, self._shapings = (Row * batch_size)(), Shapings(vocab_size)
         self._drafts = (c_int32 * (batch_size * MOST_NODES))()
         self._best = (c_int64 * batch_size)()
         self._max_logits, self._vocab_size = model.logits_MV.shape[0], vocab_size
@@ -442,7 +422,8 @@ class NativeChains:
         )
 
     def __call__(self, rows: Sequence[ChainRow]) -> DraftedChains | None:
-        """Draft all rows. None for NaN logits, after which the KV cache has nothing valid of it."""
+        """Draft all rows. None for NaN logits, after which the KV cache has nothing valid of it.
+        Raises SequenceError for a mask that fails."""
         most, at = max(row.depth for row in rows), 0
         probs_BKV = None
         if any(row.draws.temperature for row in rows):
@@ -450,7 +431,7 @@ class NativeChains:
         for index, row in enumerate(rows):
             native = self._rows[index]
             describe_draws(native, row.draws, row.depth)
-            native.shaping = self._shapings[index].of(row.shaping)
+            native.shaping = self._shapings.of(index, row.shaping)
             native.draft_length, native.draft_unread = row.feed.length, len(row.feed.unread)
             native.branch_place = row.branch_place
             if probs_BKV is not None:
@@ -458,6 +439,7 @@ class NativeChains:
             at = self._lane.read(index, row.feed, at)
         self._round.num_rows, self._round.most_drafted = len(rows), most
         if not self._run(self._address):
+            self._shapings.check()
             return None
         drafted = [self._drafts[i * most : i * most + row.depth] for i, row in enumerate(rows)]
         return DraftedChains(drafted, probs_BKV)

@@ -44,6 +44,7 @@ from outrider.kernels.native.rounds import (
     Row,
     describe_draws,
 )
+from outrider.kernels.native.shaping import DraftShaping, Shapings
 
 # As in csrc/trees.h.
 MOST_WIDTH = 16
@@ -150,7 +151,8 @@ class TreeRow(Structure):
     """The struct of the same name in csrc/tree_drafts.cpp."""
 
     _fields_ = struct_fields(
-        (c_void_p, "tree drawing tokens parents"), (c_int32, "length num_unread num_staged unused")
+        (c_void_p, "tree drawing shaping tokens parents"),
+        (c_int32, "length num_unread num_staged unused"),
     )
 
 
@@ -171,6 +173,7 @@ class PlannedTree:
     limits: TreeLimits
     draws: Draws
     shape: Shape | None = None
+    shaping: DraftShaping | None = None
 
     @property
     def widest_level(self) -> int:
@@ -203,6 +206,7 @@ class NativeTreeDrafts:
     def __init__(self, model: RoundModel, *, batch_size: int, vocab_size: int) -> None:
         self._lane, self._vocab_size = Lane(model, batch_size), vocab_size
         self._rows, self._drawn = (TreeRow * batch_size)(), (Row * batch_size)()
+        self._shapings = Shapings(vocab_size)
         self._most_rows = min(model.logits_MV.shape[0], model.forward.max_tokens)
         self._drafts = TreeDrafts(
             model.forward.team,
@@ -224,13 +228,15 @@ class NativeTreeDrafts:
         )
 
     def __call__(self, trees: Sequence[PlannedTree]) -> list[Grown] | None:
-        """Draft all trees. None for NaN or an unknown token; then nothing in the cache is valid."""
+        """Draft all trees. None for NaN or an unknown token; then nothing in the cache is valid.
+        Raises SequenceError for a mask that fails."""
         buffers = [self._buffers(index, tree) for index, tree in enumerate(trees)]
         at = 0
         for index, tree in enumerate(trees):
             at = self._lane.read(index, tree.feed, at)
         self._drafts.num_rows = len(trees)
         if not self._run(self._address):
+            self._shapings.check()
             return None
         return [
             buffer.grown(row.num_staged) for buffer, row in zip(buffers, self._rows, strict=False)
@@ -240,6 +246,7 @@ class NativeTreeDrafts:
         """Buffers for `tree`, to which the row `index` then points."""
         buffer, row = TreeBuffers(tree, self._vocab_size), self._rows[index]
         buffer.describe(row, self._drawn[index])
+        row.shaping = self._shapings.of(index, tree.shaping)
         row.length, row.num_unread = tree.feed.length, len(tree.feed.unread)
         return buffer
 

@@ -244,7 +244,9 @@ class Backbone:
         made = None if chooser is None else chooser.made([part.row for part in parts])
         written = native(texts, states_PX, depth, made)
         if written is None:
-            raise NumericsError(given(chooser, "chooser").model_name)
+            chooser = given(chooser, "chooser")
+            chooser.shapings.check()
+            raise NumericsError(chooser.model_name)
         for part, (seq_id, count) in zip(parts, counts.items(), strict=True):
             if count:
                 self.state.note_chain(seq_id, part.row.tokens[part.start : part.stop])

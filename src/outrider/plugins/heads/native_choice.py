@@ -1,7 +1,7 @@
 """Drafts that a native call chooses by itself: chains and trees from logits of a head or a block.
 
 See csrc/choices.h. Trees of positions that are drafted at once have the shape that `TreeShapes`
-give. Not for requests with masks or bans, nor for trees along paths with any logits processor.
+give.
 
 Shapes:  B = texts, K = positions, N = nodes of a draft, V = vocabulary, W = ids that are drafted.
 """
@@ -18,13 +18,10 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.logits import SparseShaping
 from outrider.core.protocols import DraftRow
 from outrider.core.tree import ROOT, Shape, chain_shape
 from outrider.drafters.common.growth import DraftSampler
 from outrider.drafters.common.native import (
-    are_first,
-    draft_shaping,
     grown_draft,
     keyed_draws,
     planned_tree,
@@ -35,10 +32,10 @@ from outrider.kernels.native.rounds import (
     Draws,
     NativeLookups,
     Row,
-    ShapingStruct,
     describe_draws,
 )
 from outrider.kernels.native.sampling import PlannedTree, TreeBuffers, TreeRow, fits, is_plain
+from outrider.kernels.native.shaping import DraftShaping, Shapings
 
 
 class ChoiceStruct(Structure):
@@ -56,22 +53,24 @@ class PlannedChain:
 
     depth: int
     draws: Draws
-    shaping: SparseShaping | None
+    shaping: DraftShaping | None
 
 
 class Chains:
     """The chains of a call, one for each text, over `vocab_size` ids."""
 
-    def __init__(self, planned: Sequence[PlannedChain], vocab_size: int) -> None:
+    def __init__(
+        self, planned: Sequence[PlannedChain], vocab_size: int, shapings: Shapings
+    ) -> None:
         count, self._planned = len(planned), planned
-        self._rows, self._shapings = (Row * count)(), (ShapingStruct * count)()
+        self._rows = (Row * count)()
         self._drafted = (c_int32 * 0)()
         self._probs_BKV: Tensor | None = None
         if any(one.draws.temperature for one in planned):
             self._probs_BKV = torch.empty(count, max(one.depth for one in planned), vocab_size)
         for index, one in enumerate(planned):
             describe_draws(self._rows[index], one.draws, one.depth)
-            self._rows[index].shaping = self._shapings[index].of(one.shaping)
+            self._rows[index].shaping = shapings.of(index, one.shaping)
             if self._probs_BKV is not None:
                 self._rows[index].drawn_from = self._probs_BKV[index].data_ptr()
 
@@ -101,14 +100,19 @@ class Trees:
     """The trees of a call, one for each text, over `vocab_size` ids; `budgets` end them."""
 
     def __init__(
-        self, planned: Sequence[PlannedTree], budgets: Sequence[Budget], vocab_size: int
+        self,
+        planned: Sequence[PlannedTree],
+        budgets: Sequence[Budget],
+        vocab_size: int,
+        shapings: Shapings,
     ) -> None:
         self._budgets = budgets
         self._trees = [TreeBuffers(one, vocab_size) for one in planned]
         self._rows, self._drawn = (TreeRow * len(planned))(), (Row * len(planned))()
         self.most_rows = sum(one.widest_level for one in planned)
-        for tree, row, drawn in zip(self._trees, self._rows, self._drawn, strict=True):
-            tree.describe(row, drawn)
+        for index, tree in enumerate(self._trees):
+            tree.describe(self._rows[index], self._drawn[index])
+            self._rows[index].shaping = shapings.of(index, planned[index].shaping)
 
     def describe(self, choice: ChoiceStruct) -> None:
         choice.trees = ctypes.addressof(self._rows)
@@ -209,16 +213,16 @@ class WideTrees:
         *,
         num_ids: int,
         vocab_size: int,
+        shapings: Shapings,
     ) -> None:
-        count = len(rows)
+        count = self.most_rows = len(rows)
         self._wide, self._drawn = (_Wide * count)(), (Row * count)()
-        self._shapings, self.most_rows = (ShapingStruct * count)(), count
         self._trees: list[_WideTree] = []
         for index, (row, one) in enumerate(zip(rows, planned, strict=True)):
             tree = _WideTree(row, one, shapes, num_ids, vocab_size)
             drawn = self._drawn[index]
             describe_draws(drawn, one.draws, one.depth)
-            drawn.shaping = self._shapings[index].of(one.shaping)
+            drawn.shaping = shapings.of(index, one.shaping)
             tree.describe(self._wide[index], drawn)
             self._trees.append(tree)
 
@@ -253,8 +257,8 @@ class Chooser:
         trees: TreeShapes | None = None,
     ) -> None:
         self._sampler, self._vocab_size, self._trees = sampler, vocab_size, trees
-        self._shapes, self._num_ids = are_first(ids_W), vocab_size if ids_W is None else len(ids_W)
-        self.model_name = sampler.model_name
+        self._num_ids = vocab_size if ids_W is None else len(ids_W)
+        self.shapings, self.model_name = Shapings(vocab_size), sampler.model_name
 
     def made(self, rows: Sequence[DraftRow]) -> Made | None:
         """Return the drafts to make; None if a call cannot make all of them."""
@@ -265,20 +269,26 @@ class Chooser:
             trees = [planned_tree(self._sampler, row, none, size) for row in rows]
             known = [one for one in trees if one is not None and fits(one.limits)]
             budgets = [row.budget for row in rows]
-            return Trees(known, budgets, size) if len(known) == len(rows) else None
-        chains = [one for row in rows if (one := self._chain(row)) is not None]
+            made = len(known) == len(rows)
+            return Trees(known, budgets, size, self.shapings) if made else None
+        drawn = [keyed_draws(self._sampler, row, row.rng, size) for row in rows]
+        chains = [
+            PlannedChain(row.budget.depth, draws, DraftShaping.of(row))
+            for row, draws in zip(rows, drawn, strict=True)
+            if draws is not None
+        ]
         if len(chains) < len(rows):
             return None
         if self._trees is None or no_trees:
-            return Chains(chains, size)
-        return WideTrees(rows, chains, self._trees, num_ids=self._num_ids, vocab_size=size)
-
-    def _chain(self, row: DraftRow) -> PlannedChain | None:
-        shaping = draft_shaping(row) if self._shapes else None
-        draws = keyed_draws(self._sampler, row, row.rng, self._vocab_size)
-        if draws is None or (row.shaper is not None and shaping is None):
-            return None
-        return PlannedChain(row.budget.depth, draws, shaping)
+            return Chains(chains, size, self.shapings)
+        return WideTrees(
+            rows,
+            chains,
+            self._trees,
+            num_ids=self._num_ids,
+            vocab_size=size,
+            shapings=self.shapings,
+        )
 
 
 class NativeChoice:
@@ -297,4 +307,7 @@ class NativeChoice:
         choice.depth, choice.num_logits = logits_KV.shape
         choice.vocab_size, choice.logits = choice.num_logits, logits_KV.data_ptr()
         describe(made, choice)
-        return made.drafts()[0] if self._run(ctypes.addressof(choice)) else None
+        if not self._run(ctypes.addressof(choice)):
+            self._chooser.shapings.check()
+            return None
+        return made.drafts()[0]

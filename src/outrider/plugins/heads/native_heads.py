@@ -167,6 +167,7 @@ class NativeHeads:
         if not done:
             raise IndexError("a pending token is not in the vocabulary")
         if done < 0:
+            self._chooser.shapings.check()
             raise NumericsError(self._chooser.model_name)
         return made.drafts()
 

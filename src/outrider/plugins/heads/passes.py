@@ -2,8 +2,7 @@
 
 EAGLE and MTP nets are a Llama layer behind an entrance where a token meets the state before it
 (kernels/native/forward.py). Without a native library, or with another layer, the nets run operator
-by operator, which is the definition. Trees with logits processors, and chains with masks or bans,
-grow in Python.
+by operator, which is the definition.
 
 Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, W = ids that are drafted,
          D = hidden size, P = tokens of a part, K = captured layers.

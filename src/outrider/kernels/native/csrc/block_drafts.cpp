@@ -21,9 +21,6 @@ namespace outrider {
 
 namespace {
 
-// The logit of tokens that are not drafted, as in drafters/common/growth.py.
-constexpr float NOT_DRAFTED = -1e10f;
-
 float dot(const float* x, const float* y, int size) {
     Vec sum = {};
     for (int i = 0; i < size; i += LANES)

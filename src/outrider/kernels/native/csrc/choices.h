@@ -5,17 +5,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <utility>
 #include <vector>
 
 #include "choice.h"
 #include "drawn_trees.h"
 #include "vectors.h"
-
-extern "C" int outrider_rank(outrider::Team* team, const float* logits, int num_rows,
-                             int64_t vocab_size, int most, float sharpness, int32_t* tokens,
-                             float* shares);
 
 namespace outrider {
 
@@ -64,39 +59,33 @@ inline void read_row(const void* table, int dtype, int64_t index, int size, floa
     }
 }
 
-// What the node `node` of one text is drawn from, made of logits.
-inline float* distribution(const Choice& c, const Row& row, const float* logits, int node) {
-    float* made = row.drawn_from + static_cast<int64_t>(node) * c.vocab_size;
-    if (c.ids != nullptr) {
-        std::fill_n(made, c.vocab_size, -std::numeric_limits<float>::infinity());
-        for (int w = 0; w < c.num_logits; ++w) made[c.ids[w]] = logits[w];
-        logits = made;
-    }
-    make_laws(c.team, row, logits, made, 1, c.vocab_size);
-    return made;
+// The ids that logits are of.
+inline Memory memory_of(const Choice& c) {
+    Memory ids{};
+    ids.ids = c.ids;
+    ids.num_ids = ids.num_logits = c.num_logits;
+    return ids;
 }
 
-inline int64_t drawn(const Choice& c, const Row& row, const float* logits, int depth) {
-    const float* from = distribution(c, row, logits, depth);
-    return row.draw(c.team, from, depth, depth, c.vocab_size);
-}
-
-// The functions below return false if some numbers are none.
-inline bool rank_positions(const Choice& c, const WideTree& tree, int text) {
+// The functions below return false if some numbers are none, or masks failed. Where all positions are drafted
+// at once, `shaped` are the logits of the first one, over the vocabulary, if anything shapes them, else null.
+inline bool rank_positions(const Choice& c, const WideTree& tree, int text, const float* shaped) {
     for (int depth = 0; depth < tree.depth; ++depth) {
         const int64_t at = int64_t{depth} * tree.num_ranks;
         int32_t* tokens = tree.tokens + at;
-        if (!outrider_rank(c.team, c.logits_of(text, depth), 1, c.num_logits, tree.num_ranks, 1.0f,
-                           tokens, tree.shares + at))
+        const bool is_shaped = depth == 0 && shaped != nullptr;
+        if (!outrider_rank(c.team, is_shaped ? shaped : c.logits_of(text, depth), 1,
+                           is_shaped ? c.vocab_size : c.num_logits, tree.num_ranks, 1.0f, tokens,
+                           tree.shares + at))
             return false;
-        for (int rank = 0; rank < tree.num_ranks; ++rank)
+        for (int rank = 0; rank < tree.num_ranks && !is_shaped; ++rank)
             tokens[rank] = static_cast<int32_t>(c.token(tokens[rank]));
     }
     return true;
 }
 
 // Siblings are drawn one by one, each of what its elder ones left; drafters/common/growth.py defines it.
-inline bool draw_nodes(const Choice& c, WideTree& tree, int text) {
+inline bool draw_nodes(const Choice& c, WideTree& tree, int text, const float* shaped) {
     const Row& row = *tree.row;
     const auto q = [&](int node) { return row.drawn_from + int64_t{node} * c.vocab_size; };
     // The newest child of each node, the root's first; the first node drawn of a position's whole
@@ -110,7 +99,10 @@ inline bool draw_nodes(const Choice& c, WideTree& tree, int text) {
         if (parent == NOT_DRAWN) continue;
         int& elder = newest[parent + 1];
         if (elder == ROOT && whole[depth] == ROOT) {
-            distribution(c, row, c.logits_of(text, depth), node);
+            const float* logits = depth == 0 ? shaped : nullptr;
+            if (logits == nullptr)
+                logits = memory_of(c).spread(c.logits_of(text, depth), q(node), c.vocab_size);
+            make_laws(c.team, row, logits, q(node), 1, c.vocab_size);
             whole[depth] = node;
         } else if (elder == ROOT) {
             std::copy_n(q(whole[depth]), c.vocab_size, q(node));
@@ -132,9 +124,16 @@ inline bool draw_nodes(const Choice& c, WideTree& tree, int text) {
 inline bool shape_trees(const Choice& c) {
     for (int text = 0; text < c.num_texts; ++text) {
         WideTree& tree = c.wide[text];
-        if (tree.row->shaping != nullptr)
-            (*tree.row->shaping)(c.logits_of(text, 0), c.num_logits, nullptr, 0);
-        if (!(tree.row->greedy() ? rank_positions(c, tree, text) : draw_nodes(c, tree, text)))
+        const Shaping* shaping = tree.row->shaping;
+        std::vector<float> wide;
+        float* shaped = nullptr;
+        if (shaping != nullptr) {
+            shaped = shaping->shape(memory_of(c), c.logits_of(text, 0), 1, nullptr, 0, c.vocab_size,
+                                    wide);
+            if (shaped == nullptr) return false;
+        }
+        if (!(tree.row->greedy() ? rank_positions(c, tree, text, shaped)
+                                 : draw_nodes(c, tree, text, shaped)))
             return false;
     }
     return true;
@@ -147,21 +146,19 @@ bool choose_chains(const Choice& c, Path& path) {
     int deepest = 0;
     for (int i = 0; i < num; ++i) deepest = std::max(deepest, c.rows[i].num_drafted);
     std::vector<int64_t> best(num);
+    const Memory ids = memory_of(c);
     for (int depth = 0; depth < deepest; ++depth) {
         float* logits = path.logits(depth);
-        const auto own = [&](int i) { return logits + int64_t{i} * c.num_logits; };
-        const auto drafts = [&](int i) { return c.rows[i].num_drafted > depth; };
-        for (int i = 0; i < num; ++i)
-            if (drafts(i) && c.rows[i].shaping != nullptr && (depth == 0 || !c.at_once))
-                (*c.rows[i].shaping)(own(i), c.num_logits, c.drafted + int64_t{i} * c.depth,
-                                     depth);
         outrider_argmax(c.team, logits, best.data(), num, c.num_logits);
         for (int i = 0; i < num; ++i) {
-            if (!drafts(i)) continue;
-            int64_t token = best[i] < 0 ? -1 : c.token(best[i]);
-            if (token >= 0 && !c.rows[i].greedy()) token = drawn(c, c.rows[i], own(i), depth);
+            if (c.rows[i].num_drafted <= depth) continue;
+            int32_t* drafted = c.drafted + int64_t{i} * c.depth;
+            if (best[i] < 0) return false;
+            const int64_t token = next_token(c.team, ids, c.rows[i], logits + int64_t{i} * c.num_logits,
+                                             best[i], drafted, depth, depth == 0 || !c.at_once,
+                                             c.vocab_size);
             if (token < 0) return false;
-            c.drafted[int64_t{i} * c.depth + depth] = static_cast<int32_t>(token);
+            drafted[depth] = static_cast<int32_t>(token);
             path.put(i, token);
         }
     }
@@ -170,12 +167,10 @@ bool choose_chains(const Choice& c, Path& path) {
 
 template <class Path>
 bool grow_trees(const Choice& c, Path& path) {
-    Memory ids{};
-    ids.ids = c.ids;
-    ids.num_ids = ids.num_logits = c.num_logits;
+    Memory ids = memory_of(c);
     const TreeDrafts drafts{c.team, &ids, c.trees, nullptr, c.num_texts, c.vocab_size};
     for (int depth = 0; path.num() > 0; ++depth) {
-        const float* logits = path.logits(depth);
+        float* logits = path.logits(depth);
         std::vector<int> above;
         std::vector<int64_t> tokens;
         for (int i = 0, count; i < path.num(); i += count) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "round.h"
 
@@ -30,6 +31,7 @@ constexpr int32_t NOT_DRAWN = -2;
 struct TreeRow {
     Tree* tree;
     Drawing* drawing;
+    const Shaping* shaping;
     int32_t *tokens, *parents;
     int32_t length, num_unread, num_staged, unused;
 };
@@ -42,10 +44,23 @@ struct TreeDrafts {
     const int32_t* unread;
     int32_t num_rows, vocab_size;
 
-    // Of heads that know fewer ids, greedy nodes have their own numbers.
+    // Of heads that know fewer ids, greedy nodes have their own numbers, if nothing shapes them.
     int32_t token(const TreeRow& row, int node) const {
         const int32_t own = row.tree->tokens[node];
-        return row.drawing != nullptr ? own : static_cast<int32_t>(memory->token(own));
+        const bool is_named = row.drawing != nullptr || row.shaping != nullptr;
+        return is_named ? own : static_cast<int32_t>(memory->token(own));
+    }
+
+    // The tokens that lead to each node of the level, as many as the tree is deep.
+    std::vector<int32_t> paths(const TreeRow& row) const {
+        const Tree& tree = *row.tree;
+        std::vector<int32_t> found(int64_t{tree.num_level} * tree.depth);
+        for (int i = 0; i < tree.num_level; ++i) {
+            int32_t* end = found.data() + int64_t{i + 1} * tree.depth;
+            for (int node = tree.level[i]; node != ROOT; node = tree.parents[node])
+                *--end = token(row, node);
+        }
+        return found;
     }
 
     // Gives all nodes the target's numbers, once trees are grown.
@@ -63,7 +78,7 @@ class Draws {
   public:
     Draws(const TreeDrafts& drafts, const TreeRow& row, const float* logits)
         : d_(drafts), tree_(*row.tree), drawing_(*row.drawing), row_(*drawing_.row),
-          logits_(logits) {
+          logits_(logits), is_shaped_(row.shaping != nullptr) {
         std::fill_n(newest_, MOST_WIDTH, ROOT);
     }
 
@@ -103,8 +118,9 @@ class Draws {
         float* own = q(tree_.num_kept);
         const int newest = newest_[at];
         if (newest == ROOT) {
-            const int64_t start = static_cast<int64_t>(at) * d_.memory->num_logits;
-            const float* logits = d_.memory->spread(logits_ + start, own, d_.vocab_size);
+            const int64_t width = is_shaped_ ? d_.vocab_size : d_.memory->num_logits;
+            const float* logits = logits_ + at * width;
+            if (!is_shaped_) logits = d_.memory->spread(logits, own, d_.vocab_size);
             make_laws(d_.team, row_, logits, own, 1, d_.vocab_size);
             return true;
         }
@@ -120,16 +136,24 @@ class Draws {
     Drawing& drawing_;
     const Row& row_;
     const float* logits_;
+    const bool is_shaped_;
     // Of each node of the level, its newest child; ROOT while it has none.
     int32_t newest_[MOST_WIDTH];
     int32_t level_[MOST_WIDTH], above_[MOST_WIDTH], num_level_ = 0;
 };
 
-// Grows a row's tree by the logits after its level. False if some numbers are none.
-inline bool grow(const TreeDrafts& drafts, const TreeRow& row, const float* logits) {
-    return row.drawing != nullptr
-               ? Draws(drafts, row, logits)()
-               : outrider_grow_tree(drafts.team, row.tree, logits, drafts.memory->num_logits);
+// Grows a row's tree by the logits after its level, which it may change. False if some numbers are none, or
+// masks failed.
+inline bool grow(const TreeDrafts& drafts, const TreeRow& row, float* logits) {
+    std::vector<float> wide;
+    Tree* tree = row.tree;
+    if (row.shaping != nullptr)
+        logits = row.shaping->shape(*drafts.memory, logits, tree->num_level,
+                                    drafts.paths(row).data(), tree->depth, drafts.vocab_size, wide);
+    if (logits == nullptr) return false;
+    if (row.drawing != nullptr) return Draws(drafts, row, logits)();
+    const int width = row.shaping != nullptr ? drafts.vocab_size : drafts.memory->num_logits;
+    return outrider_grow_tree(drafts.team, tree, logits, width);
 }
 
 }  // namespace outrider

@@ -28,32 +28,19 @@ double now() {
 int choose(const Round& r, int depth, int first) {
     const Memory& memory = *r.draft;
     float* const own = memory.logits + int64_t{first} * memory.num_logits;
+    // The tokens before later positions are not known where all are drafted at once.
+    const bool shapes = depth == 0 || !r.at_once();
+    const auto drafts = [&](const Row& row) { return row.num_drafted > depth; };
+    const auto is_greedy = [&](const Row& row) { return drafts(row) && row.greedy(); };
+    const auto num = static_cast<int>(std::count_if(r.rows, r.rows + r.num_rows, drafts));
+    if (std::any_of(r.rows, r.rows + r.num_rows, is_greedy))
+        outrider_argmax(r.team, own, r.best, num, memory.num_logits);
     int count = 0;
     for (int b = 0; b < r.num_rows; ++b) {
-        const Row& row = r.rows[b];
-        if (row.num_drafted <= depth) continue;
-        // The tokens before later positions are not known where all are drafted at once.
-        if (row.shaping != nullptr && (depth == 0 || !r.at_once()))
-            (*row.shaping)(own + int64_t{count} * memory.num_logits, memory.num_ids, r.drafted(b),
-                           depth);
-        ++count;
-    }
-    const auto is_greedy = [&](const Row& row) { return row.num_drafted > depth && row.greedy(); };
-    if (std::any_of(r.rows, r.rows + r.num_rows, is_greedy))
-        outrider_argmax(r.team, own, r.best, count, memory.num_logits);
-    for (int b = 0, m = 0; b < r.num_rows; ++b) {
-        const Row& row = r.rows[b];
-        if (row.num_drafted <= depth) continue;
-        const float* logits = own + int64_t{m} * memory.num_logits;
-        // Without a greedy row nothing was written there.
-        int64_t token = row.greedy() ? memory.token(r.best[m]) : -1;
-        ++m;
-        if (!row.greedy()) {
-            float* distribution = row.drawn_from + static_cast<int64_t>(depth) * r.vocab_size;
-            logits = memory.spread(logits, distribution, r.vocab_size);
-            make_laws(r.team, row, logits, distribution, 1, r.vocab_size);
-            token = row.draw(r.team, distribution, depth, depth, r.vocab_size);
-        }
+        if (!drafts(r.rows[b])) continue;
+        float* logits = own + int64_t{count} * memory.num_logits;
+        const int64_t token = next_token(r.team, memory, r.rows[b], logits, r.best[count++],
+                                         r.drafted(b), depth, shapes, r.vocab_size);
         if (token < 0) return 0;
         r.drafted(b)[depth] = static_cast<int32_t>(token);
     }
@@ -128,6 +115,19 @@ bool verify(const Round& r) {
     return pass.run();
 }
 
+// Before anything changes the logits. False if some numbers are none.
+bool find_likely(const Round& r) {
+    const Memory& memory = *r.target;
+    for (int row = 0; r.num_likely > 0 && row < memory.num_wanted; row += MOST_WIDTH) {
+        const float* logits = memory.logits + int64_t{row} * r.vocab_size;
+        const int64_t at = int64_t{row} * r.num_likely;
+        if (!outrider_rank(r.team, logits, std::min(memory.num_wanted - row, MOST_WIDTH),
+                           r.vocab_size, r.num_likely, 1.0f, r.likely + at, r.shares + at))
+            return false;
+    }
+    return true;
+}
+
 // Changes the logits after the pending token and each node of a draft.
 void shape(const Row& row, const int32_t* tokens, float* logits, int64_t vocab_size) {
     if (row.shaping == nullptr) return;
@@ -181,7 +181,7 @@ extern "C" int outrider_round(Round* round) {
     const double started = now();
     if (round->draft != nullptr && !draft(*round)) return 0;
     const double drafted = now();
-    if (!verify(*round)) return 0;
+    if (!verify(*round) || !find_likely(*round)) return 0;
     const double verified = now();
     round->draft_seconds = drafted - started;
     round->verify_seconds = verified - drafted;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "pass.h"
 #include "philox.h"
@@ -16,6 +17,9 @@ extern "C" int outrider_forward(const void* decoder, const outrider::Pass* pass,
                                 float* logits);
 
 namespace outrider {
+
+// The logit of tokens that are not drafted, as in drafters/common/growth.py.
+constexpr float NOT_DRAFTED = -1e10f;
 
 // As Role in core/rng.py.
 enum Role { DRAFT, ACCEPT, NEXT, POSITION };
@@ -76,7 +80,7 @@ struct Memory {
     // A row of logits over the whole vocabulary, in `out` if it has to be made.
     const float* spread(const float* row, float* out, int vocab_size) const {
         if (ids == nullptr) return row;
-        std::fill_n(out, vocab_size, -std::numeric_limits<float>::infinity());
+        std::fill_n(out, vocab_size, NOT_DRAFTED);
         for (int w = 0; w < num_ids; ++w) out[ids[w]] = row[w];
         return out;
     }
@@ -93,13 +97,20 @@ struct Shaping {
     const float *biases, *counts;
     const uint8_t* allowed;
     const int32_t *ends, *banned, *ban_starts;
-    int32_t num_biases, num_seen, num_ends, unused_count;
+    // Writes into this structure, the one at `index`, the masks and bans of `count` nodes of a draft that
+    // grows, each after `depth` tokens of `paths`; 0 if it failed. Null where there are none.
+    int32_t (*find_limits)(int32_t index, const int32_t* paths, int32_t count, int32_t depth);
+    int32_t num_biases, num_seen, num_ends, index;
     float repetition, frequency, presence, unused;
 
     // Of a row of `size` logits after `num_drafted` tokens; ids beyond it have none.
     void operator()(float* logits, int64_t size, const int32_t* drafted, int num_drafted) const;
     // Of row `row` of a sequence, after the change above.
     void limit(float* logits, int64_t size, int row) const;
+    // Of `count` rows of `memory`, whose nodes follow `depth` tokens of `paths` each: in place, or, where
+    // they are of some ids alone, over the vocabulary in `wide`. Null if masks or bans failed.
+    float* shape(const Memory& memory, float* logits, int count, const int32_t* paths, int depth,
+                 int vocab_size, std::vector<float>& wide) const;
 };
 
 // Mirrored by `Row` in rounds.py: one sequence. What a model has not read begins in its
@@ -163,6 +174,10 @@ struct Round {
     float* leftover;  // [vocabulary]
     int64_t* best;    // room for an argmax of every logits row
     double draft_seconds, verify_seconds;
+    // The target's likeliest tokens after each row of logits, as trees.cpp ranks them, and their shares.
+    int32_t* likely;
+    float* shares;
+    int32_t num_likely, unused;
 
     bool at_once() const { return mask_token >= 0; }
     int32_t* drafted(int row) const { return drafts + static_cast<int64_t>(row) * most_drafted; }
@@ -173,6 +188,11 @@ struct Round {
 // (judge.cpp).
 void make_laws(Team* team, const Row& row, const float* logits, float* out, int count,
                int64_t size);
+// The token that follows the `depth` drafted ones of a row's chain, by a row of logits of `memory`, whose first
+// maximum is `best`; these are shaped first if the draft `shapes` them. -1 if some number is none, or masks
+// failed (shaping.cpp).
+int64_t next_token(Team* team, const Memory& memory, const Row& row, float* logits, int64_t best,
+                   const int32_t* drafted, int depth, bool shapes, int vocab_size);
 // Decides row `index` of the round, whose rows of logits lie at `logits` and become distributions.
 // False if one that is looked at is none.
 bool judge(const Round& round, int index, float* logits);

@@ -75,4 +75,39 @@ void Shaping::limit(float* logits, int64_t size, int row) const {
     if (!std::any_of(logits, logits + size, is_open)) restore(first, count);
 }
 
+float* Shaping::shape(const Memory& memory, float* logits, int count, const int32_t* paths,
+                      int depth, int vocab_size, std::vector<float>& wide) const {
+    if (memory.ids != nullptr) {
+        wide.resize(int64_t{count} * vocab_size);
+        for (int64_t i = 0; i < count; ++i)
+            memory.spread(logits + i * memory.num_logits, wide.data() + i * vocab_size, vocab_size);
+        logits = wide.data();
+    }
+    for (int64_t i = 0; i < count; ++i)
+        (*this)(logits + i * vocab_size, vocab_size, paths + i * depth, depth);
+    if (find_limits == nullptr) return logits;
+    if (!find_limits(index, paths, count, depth)) return nullptr;
+    for (int i = 0; i < count; ++i) limit(logits + int64_t{i} * vocab_size, vocab_size, i);
+    return logits;
+}
+
+int64_t next_token(Team* team, const Memory& memory, const Row& row, float* logits, int64_t best,
+                   const int32_t* drafted, int depth, bool shapes, int vocab_size) {
+    std::vector<float> wide;
+    shapes = shapes && row.shaping != nullptr;
+    if (shapes) {
+        logits = row.shaping->shape(memory, logits, 1, drafted, depth, vocab_size, wide);
+        if (logits == nullptr) return -1;
+    }
+    if (row.greedy()) {
+        if (!shapes) return memory.token(best);
+        outrider_argmax(team, logits, &best, 1, vocab_size);
+        return best;
+    }
+    float* distribution = row.drawn_from + static_cast<int64_t>(depth) * vocab_size;
+    if (!shapes) logits = const_cast<float*>(memory.spread(logits, distribution, vocab_size));
+    make_laws(team, row, logits, distribution, 1, vocab_size);
+    return row.draw(team, distribution, depth, depth, vocab_size);
+}
+
 }  // namespace outrider

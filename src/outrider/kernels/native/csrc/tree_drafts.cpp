@@ -62,7 +62,7 @@ class Growth {
             const TreeRow& row = d_.rows[b];
             if (row.tree->num_level == 0) continue;
             const int64_t at = readings_[b].first_row;
-            const float* logits = memory_.logits + at * memory_.num_logits;
+            float* logits = memory_.logits + at * memory_.num_logits;
             if (!grow(d_, row, logits)) return false;
         }
         return true;

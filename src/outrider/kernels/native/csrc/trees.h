@@ -33,3 +33,6 @@ struct Tree {
 // Tree::grow on the team that serves the caller.
 extern "C" int outrider_grow_tree(outrider::Team* team, outrider::Tree* tree, const float* logits,
                                   int64_t vocab_size);
+extern "C" int outrider_rank(outrider::Team* team, const float* logits, int num_rows,
+                             int64_t vocab_size, int most, float sharpness, int32_t* tokens,
+                             float* shares);
