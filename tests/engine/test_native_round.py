@@ -256,6 +256,24 @@ def test_masks_and_bans_are_those_of_the_stages(
 
 
 @pytest.mark.slow
+def test_the_likeliest_tokens_are_those_before_logits_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Drafts of recycled ranks, for sampled and shaped text, and the call ranks them."""
+    params = [
+        SamplingParams(max_tokens=20, temperature=at, seed=2, repetition_penalty=penalty)
+        for at, penalty in ((0.0, 1.0), (0.7, 1.0), (0.0, 1.4))
+    ]
+    options: dict[str, Any] = {"drafter": "recycling", "k": 4, "tree_nodes": 9}
+    told = [_told(_llm(fused=False, **options).generate(PROMPTS, params))]
+    monkeypatch.setattr(Stages, "_pass", None)
+    llm = _llm(fused=True, **options, prefill_chunk=512)
+    results = llm.generate(PROMPTS, params)
+    assert told[0] == _told(results)
+    assert any(one.num_drafted for result in results for one in result.rounds)
+
+
+@pytest.mark.slow
 def test_requests_that_only_the_stages_serve_may_share_a_batch() -> None:
     """Reported rounds send their batch through the stages, and bans make drafts a call of their
     own; what the draft model holds is then theirs to go on with, and the other way round."""

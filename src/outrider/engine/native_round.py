@@ -327,7 +327,7 @@ def native_round(
         return checks
     mask = -1 if own is None else own.mask
     call = NativeRounds(_model(target), native.passes, batch_size=batch_size, mask=mask)
-    return NativeRound(stages, call, target, pick, rule, native.model, own, checks)
+    return NativeRound(stages, call, target, pick, rule, native.model, own, checks=checks)
 
 
 def _led_rounds(

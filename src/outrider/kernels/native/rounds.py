@@ -339,7 +339,9 @@ class NativeRounds:
         at_target = at_draft = 0
         for index, row in enumerate(rows):
             native = self._drafts.describe(index, row, index * most)
-            native.shaping = self._shapings[index].of(row.shaping, row.limits)
+            native.shaping = None
+            if row.shaping is not None:
+                native.shaping = self._shapings[index].of(row.shaping, row.limits)
             native.target_length, native.target_unread = (
                 row.target.length,
                 len(row.target.unread),

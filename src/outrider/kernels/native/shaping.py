@@ -39,10 +39,8 @@ class ShapingStruct(Structure):
             self.ban_starts, _ = limits.starts.buffer_info()
             self.banned, _ = limits.banned.buffer_info() if limits.banned else (None, 0)
 
-    def of(self, shaping: SparseShaping | None, limits: NodeLimits | None = None) -> int | None:
-        """Return the address of this structure, which describes these; None without `shaping`."""
-        if shaping is None:
-            return None
+    def of(self, shaping: SparseShaping, limits: NodeLimits | None) -> int:
+        """Return the address of this structure, which describes these."""
         self.describe(shaping, limits)
         return ctypes.addressof(self)
 
