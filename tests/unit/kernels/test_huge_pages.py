@@ -67,6 +67,14 @@ def test_matrices_of_a_model_share_their_last_pages() -> None:
 
 
 @pytest.mark.skipif(not _HAVE, reason="no huge pages on this system")
+def test_the_rest_of_a_large_matrix_takes_no_whole_page() -> None:
+    size = 9 * PAGE_BYTES + PAGE_BYTES // 4
+    before = _resident()
+    kept = [huge_pages.empty(size, dtype=torch.uint8).fill_(1) for _ in range(8)]
+    assert _resident() - before < len(kept) * size + 3 * PAGE_BYTES
+
+
+@pytest.mark.skipif(not _HAVE, reason="no huge pages on this system")
 def test_a_region_is_not_of_the_mode_that_it_was_opened_in() -> None:
     with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(huge_pages, "_regions", huge_pages.Regions())

@@ -97,11 +97,16 @@ def _region(num_bytes: int) -> Tensor | None:
     try:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         memory = mmap.mmap(-1, size + PAGE_BYTES, flags=flags)
-        memory.madvise(_ADVICE)
+        data = torch.frombuffer(memory, dtype=torch.uint8)
+        first = -data.data_ptr() % PAGE_BYTES
+        # A rest of less than half a page would take a whole one: it lies in ordinary pages.
+        num_huge = (num_bytes + PAGE_BYTES // 2) // PAGE_BYTES * PAGE_BYTES
+        if num_huge:
+            memory.madvise(_ADVICE, first, num_huge)
+        if num_huge < size:
+            memory.madvise(mmap.MADV_NOHUGEPAGE, first + num_huge)
     except OSError:
         return None
-    data = torch.frombuffer(memory, dtype=torch.uint8)
-    first = -data.data_ptr() % PAGE_BYTES
     if len(nodes := memory_nodes()) > 1:
         spread(data[first : first + size], nodes)
     return data[first : first + num_bytes]

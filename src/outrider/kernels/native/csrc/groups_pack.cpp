@@ -326,7 +326,7 @@ inline void put_four(uint8_t* to, int row, int c, uint32_t some) {
 }
 
 // Four inputs at a time, as `low_spot` and `high_spot` say.
-inline void put_codes(const Format& f, const uint8_t* codes, int c, uint8_t* to) {
+ALWAYS_INLINE void put_codes(const Format& f, const uint8_t* codes, int c, uint8_t* to) {
     if (f.codes == F8) {
         for (int i = 0; i < UNIT; ++i) to[i * UNIT_BLOCK + c] = codes[i];
         return;
@@ -365,7 +365,7 @@ inline void put_half(uint8_t* to, int c, uint16_t bits) {
     std::memcpy(to + 2 * c, &bits, sizeof(bits));
 }
 
-inline void put(const Format& f, const Unit& unit, int u, int c, uint8_t* block) {
+ALWAYS_INLINE void put(const Format& f, const Unit& unit, int u, int c, uint8_t* block) {
     uint8_t* to = block + f.unit_at(u);
     uint8_t* head = block + f.head_at(u);
     const int scale_bytes = f.scale_bytes();
@@ -392,8 +392,8 @@ inline void put(const Format& f, const Unit& unit, int u, int c, uint8_t* block)
 
 using Decode = void (*)(const uint8_t* block, int unit, Unit& to);
 
-// One output, column c of a block.
-using PackRow = void (*)(const uint8_t* row, int units, int c, const uint8_t* codebook,
+// Units from `first` on of one output, column c of a block.
+using PackRow = void (*)(const uint8_t* row, int first, int end, int c, const uint8_t* codebook,
                          uint8_t* block);
 
 struct Type {
@@ -403,10 +403,11 @@ struct Type {
 };
 
 template <int TYPE, int BLOCK_BYTES, int UNITS, Decode DECODE>
-void pack_row(const uint8_t* row, int units, int c, const uint8_t* codebook, uint8_t* block) {
+void pack_row(const uint8_t* row, int first, int end, int c, const uint8_t* codebook,
+              uint8_t* block) {
     Unit unit{};
     unit.codebook = codebook;
-    for (int u = 0; u < units; ++u) {
+    for (int u = first; u < end; ++u) {
         DECODE(row + u / UNITS * BLOCK_BYTES, u % UNITS, unit);
         put(FORMAT<TYPE>, unit, u, c, block);
     }
@@ -517,10 +518,14 @@ void outrider_pack_grouped(Team* team, int type, const uint8_t* rows, const int3
             uint8_t* packed = to + block * f.block_bytes(units);
             std::memset(packed, 0, f.block_bytes(units));
             const int count = std::min(UNIT_BLOCK, num_out - block * UNIT_BLOCK);
-            for (int c = 0; c < count; ++c) {
-                const int out = block * UNIT_BLOCK + c;
-                const uint8_t* row = rows + (order == nullptr ? out : order[out]) * row_bytes;
-                known.pack_row(row, units, c, codebook, packed);
+            // What all outputs write of some units stays in the first-level cache.
+            for (int first = 0; first < units; first += UNITS_OF_SUPER) {
+                const int end = std::min(first + UNITS_OF_SUPER, units);
+                for (int c = 0; c < count; ++c) {
+                    const int out = block * UNIT_BLOCK + c;
+                    const uint8_t* row = rows + (order == nullptr ? out : order[out]) * row_bytes;
+                    known.pack_row(row, first, end, c, codebook, packed);
+                }
             }
         }
     });
