@@ -217,8 +217,8 @@ def test_no_numbers_are_found_by_the_stages(monkeypatch: pytest.MonkeyPatch) -> 
     found = told(llm.generate(PROMPTS, MIXED))
     call, turns = NativeRounds.__call__, iter(range(10_000))
 
-    def seldom(self: NativeRounds, rows: Any) -> Any:
-        decided = call(self, rows)
+    def seldom(self: NativeRounds, rows: Any, num_likely: int = 0) -> Any:
+        decided = call(self, rows, num_likely)
         return None if next(turns) % 3 else decided
 
     monkeypatch.setattr(NativeRounds, "__call__", seldom)
