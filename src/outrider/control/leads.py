@@ -1,13 +1,13 @@
 """Leads: which member of a portfolio drafts where look-ups have nothing better, and how deep.
 
 A model, heads or a copy of the target cost time, so one of them leads at a time. Each has a goodput
-controller of its own, as if it drafted alone: same draft lengths, same looks at other lengths. The
-leader is the member that gains most over plain decoding, and a look-up goes first where its draft
-gains more than that. So a portfolio decodes like its best member wherever that member drafts.
+controller of its own, which chooses draft lengths as if it drafted alone. The leader is the member
+that gains most over plain decoding, and a look-up goes first where its draft gains more than that.
+So a portfolio decodes like its best member wherever that member drafts.
 
-Exploration is bounded twice. Once each member had its first sweep, the others lead for a few passes
-after a wait that doubles each time that nothing changed; and an `Allowance` (estimate/cost.py)
-bounds the time that these trials lose against plain decoding. Statistics count them as trials.
+After the first sweep of each member, another member leads for a few passes. The wait before that
+doubles each time that nothing changed, and an `Allowance` (estimate/cost.py) bounds the time that
+these trials lose against plain decoding. Statistics count them as trials.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from outrider.estimate.cost import LOSS_SHARE, MOST_SAVED, Allowance
 FIRST_WAIT, LONGEST_WAIT, TRIAL = 128, 4096, 4
 # Rounds over which the gain of a member is averaged.
 _GAIN_SHARE = 1 / 16
-# A member that took so many times a pass for one draft had a pause.
+# A draft counts as at most so many passes: a longer one was interrupted.
 _LONGEST_DRAFT = 8.0
-# Tokens of look-ups a request with which nothing else is tried.
+# No trial begins if look-ups expect more accepted tokens for each request than this.
 _FEW_RIGHT = 0.25
 
 
@@ -71,6 +71,7 @@ class Leads:
         self._leader, self._tried = names[0], ""
         self._left = self._since = 0
         self._wait = FIRST_WAIT
+        self._missed = ""
         self._allowance = Allowance(most=MOST_SAVED)
         self._open = OpenPasses()
         # The last lead, until its member learns.
@@ -110,6 +111,10 @@ class Leads:
         controller = self._members[lead.name].controller
         return controller.repays(seq_ids, depths, looked=right, num_looked=count)
 
+    def missed(self, name: str) -> None:
+        """Count that the leader `name` had no draft in the round that begins."""
+        self._missed = name
+
     def observe(self, trace: RoundTrace) -> None:
         traces = self._open.add(trace)
         if traces is None:
@@ -130,7 +135,9 @@ class Leads:
         for one in traces:
             member.controller.observe(one)
         if rounds and not member.controller.is_trying:
-            member.gain.add(member.expected([one.seq_id for one in rounds]))
+            seq_ids = [one.seq_id for one in rounds]
+            member.gain.add(1.0 if name == self._missed else member.expected(seq_ids))
+        self._missed = ""
         if name == self._tried:
             self._book(name, rounds)
 
@@ -165,7 +172,9 @@ class Leads:
         if self._tried:
             member = self._members[self._tried]
             self._left -= self._tried in led
-            if self._left > 0 or member.controller.is_trying:
+            # Others led for so long: it fails for all requests, or they name others.
+            is_over = bool(led) and self._tried not in led and self._since >= self._wait
+            if not is_over and (self._left > 0 or member.controller.is_trying):
                 return
             member.is_known, before = True, self._leader
             self._leader = max(self._members, key=self._rank)

@@ -150,23 +150,15 @@ class BatchRests:
     """Rests of drafting: passes without drafts, while drafts gain a batch less than `LEAST_GAIN`.
 
     Look-ups need no model, but each pass calls them and cuts their drafts, which takes about as
-    much time as small gains save. A rest ends early when half of the sequences have ended. Members
-    of a portfolio rest by other limits.
+    much time as small gains save. A rest ends early when half of the sequences have ended.
     """
 
-    smallest: int = LEAST_RESTING
-    least_gain: float = LEAST_GAIN
-    first_judged: int = FIRST_JUDGED
-    later_judged: int = LATER_JUDGED
     _left: int = 0
     _size: int = 0
     _length: int = FIRST_REST
-    _num_judged: int = field(init=False)
+    _num_judged: int = FIRST_JUDGED
     _gain: FadingRate = field(default_factory=lambda: FadingRate(1.0))
     _num_passes: int = 0
-
-    def __post_init__(self) -> None:
-        self._num_judged = self.first_judged
 
     def is_on(self, num_sequences: int) -> bool:
         return self._left > 0 and 2 * num_sequences > self._size
@@ -178,18 +170,18 @@ class BatchRests:
     def observe(self, num_sequences: int, tokens: float, num_plain: float) -> None:
         """Count a pass that could draft: `tokens` per sequence in the time of `num_plain` ones."""
         self._left = 0
-        if num_sequences < self.smallest:
+        if num_sequences < LEAST_RESTING:
             return
         self._gain.add(tokens, num_plain)
         self._num_passes += 1
         if self._num_passes < self._num_judged:
             return
-        if self._gain.mean < self.least_gain:
+        if self._gain.mean < LEAST_GAIN:
             self._left, self._size = self._length, num_sequences
             self._length = min(2 * self._length, LONGEST_REST)
-            self._num_judged = self.later_judged
+            self._num_judged = LATER_JUDGED
         else:
-            self._length, self._num_judged = FIRST_REST, self.first_judged
+            self._length, self._num_judged = FIRST_REST, FIRST_JUDGED
         self._gain, self._num_passes = FadingRate(1.0), 0
 
 

@@ -1,4 +1,5 @@
-"""Portfolio: several drafters draft for each request and round, as far as that pays.
+"""A portfolio is a drafter with several members. In each round one of them drafts for a request,
+where that pays.
 
 Look-ups cost nothing, and each gives the probability that its tokens are accepted. Without others
 all of them draft, as one tree (common/merge.py). Members that cost time (a model, heads, a copy of
@@ -7,13 +8,14 @@ gains as much. So a round costs what it costs with a single drafter: either the 
 has a draft, or the leader, which a native round may run in its own call (engine/native_round.py).
 
 The choice depends on the text and on measured time, not on anything that the round will draw, so
-every exact rule keeps the output's distribution; the text repeats only where tied to the seed.
+every exact rule keeps the output's distribution. Greedy text, and text of a seed under the rules
+match and coupled, does not depend on it; other sampled text may differ from run to run.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -208,8 +210,8 @@ class PortfolioDrafter:
         self._most_drafted = most_drafted
         self.needs = _joined([one.needs for one in (*members, *models)])
         self._branches = branches
-        # The member whose drafts a round makes in its own call, and those that it must make now.
-        self.left_to_round = ""
+        # The members whose drafts the round can make in its own call, and those that it must make.
+        self.left_to_round: Collection[str] = ()
         self._left: Left | None = None
         # Requests for which a look-up drafted in their last round; rounds without look-ups.
         self._waiting: set[int] = set()
@@ -256,36 +258,43 @@ class PortfolioDrafter:
         if self.leads is None:
             return self._looked_up(rows)
         drafts = [Draft.empty()] * len(rows)
-        groups = {(): [*range(len(rows))]}
-        if any(row.params.drafters for row in rows):
-            groups = dict[tuple[str, ...], list[int]]()
-            for index, row in enumerate(rows):
-                groups.setdefault(tuple(row.params.drafters), []).append(index)
+        groups = dict[tuple[str, ...], list[int]]()
+        for index, row in enumerate(rows):
+            groups.setdefault(self._able(row), []).append(index)
+        if len(groups) > 1:
+            # A round makes the drafts of one member.
+            self.left_to_round = ()
+        is_paused = self._pauses(rows)
         for names, group in groups.items():
             lead = self.leads.lead([rows[index].seq_id for index in group], names)
             model = self._models.get(lead.name) if any(lead.depths) else None
-            asked = group
-            if model is not None and (self._waiting or self._num_left_out):
-                asked = [index for index in group if not self._leaves_out(rows[index])]
-            self._look_up(rows, asked, lead.gain, drafts)
+            if model is None or not is_paused:
+                self._look_up(rows, group, lead.gain, drafts)
             if model is not None and not all(drafts):
                 left = dict(zip(group, lead.depths, strict=True))
                 self._lead(model, lead, rows, left, drafts)
         return drafts
 
-    def _leaves_out(self, row: DraftRow) -> bool:
-        """Return whether the leader drafts without look-ups, since the controller cut their last
-        draft to nothing: for more rounds each time, until one of their drafts is verified."""
-        if row.seq_id in self._waiting and row.last is not None:
-            self._waiting.remove(row.seq_id)
-            if row.last.draft.tokens:
-                self._pause = 1
-            else:
-                self._num_left_out, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
-        if not self._num_left_out:
-            return False
-        self._num_left_out -= 1
-        return True
+    def _able(self, row: DraftRow) -> tuple[str, ...]:
+        """Return the names of the members that may draft for the row; () if all of them may."""
+        failed = [one.name for one in self._models.values() if not one.drafts_for(row.seq_id)]
+        named = tuple(row.params.drafters)
+        if not failed:
+            return named
+        return tuple(name for name in named or self.names if name not in failed) or ("",)
+
+    def _pauses(self, rows: Sequence[DraftRow]) -> bool:
+        """Return whether the leader drafts without look-ups in this round, since the controller cut
+        their last drafts to nothing: for more rounds each time, until one of them is verified."""
+        cut = [row for row in rows if row.seq_id in self._waiting and row.last is not None]
+        self._waiting.difference_update(row.seq_id for row in cut)
+        if any(row.last is not None and row.last.draft.tokens for row in cut):
+            self._pause = 1
+        elif cut:
+            self._num_left_out, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+        is_paused = self._num_left_out > 0
+        self._num_left_out -= is_paused
+        return is_paused
 
     def _lead(
         self,
@@ -306,7 +315,7 @@ class PortfolioDrafter:
             most = max(self._most_drafted // max(len(left), 1), 1)
             left = {index: min(depth, most) for index, depth in left.items()}
         by_id = {rows[index].seq_id: depth for index, depth in left.items()}
-        if left and model.name == self.left_to_round and not any(drafts):
+        if left and model.name in self.left_to_round and not any(drafts):
             self._left = Left(model, by_id, lead.trial)
         elif left and given(self.leads, "leads").repays(
             lead, [row.seq_id for row in rows], by_id, drafts
@@ -315,6 +324,8 @@ class PortfolioDrafter:
             started = perf_counter()
             found = model.drafts(asked)
             seconds = perf_counter() - started
+            if not any(found):
+                given(self.leads, "leads").missed(model.name)
             for index, draft in zip(left, found, strict=True):
                 if draft.tokens:
                     drafts[index] = made_by(draft, model.name, seconds, trial=lead.trial)
@@ -323,14 +334,9 @@ class PortfolioDrafter:
         budget = row.budget.cut(depth)
         return replace(row, budget=budget if self._branches else replace(budget, num_nodes=0))
 
-    @property
-    def leader(self) -> str:
-        """The name of the member that leads the next round; "" without any."""
-        return "" if self.leads is None else self.leads.name
-
     def take_left(self) -> Left | None:
         """Return what the last call left to the round, if anything; nothing more is left to it."""
-        left, self._left, self.left_to_round = self._left, None, ""
+        left, self._left, self.left_to_round = self._left, None, ()
         return left
 
     def _looked_up(self, rows: Sequence[DraftRow]) -> list[Draft]:

@@ -97,10 +97,17 @@ class NativeRound:
         return checks._verified(batch, seconds, num_waiting)
 
     def _drafted(
-        self, batch: Batch, started: float, num_waiting: int, *, trial: bool | None = None
+        self,
+        batch: Batch,
+        started: float,
+        num_waiting: int,
+        *,
+        looked: float = 0.0,
+        trial: bool | None = None,
     ) -> list[Outcome] | None:
         """Return the outcomes of a round, begun at `started`, that drafts within the call; None if
-        the call cannot. `trial` is given for a member of a portfolio."""
+        the call cannot. `trial` is given for a member of a portfolio, and the seconds in which
+        others `looked` for drafts."""
         rows = self._rows(batch) if all(map(self._drafts, batch)) else None
         if rows is None or not self.call.fits(rows):
             return None
@@ -112,7 +119,7 @@ class NativeRound:
         for seq, verdict in zip(batch, decided.verdicts, strict=True):
             seq.draft = Draft.chain(verdict.drafted)
             if trial is not None and seq.draft:
-                seconds = drafting + decided.draft_seconds
+                seconds = drafting - looked + decided.draft_seconds
                 seq.draft = made_by(seq.draft, self.stages.drafter.name, seconds, trial=trial)
         return self._finish(batch, rows, decided, started, drafting, num_waiting)
 
@@ -121,20 +128,20 @@ class NativeRound:
     ) -> list[Outcome]:
         """Run a round in which the leader of a portfolio drafts within the call, if it can and
         look-ups have no draft."""
-        started, led = perf_counter(), self.led.get(portfolio.leader)
-        portfolio.left_to_round = "" if led is None else portfolio.leader
+        started = perf_counter()
+        portfolio.left_to_round = [name for name, led in self.led.items() if led._takes(batch)]
         try:
             seconds = self.stages.draft(batch)
         finally:
             left = portfolio.take_left()
-        if left is None or led is None or any(seq.draft for seq in batch):
+        if left is None:
             return self._verified(batch, seconds, num_waiting)
-        if led._takes(batch):
-            for seq in batch:
-                seq.budget = seq.budget.cut(left.depths.get(seq.seq_id, 0))
-            ended = led._drafted(batch, started, num_waiting, trial=left.trial)
-            if ended is not None:
-                return ended
+        for seq in batch:
+            seq.budget = seq.budget.cut(left.depths.get(seq.seq_id, 0))
+        led = self.led[left.member.name]
+        ended = led._drafted(batch, started, num_waiting, looked=seconds, trial=left.trial)
+        if ended is not None:
+            return ended
         return self._verified(batch, seconds + self.stages.draft(batch), num_waiting)
 
     def verify(

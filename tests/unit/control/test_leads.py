@@ -160,3 +160,31 @@ def test_a_batch_waits_for_the_leader_only_where_that_pays() -> None:
     trial = lead._replace(trial=True)
     assert leads.repays(trial, batch, {0: 4}, [doubtful] * 7)
     assert not leads.repays(trial, batch, {0: 4}, [sure] * 7)
+
+
+def test_a_leader_without_drafts_gains_nothing() -> None:
+    machine = Machine({"heads": 0.02, "model": 0.02}, {"heads": 0.9, "model": 0.6})
+    machine.run(4 * FIRST_WAIT)
+    leads, name = machine.leads, machine.leads.name
+    assert name == "heads"
+    for index in range(machine.index, machine.index + FIRST_WAIT):
+        if leads.lead([0]).name == name:
+            leads.missed(name)
+            leads.observe(traced(index, name, 0, 0, 0.0, 1.0))
+    assert leads.name == "model"
+
+
+def test_a_trial_of_a_member_that_never_drafts_ends() -> None:
+    """Every request has other members only, as where one fails for all of them."""
+    leads = Leads(["broken", "good", "wrong"], k=K)
+    dice, rates = Random(0), {"good": 0.8, "wrong": 0.1}
+    made = list[str]()
+    for index in range(6 * FIRST_WAIT):
+        lead = leads.lead([0], ["good", "wrong"])
+        right = (dice.random() >= rates[lead.name] for _ in range(lead.depths[0]))
+        accepted = next((i for i, wrong in enumerate(right) if wrong), lead.depths[0])
+        drafting, verifying = 0.1 * lead.depths[0], 1 + ROW * lead.depths[0]
+        traces = traced(index, lead.name, lead.depths[0], accepted, drafting, verifying)
+        leads.observe(traces)
+        made.append(lead.name)
+    assert made[-FIRST_WAIT:].count("good") > 0.8 * FIRST_WAIT

@@ -179,17 +179,21 @@ def test_the_first_look_up_with_an_offer_drafts_alone() -> None:
     assert second.heard == [3]
 
 
-def test_look_ups_pause_while_the_controller_cuts_their_drafts_to_nothing() -> None:
-    """For one, two and four rounds; a draft that is verified ends that."""
-    portfolio, cuts = portfolio_of([Lookup("a", 1, sure(2))], Model()), True
-    portfolio.open(0, [5])
-    found, last = "", None
+@pytest.mark.parametrize("batch", [1, 3])
+def test_look_ups_pause_while_the_controller_cuts_their_drafts_to_nothing(batch: int) -> None:
+    """For one, two and four rounds of all requests; a draft that is verified ends that."""
+    portfolio = portfolio_of([Lookup("a", 1, sure(2))], Model())
+    for seq_id in range(batch):
+        portfolio.open(seq_id, [5])
+    found, last = "", [None] * batch
     for count in range(1, 15):
-        draft = portfolio.propose([row(0, [5] * count, depth=K, last=last)])[0]
-        found += draft.by[0]
-        cuts = count < 8
-        kept = Draft.empty() if draft.by == "a" and cuts else draft
-        last = Outcome(0, kept, Verdict((), 5))
+        rows = [row(i, [5] * count, depth=K, last=own) for i, own in enumerate(last)]
+        drafts = portfolio.propose(rows)
+        assert len({draft.by for draft in drafts}) == 1
+        found += drafts[0].by[0]
+        is_cut = drafts[0].by == "a" and count < 8
+        kept = [Draft.empty() if is_cut else draft for draft in drafts]
+        last = [Outcome(i, draft, Verdict((), 5)) for i, draft in enumerate(kept)]
     assert found == "amammammmmaaaa"
 
 
@@ -201,7 +205,7 @@ def test_what_a_round_drafts_itself_is_left_to_it() -> None:
     rows = [row(0, [5], depth=K), row(1, [5, 5], depth=K)]
     for one in rows:
         portfolio.open(one.seq_id, one.tokens)
-    portfolio.left_to_round = portfolio.leader
+    portfolio.left_to_round = [model.name]
     assert [len(draft) for draft in portfolio.propose(rows)] == [0, 0]
     left = portfolio.take_left()
     assert left is not None
@@ -209,7 +213,7 @@ def test_what_a_round_drafts_itself_is_left_to_it() -> None:
     assert model.asked == []
     # Nothing more is left to it, unless it says so again.
     assert [draft.by for draft in portfolio.propose(rows)] == ["model", "model"]
-    portfolio.left_to_round, silent_now[0] = portfolio.leader, False
+    portfolio.left_to_round, silent_now[0] = [model.name], False
     assert [draft.by for draft in portfolio.propose(rows)] == ["a", "a"]
     assert portfolio.take_left() is None
 
@@ -235,6 +239,17 @@ def test_requests_of_one_batch_may_name_different_members() -> None:
     for one in rows:
         portfolio.open(one.seq_id, one.tokens)
     assert [d.by for d in portfolio.propose(rows)] == ["model", "other", "other", "model"]
+
+
+def test_a_round_makes_the_drafts_of_one_member() -> None:
+    """Where requests name different members, none of them goes without a draft."""
+    portfolio = portfolio_of([], Model(name="other", token=8), Model())
+    rows = [row(0, [5], depth=K), row(1, [5], depth=K, params=SamplingParams(drafters=("other",)))]
+    for one in rows:
+        portfolio.open(one.seq_id, one.tokens)
+    portfolio.left_to_round = portfolio.names
+    assert [draft.by for draft in portfolio.propose(rows)] == ["other", "other"]
+    assert portfolio.take_left() is None
 
 
 def test_needs_are_those_of_all_members() -> None:
@@ -287,6 +302,20 @@ def test_a_model_that_fails_for_one_request_drafts_for_the_others() -> None:
     for _ in range(2):
         first, second = portfolio.propose(rows)
         assert (len(first), second.by) == (0, "model")
+
+
+def test_another_member_leads_for_a_request_for_which_one_failed() -> None:
+    broken = Model(error=lambda asked: ValueError("no") if asked.seq_id == 0 else None)
+    portfolio = PortfolioDrafter(
+        [], broken, Model(name="other", token=8), leads=Chosen(["model", "other"])
+    )
+    rows = [row(0, [5], depth=K), row(1, [5], depth=K)]
+    for one in rows:
+        portfolio.open(one.seq_id, one.tokens)
+    assert [draft.by for draft in portfolio.propose(rows)] == ["", "model"]
+    assert [draft.by for draft in portfolio.propose(rows)] == ["other", "model"]
+    named = replace(rows[0], params=SamplingParams(drafters=("model",)))
+    assert portfolio.propose([named])[0].by == ""
 
 
 def test_memory_that_is_full_costs_one_draft() -> None:
