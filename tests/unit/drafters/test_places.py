@@ -160,6 +160,23 @@ def test_the_first_place_is_shaped_as_the_target_will_be() -> None:
     assert medusa().propose([shaped])[0].tokens[0] != best
 
 
+def test_a_tree_has_no_token_that_a_mask_forbids() -> None:
+    def three(text: Sequence[int]) -> Tensor:
+        del text
+        return torch.arange(VOCAB) == 3
+
+    for kind in ("confident", "calibrated"):
+        asked = state_row(TEXT, Budget(2, num_nodes=8), GREEDY)
+        free = medusa(kind).propose([asked])[0]
+        assert len(free.children(-1)) > 1
+        shaper = LogitsProcessor(GREEDY, 1, allowed=three)
+        row = DraftRow(
+            0, TEXT, None, asked.budget, GREEDY, asked.rng, shaper=shaper, hidden=asked.hidden
+        )
+        draft = medusa(kind).propose([row])[0]
+        assert [draft.tokens[node] for node in draft.children(-1)] == [3]
+
+
 def test_a_draft_ends_where_the_net_stops_being_sure() -> None:
     assert num_sure([0.9, 0.5, 0.9], 0.4) == 3
     assert num_sure([0.9, 0.4, 0.9], 0.4) == 1

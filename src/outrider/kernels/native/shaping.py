@@ -69,7 +69,7 @@ class Shapings:
         self._vocab_size = vocab_size
         self._structs: dict[int, ShapingStruct] = {}
         self._rows: dict[int, DraftShaping] = {}
-        self._found: NodeLimits | None = None  # to which native code has pointers
+        self._found: NodeLimits | None = None  # Native code has pointers to it.
         self._error: BaseException | None = None
         self._find_limits = _FIND_LIMITS(self._limit)
 

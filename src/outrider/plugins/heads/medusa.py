@@ -281,7 +281,14 @@ class ParallelHeadSampler:
         """Return a greedy tree, or chain, of candidates and their probabilities."""
         if row.budget.size <= row.budget.depth:
             return Draft.chain([own[0] for own in ids])
-        chances = shares if self.trees == "confident" else self._counted(len(ids))
+        chances = shares
+        if self.trees != "confident":
+            # What a mask left no share is not drafted: a call names no tokens for it.
+            pairs = zip(self._counted(len(ids)), shares, strict=False)
+            chances = [
+                [chance if share > 0 else 0.0 for chance, share in zip(own, found, strict=False)]
+                for own, found in pairs
+            ]
         shape = worthwhile(best_shape(chances, row.budget.size), row.budget.price)
         return chosen_tree(shape, ids)
 

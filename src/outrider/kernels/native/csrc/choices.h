@@ -153,10 +153,11 @@ bool choose_chains(const Choice& c, Path& path) {
         for (int i = 0; i < num; ++i) {
             if (c.rows[i].num_drafted <= depth) continue;
             int32_t* drafted = c.drafted + int64_t{i} * c.depth;
-            if (best[i] < 0) return false;
+            const bool shapes = depth == 0 || !c.at_once;
+            // Of shaped logits those count that masks leave.
+            if (best[i] < 0 && !(shapes && c.rows[i].shaping != nullptr)) return false;
             const int64_t token = next_token(c.team, ids, c.rows[i], logits + int64_t{i} * c.num_logits,
-                                             best[i], drafted, depth, depth == 0 || !c.at_once,
-                                             c.vocab_size);
+                                             best[i], drafted, depth, shapes, c.vocab_size);
             if (token < 0) return false;
             drafted[depth] = static_cast<int32_t>(token);
             path.put(i, token);
