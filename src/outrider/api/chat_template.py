@@ -40,9 +40,9 @@ from outrider.core.fields import shown
 from outrider.core.files import FileKind, read_text
 from outrider.models.json_object import token_text
 
-# Processor time: a busy machine changes no prompt and refuses none.
+# Seconds of processor time, so that a busy machine neither changes nor refuses a prompt.
 RENDER_CPU_SECONDS = 1.0
-# A helper that was stopped, or a machine without memory.
+# The helper is given up after these: it was stopped, or the machine has no memory left.
 ANSWER_SECONDS = 20.0
 _EXIT_SECONDS = 1.0
 BASE_OUTPUT_CHARS = 64 * 1024
@@ -195,6 +195,8 @@ class ChatTemplate:
                 refusals.append(problem)
                 continue
             except HelperLostError as problem:
+                if best is not None:
+                    break
                 raise CheckpointError(f"chat template: {problem}.", hint=_HINT) from None
             missing = left_out(text, messages)
             if best is None or len(missing) < best[0]:

@@ -30,7 +30,6 @@ from outrider.core.errors import (
     ConfigError,
     VocabularyError,
 )
-from outrider.core.fields import split
 from outrider.core.plugins import AUTO, COPY, KINDS, MODEL, drafter_named
 from outrider.core.resolve import Measured, ResolvedConfig, resolve
 from outrider.core.spec import DecoderConfig
@@ -110,13 +109,14 @@ def named_drafts(draft: str, target: Path) -> list[tuple[str, Path, str]]:
     twice."""
     several = "," in draft and not Path(draft).exists()
     found: list[tuple[str, Path, str]] = []
-    for name in split(draft) if several else (draft,):
+    words = filter(None, map(str.strip, draft.split(","))) if several else (draft,)
+    for name in words:
         if several and name in KINDS and (KINDS[name].fewer_bits or KINDS[name].in_target):
             found.append((name, target, name))
             continue
         folder = find_model(name)
         found.append((kind_of(folder), folder, name))
-    if len({one[:2] for one in found}) < len(found):
+    if len({(kind, folder.resolve()) for kind, folder, _ in found}) < len(found):
         raise ConfigError(f"--draft {draft} names a source twice.", hint="name each source once")
     return found
 

@@ -207,7 +207,7 @@ def fetch_missing(*names: str | None) -> None:
 def _fetch_one(name: str | None) -> None:
     if name is None or "/" not in name or name.startswith("outrider/"):
         return
-    # The client of the hub takes long to import, and what is here needs none.
+    # The hub's client takes long to import, and a file on this machine does not need it.
     if _path(name) is None:
         from outrider.cli.models import fetch_missing as fetch
 

@@ -34,7 +34,7 @@ ROPE_SCALINGS = ("auto", "linear", "yarn")
 
 DRAFTERS = KINDS.built_in
 DEFAULT_K, MOST_K, MOST_BATCH = 4, 64, 64
-# Prompt tokens of a pass: larger ones are read faster, and the rounds of the same pass wait longer.
+# Prompt tokens of a pass: more are read faster, but the rounds of the same pass wait longer.
 CHUNK, CHUNK_WITH_ROUNDS = 512, 256
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "int8")
@@ -148,8 +148,8 @@ class CoreSettings:
     )
     prefill_chunk: int | None = setting(
         None,
-        "Read at most this many prompt tokens in one target pass; unset is "
-        f"{CHUNK_WITH_ROUNDS} while other requests decode, else {CHUNK}.",
+        "Read at most this many prompt tokens in one target pass; if unset, "
+        f"{CHUNK_WITH_ROUNDS} while other requests decode, and {CHUNK} otherwise.",
         minimum=1,
         maximum=65536,
         kind=int,

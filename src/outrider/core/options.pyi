@@ -64,8 +64,8 @@ class EngineOptions(TypedDict, total=False):
     """Processes or devices that share the target's weights."""
 
     prefill_chunk: int | None
-    """Read at most this many prompt tokens in one target pass; unset is 256 while other requests
-    decode, else 512."""
+    """Read at most this many prompt tokens in one target pass; if unset, 256 while other requests
+    decode, and 512 otherwise."""
 
     context: int
     """Most tokens a sequence may hold; 0 is the target's window (4096 at most with a draft

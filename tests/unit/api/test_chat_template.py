@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from outrider.api.chat_template import RENDER_CPU_SECONDS, ChatTemplate
+from outrider.api.chat_template import RENDER_CPU_SECONDS, ChatTemplate, HelperLostError
 from outrider.core.errors import CheckpointError
 
 MESSAGES = [{"role": "user", "content": "naïve \U0001f600"}]
@@ -78,6 +78,24 @@ def test_forms_of_a_conversation_share_their_processor_time(
             template.render(messages)
         counts.append(len(asked))
     assert counts[0] > counts[1] == 2
+
+
+def test_a_form_that_was_found_is_not_lost_with_a_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    messages = [{"role": "system", "content": "left out"}, *MESSAGES]
+    template, replies = ChatTemplate(BOMBS["refusal"], {}), [MESSAGES[0]["content"]]
+
+    def first_alone(request: object, *, max_bytes: int) -> dict[str, str]:
+        del request, max_bytes
+        if not replies:
+            raise HelperLostError("it takes too much processor time")
+        return {"text": replies.pop(), "seconds": "0.9"}
+
+    monkeypatch.setattr(template, "_helper", Mock(ask=first_alone))
+    found = template.render(messages)
+    assert found.text == MESSAGES[0]["content"]
+    assert any("leaves it out" in note for note in found.notes)
 
 
 def test_the_reason_a_template_gives_reaches_the_user() -> None:

@@ -289,7 +289,10 @@ def test_heads_rank_by_their_measured_gain_and_every_source_joins_or_has_a_reaso
     assert [*plan.folders] == ["mtp"]
     assert "several drafts need one lane" in plan.notes[0]
     with pytest.raises(ConfigError, match="names a source twice"):
-        plan_pair(str(several), f"{beside / 'mtp'},{beside / 'mtp'}/", EngineConfig())
+        plan_pair(str(several), f"{beside / 'mtp'},{beside / 'mtp'}", EngineConfig())
+    (beside / "link").symlink_to("mtp")
+    with pytest.raises(ConfigError, match="names a source twice"):
+        plan_pair(str(several), f"{beside / 'mtp'},{beside / 'link'}", EngineConfig())
 
 
 @pytest.mark.weights

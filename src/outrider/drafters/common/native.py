@@ -64,8 +64,8 @@ class FusedChains:
     """FusedDrafts of chains: one call for the pass that reads and those that draft on. The draft
     tokens that were read stay staged with `keeps_drafts`, else only the text does.
 
-    Drawn tokens only with keyed numbers of their own. `enter` is called just before the passes; if
-    it returns False, the chains grow in Python.
+    It draws tokens only for requests that have keyed random numbers. `enter` is called just before
+    the passes; if it returns False, the chains grow in Python.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class FusedTrees:
     """FusedDrafts of trees, with the choices of `sampler`; the tokens that were read for them stay
     staged. `enter` is called just before the passes; if it returns False, the trees grow in Python.
 
-    Drawn tokens only with keyed numbers of their own.
+    It draws tokens only for requests that have keyed random numbers.
     """
 
     def __init__(
