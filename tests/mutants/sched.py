@@ -47,8 +47,8 @@ MUTANTS = (
     Mutant(
         "the oldest prompt gets a quarter",
         WORKS,
-        "max(num_tokens // 2, 1)",
-        "max(num_tokens // 4, 1)",
+        "max(size // 2, 1)",
+        "max(size // 4, 1)",
         fairness,
     ),
     Mutant(
