@@ -49,7 +49,8 @@ pytest.MonkeyPatch().setenv("TRITON_INTERPRET", "1")
 
 # On a busy machine prompts would be read in smaller chunks now and then, and runs that are compared
 # pass by pass would differ. tests/unit/sched/test_pace.py has it as it is.
-pytest.MonkeyPatch().setattr("outrider.sched.admission.CHUNK_SECONDS", float("inf"))
+for name in ("CHUNK_SECONDS", "ALONE_SECONDS"):
+    pytest.MonkeyPatch().setattr(f"outrider.sched.admission.{name}", float("inf"))
 
 
 @pytest.fixture(scope="session")

@@ -356,15 +356,17 @@ def _step(limit: int) -> int:
 # Chunk size of chunked prefill: how many prompt tokens a job may read, so that no job takes long.
 #
 # Decisions between jobs (admission, cancelling, Ctrl-C) wait for the longest job, and so do the
-# other requests of its pass. So a chunk takes at most `CHUNK_SECONDS`, or the time of a few one-row
-# passes if the model is so large that any pass takes long. When clients stream their texts, a
-# prompt that takes longer than that, and longer than `LONG_ROUNDS` rounds, is read in chunks that
-# take half as long as the rounds of the same passes: the other requests then get tokens about two
-# thirds as fast. The time of a round changes with texts, drafts and the machine, and while prompts
-# wait no pass shows it. So every eighth pass in a row that would read prompts next to rounds reads
-# one prompt token and measures the round anew. Otherwise drafts that take long would count as slow
-# reading, and prompts would wait for ever smaller chunks.
-CHUNK_SECONDS = 0.2
+# other requests of its pass. So a chunk takes at most `CHUNK_SECONDS`, or the time of a few one-
+# row passes if the model is so large that any pass takes long. While no request decodes, it takes
+# at most `ALONE_SECONDS`: a pass reads all weights, and in small chunks a large model reads
+# prompts slowly. When clients stream their texts, a prompt that takes longer than that, and longer
+# than `LONG_ROUNDS` rounds, is read in chunks that take half as long as the rounds of the same
+# passes: the other requests then get tokens about two thirds as fast. The time of a round changes
+# with texts, drafts and the machine, and while prompts wait no pass shows it. So every eighth pass
+# in a row that would read prompts next to rounds reads one prompt token and measures the round
+# anew. Otherwise drafts that take long would count as slow reading, and prompts would wait for
+# ever smaller chunks.
+CHUNK_SECONDS, ALONE_SECONDS = 0.2, 1.0
 # A round of a drafter and a pass is longer than a pass of one row: three rounds are about four such
 # passes.
 NUM_ROUNDS = 3
@@ -375,8 +377,9 @@ LONG_ROUNDS = 16
 # chunk's time is estimated: with a half, slow rounds still take less than twice as long as slow
 # rounds without a chunk.
 SHARE_WITH_ROUNDS = 0.5
-# With fewer tokens a pass would read the weights for too little work.
-LEAST_CHUNK = 16
+# With fewer tokens a pass would read the weights for too little work; the latter while no request
+# decodes.
+LEAST_CHUNK, LEAST_ALONE = 16, 64
 # With rounds, which read the weights anyway: as many tokens as kernels compute together.
 LEAST_WITH_ROUNDS = 4
 PASSES_A_TRIAL = 8
@@ -421,8 +424,11 @@ class PromptPace:
             return None
         if pool.draft and self._num_mixed >= PASSES_A_TRIAL - 1:
             return 1
-        most = max(CHUNK_SECONDS, NUM_ROUNDS * self._round_seconds(0))
-        return _tokens_in(most, min(self._reads), LEAST_CHUNK)
+        seconds, least = ALONE_SECONDS, LEAST_ALONE
+        if pool.is_decoding:
+            seconds, least = CHUNK_SECONDS, LEAST_CHUNK
+        most = max(seconds, NUM_ROUNDS * self._round_seconds(0))
+        return _tokens_in(most, min(self._reads), least)
 
     def limit_with_rounds(self, pool: ReadyQueues) -> int | None:
         """Return the limit of such a job if clients stream their texts."""

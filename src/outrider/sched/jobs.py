@@ -136,9 +136,12 @@ class ReadyQueues:
         """Return how many prompt tokens a job may read, if its schedule would read `size`; None is
         the default, which is smaller while other sequences decode."""
         if size is None:
-            decoding = self.draft or self.verify or self.ahead or self.drafting or self.verifying
-            size = CHUNK_WITH_ROUNDS if decoding else CHUNK
+            size = CHUNK_WITH_ROUNDS if self.is_decoding else CHUNK
         return size if self.most_prompt_tokens is None else min(size, self.most_prompt_tokens)
+
+    @property
+    def is_decoding(self) -> bool:
+        return bool(self.draft or self.verify or self.ahead or self.drafting or self.verifying)
 
     @property
     def has_work(self) -> bool:

@@ -11,6 +11,7 @@ import pytest
 
 from outrider.sched import admission as module
 from outrider.sched.admission import (
+    LEAST_ALONE,
     LEAST_CHUNK,
     LEAST_WITH_ROUNDS,
     LONG_ROUNDS,
@@ -21,13 +22,15 @@ from outrider.sched.admission import (
 )
 from outrider.sched.jobs import Job, ReadyQueues, SingleLane, Stage, StageItem
 
-CHUNK_SECONDS = 0.2
+CHUNK_SECONDS, ALONE_SECONDS = 0.2, 1.0
 NO_ROUNDS = ReadyQueues((), (), (), 9999)
+DECODING = ReadyQueues((), (StageItem(0, Stage.DRAFT, 1),), (), 9999)
 
 
 @pytest.fixture(autouse=True)
 def as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_SECONDS", CHUNK_SECONDS)
+    monkeypatch.setattr(module, "ALONE_SECONDS", ALONE_SECONDS)
 
 
 def job(*stages: Stage, tokens: int, seqs: int = 1) -> Job:
@@ -37,36 +40,45 @@ def job(*stages: Stage, tokens: int, seqs: int = 1) -> Job:
 
 
 def test_nothing_is_bounded_before_anything_is_known() -> None:
-    assert PromptPace().limit(NO_ROUNDS) is None
+    assert PromptPace().limit(DECODING) is None
 
 
 def test_a_guess_bounds_the_first_chunk() -> None:
-    assert PromptPace(seconds=0.002).limit(NO_ROUNDS) == int(CHUNK_SECONDS / 0.002)
+    assert PromptPace(seconds=0.002).limit(DECODING) == int(CHUNK_SECONDS / 0.002)
+
+
+def test_a_prompt_is_read_in_larger_chunks_while_no_request_decodes() -> None:
+    assert PromptPace(seconds=0.002).limit(NO_ROUNDS) == int(ALONE_SECONDS / 0.002) == 500
+    assert PromptPace(seconds=0.1).limit(NO_ROUNDS) == LEAST_ALONE
+    assert PromptPace(seconds=0.1).limit(DECODING) == LEAST_CHUNK
+    assert PromptPace().limit(NO_ROUNDS) is None
+    other_lane = replace(NO_ROUNDS, verifying=(1,))
+    assert PromptPace(seconds=0.002).limit(other_lane) == int(CHUNK_SECONDS / 0.002)
 
 
 def test_a_chunk_takes_its_time_by_the_fastest_of_the_last() -> None:
     pace = PromptPace(seconds=0.001)
     pace.observe(job(Stage.PREFILL, tokens=100), 1.0)
-    assert pace.limit(NO_ROUNDS) == 200  # still as expected: one job may have been held up
+    assert pace.limit(DECODING) == 200  # still as expected: one job may have been held up
     pace.observe(job(Stage.PREFILL, tokens=100), 1.0)
     pace.observe(job(Stage.PREFILL, tokens=100), 1.0)
-    assert pace.limit(NO_ROUNDS) == 20
+    assert pace.limit(DECODING) == 20
     pace.observe(job(Stage.PREFILL, tokens=50), 0.25)
     pace.observe(job(Stage.DRAFT, Stage.PREFILL, Stage.VERIFY, tokens=100), 9.0)
-    assert pace.limit(NO_ROUNDS) == 40
+    assert pace.limit(DECODING) == 40
 
 
 def test_a_model_with_slow_passes_reads_for_as_long_as_a_few_of_them() -> None:
     pace = PromptPace()
     pace.observe(job(Stage.PREFILL, tokens=100), 1.0)
     pace.observe(job(Stage.DRAFT, Stage.VERIFY, tokens=1), 0.5)
-    assert pace.limit(NO_ROUNDS) == int(NUM_ROUNDS * 0.5 / 0.01)
+    assert pace.limit(DECODING) == int(NUM_ROUNDS * 0.5 / 0.01)
 
 
 def test_it_never_reads_fewer_than_a_pass_is_worth() -> None:
     pace = PromptPace()
     pace.observe(job(Stage.PREFILL, tokens=20), 60.0)
-    assert pace.limit(NO_ROUNDS) == LEAST_CHUNK
+    assert pace.limit(DECODING) == LEAST_CHUNK
 
 
 def test_drafting_and_rounds_say_nothing_of_prompts() -> None:
@@ -74,7 +86,7 @@ def test_drafting_and_rounds_say_nothing_of_prompts() -> None:
     pace.observe(job(Stage.DRAFT, tokens=500), 9.0)
     pace.observe(job(Stage.AHEAD, tokens=500), 9.0)
     pace.observe(job(Stage.DRAFT, Stage.VERIFY, tokens=4, seqs=4), 0.1)
-    assert pace.limit(NO_ROUNDS) is None
+    assert pace.limit(DECODING) is None
 
 
 def test_a_schedule_keeps_within_it() -> None:
@@ -180,7 +192,7 @@ def test_short_prompts_and_prompts_alone_are_read_at_once() -> None:
     assert paced().limit_with_rounds(pool_of(most, 4)) == most
     assert paced().limit_with_rounds(pool_of(int(LONG_ROUNDS * ROUND / READ), 4)) == most
     assert PromptPace(READ).limit_with_rounds(pool_of(2_000, 4)) == most
-    assert paced().limit(NO_ROUNDS) == most
+    assert paced().limit(DECODING) == most
 
 
 @pytest.mark.parametrize("watched", [False, True])
