@@ -109,6 +109,7 @@ def named_drafts(draft: str, target: Path) -> list[tuple[str, Path, str]]:
     twice."""
     several = "," in draft and not Path(draft).exists()
     found: list[tuple[str, Path, str]] = []
+    # Words that are there twice are refused below; `fields.split` would drop one.
     words = filter(None, map(str.strip, draft.split(","))) if several else (draft,)
     for name in words:
         if several and name in KINDS and (KINDS[name].fewer_bits or KINDS[name].in_target):

@@ -315,17 +315,16 @@ class PortfolioDrafter:
             most = max(self._most_drafted // max(len(left), 1), 1)
             left = {index: min(depth, most) for index, depth in left.items()}
         by_id = {rows[index].seq_id: depth for index, depth in left.items()}
+        leads = given(self.leads, "leads")
         if left and model.name in self.left_to_round and not any(drafts):
             self._left = Left(model, by_id, lead.trial)
-        elif left and given(self.leads, "leads").repays(
-            lead, [row.seq_id for row in rows], by_id, drafts
-        ):
+        elif left and leads.repays(lead, [row.seq_id for row in rows], by_id, drafts):
             asked = [self._cut(rows[index], depth) for index, depth in left.items()]
             started = perf_counter()
             found = model.drafts(asked)
             seconds = perf_counter() - started
             if not any(found):
-                given(self.leads, "leads").missed(model.name)
+                leads.missed(model.name)
             for index, draft in zip(left, found, strict=True):
                 if draft.tokens:
                     drafts[index] = made_by(draft, model.name, seconds, trial=lead.trial)

@@ -356,10 +356,10 @@ def _step(limit: int) -> int:
 # Chunk size of chunked prefill: how many prompt tokens a job may read, so that no job takes long.
 #
 # Decisions between jobs (admission, cancelling, Ctrl-C) wait for the longest job, and so do the
-# other requests of its pass. So a chunk takes at most `CHUNK_SECONDS`, or the time of a few passes of
-# one row if the model is so large that any pass takes long. While no request decodes, it takes at
-# most `ALONE_SECONDS`: a pass reads all weights, and in small chunks a large model reads prompts
-# slowly. When clients stream their texts, a prompt that takes longer than that, and longer
+# other requests of its pass. So a chunk takes at most `CHUNK_SECONDS`, or the time of a few passes
+# of one row if the model is so large that any pass takes long. While no request decodes, it takes
+# at most `ALONE_SECONDS`: a pass reads all weights, and in small chunks a large model reads
+# prompts slowly. When clients stream their texts, a prompt that takes longer than that, and longer
 # than `LONG_ROUNDS` rounds, is read in chunks that take half as long as the rounds of the same
 # passes: the other requests then get tokens about two thirds as fast. The time of a round changes
 # with texts, drafts and the machine, and while prompts wait no pass shows it. So every eighth pass
