@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "groups_many.h"
 #include "integers.h"
@@ -23,7 +24,12 @@ namespace outrider {
 
 // Rows of a tile: both their sums, of integers and of float32, stay in 32 registers, which leaves the
 // units of multiplication to products.
+#if defined(OUTRIDER_PLAIN_DOTS)
+// Any number gives the same bits, and each takes the compiler seconds.
+constexpr int ADD_ROWS = 2;
+#else
 constexpr int ADD_ROWS = 6;
+#endif
 
 // Of what is multiplied, by Codes.
 constexpr int BITS[] = {4, 5, 6, 8, 8, 8};
@@ -453,11 +459,10 @@ using Add = void (*)(const Tile&, const uint8_t*, Vec*);
 // other code does.
 using Adds = std::array<Add, ADD_ROWS>;
 
-template <int TYPE>
-constexpr Adds ADDS = {
-    add_rows<FORMAT<TYPE>, 1>, add_rows<FORMAT<TYPE>, 2>, add_rows<FORMAT<TYPE>, 3>,
-    add_rows<FORMAT<TYPE>, 4>, add_rows<FORMAT<TYPE>, 5>, add_rows<FORMAT<TYPE>, 6>,
-};
+template <int TYPE, size_t... ROWS>
+constexpr Adds adds(std::index_sequence<ROWS...>) {
+    return {add_rows<FORMAT<TYPE>, ROWS + 1>...};
+}
 
 struct Kernels {
     Adds adds;
@@ -473,7 +478,7 @@ constexpr Unpacks unpacks() {
 }
 
 template <int TYPE>
-constexpr Kernels KERNELS = {ADDS<TYPE>, unpacks<FORMAT<TYPE>>()};
+constexpr Kernels KERNELS = {adds<TYPE>(std::make_index_sequence<ADD_ROWS>()), unpacks<FORMAT<TYPE>>()};
 
 // Of a type that files often hold, or else of another; null for one that is not among them.
 const Kernels* common_kernels(int type);
