@@ -242,12 +242,13 @@ WRONG = {
 
 
 def test_a_file_that_is_no_saved_conversation_is_refused_by_name_and_changes_nothing(
-    opened: OpenPage,
+    opened: OpenPage, tmp_path: Path
 ) -> None:
-    page = opened("/")
+    page, chosen = opened("/"), tmp_path / "chosen.json"
     for words, why in WRONG.items():
-        given = {"name": "chosen.json", "mimeType": "", "buffer": words.encode()}
-        page.get_by_label("Open a saved one").set_input_files(given)
+        # A file's bytes do not take the way through Playwright's messages.
+        chosen.write_text(words, "utf-8")
+        page.get_by_label("Open a saved one").set_input_files(chosen)
         page.get_by_text(f"chosen.json cannot be opened: {why}.", exact=True).wait_for()
         assert page.locator("nav.history li, .messages").count() == 0
     # Broken facts become none, and what a file names is text.
