@@ -173,7 +173,7 @@ class GoodputController:
     node: the tokens that are written at the present rate in the time of one more node.
 
     Of passes with several drafters, it learns the drafts of the one called `by`, and looks cost
-    a quarter, since there are several such controllers.
+    half as much, since other exploration adds to it.
     """
 
     def __init__(
@@ -194,9 +194,9 @@ class GoodputController:
         self._costs = costs or ASSUMED
         self._seconds: dict[tuple[int, int, int, int], float] = {}
         self._sweep = DepthSweep(sweep_depths(k) if costs is None else ())
-        self._probes = Probes(SHARE / 4 if by else SHARE)
+        self._probes = Probes(SHARE / 2 if by else SHARE)
         self._open = OpenPasses()
-        self._ended: list[tuple[list[RoundTrace], int]] = []
+        self._ended: list[tuple[Sequence[RoundTrace], int]] = []
         self._ended_seconds = 0.0
         self._chosen: dict[tuple[int, ...], list[Budget]] = {}
         self._reading = Reading()
@@ -226,6 +226,15 @@ class GoodputController:
         took = self._costs.round_seconds(num, rows + more, most, len(depths))
         return (num + looked + gained) * without > (num + looked) * took
 
+    def promise(self, seq_ids: Sequence[int]) -> float:
+        """Return how many times as fast as plain decoding drafts of the best length are expected
+        to be, the same for all: below 1 where none pays."""
+        prefixes = self._prefixes(seq_ids)
+        plain, *tried = [self._uniform(prefixes, depth) for depth in sweep_depths(self._k)]
+        if not tried or plain.seconds <= 0:
+            return 1.0
+        return max(one.goodput for one in tried) / plain.goodput
+
     @property
     def costs(self) -> CostTable:
         return self._costs
@@ -248,12 +257,16 @@ class GoodputController:
     def observe(self, trace: RoundTrace) -> None:
         traces = self._open.add(trace)
         if traces is not None:
-            self._ended.append((traces, self._reading.ended(traces)))
-            self._ended_seconds += seconds_of(trace)
-            num_ended = len(self._ended)
-            is_long = self._ended_seconds >= TOGETHER_SECONDS or num_ended == MOST_TOGETHER
-            if self.is_trying or (num_ended >= TOGETHER and is_long):
-                self._learn_all()
+            self.learn(traces)
+
+    def learn(self, traces: Sequence[RoundTrace]) -> None:
+        """Learn a pass, together with a few more, of all its `traces`."""
+        self._ended.append((traces, self._reading.ended(traces)))
+        self._ended_seconds += seconds_of(traces[0])
+        num_ended = len(self._ended)
+        is_long = self._ended_seconds >= TOGETHER_SECONDS or num_ended == MOST_TOGETHER
+        if self.is_trying or (num_ended >= TOGETHER and is_long):
+            self._learn_all()
 
     def stats(self) -> GoodputStats:
         probes = self._probes

@@ -3,7 +3,8 @@
 A model, heads or a copy of the target cost time, so one of them leads at a time. Each has a goodput
 controller of its own, which chooses draft lengths as if it drafted alone. The leader is the member
 that gains most over plain decoding, and a look-up goes first where its draft gains more than that.
-So a portfolio decodes like its best member wherever that member drafts.
+So a portfolio decodes like its best member wherever that member drafts. Where none gains, the one
+that loses least leads, and drafts in looks of its controller only.
 
 After the first sweep of each member, another member leads for a few passes. The wait before that
 doubles each time that nothing changed, and an `Allowance` (estimate/cost.py) bounds the time that
@@ -43,18 +44,30 @@ class Lead(NamedTuple):
 
 @dataclass(slots=True)
 class _Member:
-    """A member's controller, and its gain; None before its first sweep ended."""
+    """A member's controller, and the gain of its best drafts, which is below 1 if they lose; None
+    before its first sweep ended."""
 
     controller: GoodputController
     gain: FadingMean
     is_known: bool = False
 
     def expected(self, seq_ids: Sequence[int]) -> float:
-        """Return how many times as fast as plain decoding its drafts are expected to be now."""
+        """Return how many times as fast as plain decoding its rounds are expected to be now."""
         if self.controller.is_trying:
             return 1.0
         choice = self.controller.chosen(seq_ids)[0].choice
         return max((choice and choice.gain) or 1.0, 1.0)
+
+    def learn(self, traces: Sequence[RoundTrace], rounds: Sequence[RoundTrace]) -> None:
+        """Learn a pass of `rounds`, in which this member drafted or no member did."""
+        self.controller.learn(traces)
+        if not rounds or self.controller.is_trying:
+            return
+        seq_ids = [one.seq_id for one in rounds]
+        gain, drafted = self.expected(seq_ids), any(one.num_drafted for one in rounds)
+        # Without drafts, one that would have drafted missed, or its texts ended.
+        if drafted or gain <= 1:
+            self.gain.add(gain if gain > 1 else self.controller.promise(seq_ids))
 
 
 class Leads:
@@ -71,7 +84,6 @@ class Leads:
         self._leader, self._tried = names[0], ""
         self._left = self._since = 0
         self._wait = FIRST_WAIT
-        self._missed = ""
         self._allowance = Allowance(most=MOST_SAVED)
         self._open = OpenPasses()
         # The last lead, until its member learns.
@@ -113,7 +125,7 @@ class Leads:
 
     def missed(self, name: str) -> None:
         """Count that the leader `name` had no draft in the round that begins."""
-        self._missed = name
+        self._members[name].gain.add(1.0)
 
     def observe(self, trace: RoundTrace) -> None:
         traces = self._open.add(trace)
@@ -125,21 +137,12 @@ class Leads:
         by = {one.drafter for one in rounds if one.num_drafted}
         led = [name for name in by if name in self._members] if by else [self.name]
         for name in led:
-            self._learn(name, traces, rounds)
+            self._members[name].learn(traces, rounds)
+            if name == self._tried:
+                self._book(name, rounds)
             self._made = None
         if self._tried in led or (led and not self._tried) or self._since >= self._wait:
             self._turn(led)
-
-    def _learn(self, name: str, traces: Sequence[RoundTrace], rounds: Sequence[RoundTrace]) -> None:
-        member = self._members[name]
-        for one in traces:
-            member.controller.observe(one)
-        if rounds and not member.controller.is_trying:
-            seq_ids = [one.seq_id for one in rounds]
-            member.gain.add(1.0 if name == self._missed else member.expected(seq_ids))
-        self._missed = ""
-        if name == self._tried:
-            self._book(name, rounds)
 
     def noting(self, sink: Callable[[RoundTrace], None]) -> Callable[[RoundTrace], None]:
         """Return `sink`, called after the leads have seen the trace."""

@@ -109,10 +109,11 @@ class Probes:
         return self.num_started % 2 == 0
 
     def book(self, seconds: float, due: float) -> None:
-        """Book a round that took `seconds`; its tokens take `due` without a look."""
+        """Book a round that took `seconds`; its tokens take `due` without a look. Rounds of looks
+        that gain repay others."""
         self.total += seconds
         if self.is_on:
-            self.spent += max(seconds - due, 0.0)
+            self.spent = max(self.spent + seconds - due, 0.0)
 
     def is_due(self, *, urgent: bool) -> bool:
         """True if a look may begin; an urgent one waits less."""

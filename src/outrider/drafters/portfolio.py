@@ -15,7 +15,7 @@ match and coupled, does not depend on it; other sampled text may differ from run
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -210,8 +210,8 @@ class PortfolioDrafter:
         self._most_drafted = most_drafted
         self.needs = _joined([one.needs for one in (*members, *models)])
         self._branches = branches
-        # The members whose drafts the round can make in its own call, and those that it must make.
-        self.left_to_round: Collection[str] = ()
+        # Whether the round can make the drafts of a member in its own call; those it must make.
+        self.left_to_round: Callable[[str], bool] = _never
         self._left: Left | None = None
         # Requests for which a look-up drafted in their last round; rounds without look-ups.
         self._waiting: set[int] = set()
@@ -263,7 +263,7 @@ class PortfolioDrafter:
             groups.setdefault(self._able(row), []).append(index)
         if len(groups) > 1:
             # A round makes the drafts of one member.
-            self.left_to_round = ()
+            self.left_to_round = _never
         is_paused = self._pauses(rows)
         for names, group in groups.items():
             lead = self.leads.lead([rows[index].seq_id for index in group], names)
@@ -316,7 +316,7 @@ class PortfolioDrafter:
             left = {index: min(depth, most) for index, depth in left.items()}
         by_id = {rows[index].seq_id: depth for index, depth in left.items()}
         leads = given(self.leads, "leads")
-        if left and model.name in self.left_to_round and not any(drafts):
+        if left and not any(drafts) and self.left_to_round(model.name):
             self._left = Left(model, by_id, lead.trial)
         elif left and leads.repays(lead, [row.seq_id for row in rows], by_id, drafts):
             asked = [self._cut(rows[index], depth) for index, depth in left.items()]
@@ -335,8 +335,12 @@ class PortfolioDrafter:
 
     def take_left(self) -> Left | None:
         """Return what the last call left to the round, if anything; nothing more is left to it."""
-        left, self._left, self.left_to_round = self._left, None, ()
+        left, self._left, self.left_to_round = self._left, None, _never
         return left
+
+    def missed(self, left: Left) -> None:
+        """Count that the round made no draft of what was `left` to it."""
+        given(self.leads, "leads").missed(left.member.name)
 
     def _looked_up(self, rows: Sequence[DraftRow]) -> list[Draft]:
         """Return the drafts of look-ups alone: merged ones, or chains of the best for each row."""
@@ -388,6 +392,11 @@ class PortfolioDrafter:
                 if _worth(rows[index], proposal) > 1:
                     found[index].append(proposal)
         return found
+
+
+def _never(name: str) -> bool:
+    del name
+    return False
 
 
 def serves(row: DraftRow, name: str) -> bool:

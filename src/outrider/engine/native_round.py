@@ -129,7 +129,7 @@ class NativeRound:
         """Run a round in which the leader of a portfolio drafts within the call, if it can and
         look-ups have no draft."""
         started = perf_counter()
-        portfolio.left_to_round = [name for name, led in self.led.items() if led._takes(batch)]
+        portfolio.left_to_round = lambda name: name in self.led and self.led[name]._takes(batch)
         try:
             seconds = self.stages.draft(batch)
         finally:
@@ -140,9 +140,11 @@ class NativeRound:
             seq.budget = seq.budget.cut(left.depths.get(seq.seq_id, 0))
         led = self.led[left.member.name]
         ended = led._drafted(batch, started, num_waiting, looked=seconds, trial=left.trial)
-        if ended is not None:
-            return ended
-        return self._verified(batch, seconds + self.stages.draft(batch), num_waiting)
+        if ended is None:
+            return self._verified(batch, seconds + self.stages.draft(batch), num_waiting)
+        if not any(outcome.draft for outcome in ended):
+            portfolio.missed(left)
+        return ended
 
     def verify(
         self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0, draft_seconds: float = 0.0

@@ -111,6 +111,19 @@ def test_another_member_leads_after_the_text_has_changed() -> None:
     assert len(machine.drafts("second")) - num_before > 80
 
 
+def test_of_members_that_lose_the_one_that_loses_least_leads_and_is_looked_at_again() -> None:
+    machine = Machine({"wrong": 0.5, "near": 0.2}, {"wrong": 0.05, "near": 0.1})
+    machine.run(300)
+    assert machine.leads.lead([0])[:2] == ("near", [0])
+    num_before = len(machine.made)
+    machine.run(600)
+    lost = sum(lead.depths[0] * machine.costs[lead.name] for lead in machine.made[num_before:])
+    assert lost < 0.02 * 600
+    machine.rates = {"wrong": 0.05, "near": 0.9}
+    machine.run(300)
+    assert machine.leads.lead([0]).gain > 1.2
+
+
 def test_trials_of_members_that_never_gain_are_bounded_and_become_rare() -> None:
     machine = Machine({"good": 0.1, "slow": 1.0}, {"good": 0.8, "slow": 0.3})
     machine.run(100)

@@ -205,15 +205,20 @@ def test_what_a_round_drafts_itself_is_left_to_it() -> None:
     rows = [row(0, [5], depth=K), row(1, [5, 5], depth=K)]
     for one in rows:
         portfolio.open(one.seq_id, one.tokens)
-    portfolio.left_to_round = [model.name]
+    portfolio.left_to_round = model.name.__eq__
     assert [len(draft) for draft in portfolio.propose(rows)] == [0, 0]
     left = portfolio.take_left()
     assert left is not None
     assert (left.member.name, left.depths) == ("model", {0: 4, 1: 4})
     assert model.asked == []
+    missed = list[str]()
+    assert portfolio.leads is not None
+    portfolio.leads.missed = missed.append
+    portfolio.missed(left)
+    assert missed == ["model"]
     # Nothing more is left to it, unless it says so again.
     assert [draft.by for draft in portfolio.propose(rows)] == ["model", "model"]
-    portfolio.left_to_round, silent_now[0] = [model.name], False
+    portfolio.left_to_round, silent_now[0] = model.name.__eq__, False
     assert [draft.by for draft in portfolio.propose(rows)] == ["a", "a"]
     assert portfolio.take_left() is None
 
@@ -247,7 +252,7 @@ def test_a_round_makes_the_drafts_of_one_member() -> None:
     rows = [row(0, [5], depth=K), row(1, [5], depth=K, params=SamplingParams(drafters=("other",)))]
     for one in rows:
         portfolio.open(one.seq_id, one.tokens)
-    portfolio.left_to_round = portfolio.names
+    portfolio.left_to_round = portfolio.names.__contains__
     assert [draft.by for draft in portfolio.propose(rows)] == ["other", "other"]
     assert portfolio.take_left() is None
 
