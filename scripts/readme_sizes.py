@@ -89,8 +89,8 @@ def rivals(folder: Path) -> str:
     table = "\n".join([head, f"|---|{'--:|' * len(WORKS)}", *map(_line, rows)])
     return (
         f"{table}\n\nWithout drafts, with the best flags of each engine, on {_machine(report)}.\n"
-        '"16 rows" is one check of so many guesses. 135M is SmolLM2; the other files have random '
-        "weights."
+        'Rates are of turns with llama.cpp. "16 rows" is one check of so many guesses. Weights of '
+        "all but 135M (SmolLM2) are random."
     )
 
 
@@ -98,7 +98,7 @@ def _cell(found: Mapping[tuple[str, str, str], Any], *key: Any) -> str:
     name, work, peers = key
     cells = [found.get((name, work, peer)) for peer in peers]
     ours = next((cell["ours"] for cell in cells if cell), None)
-    ratios = " / ".join(f"{cell['ratio']['value']:.1f}" if cell else "-" for cell in cells)
+    ratios = " / ".join(f"{cell['speed']:.1f}" if cell else "-" for cell in cells)
     return "-" if ours is None else f"{ours:.0f} ({ratios})"
 
 

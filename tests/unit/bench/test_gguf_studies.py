@@ -189,6 +189,17 @@ def test_a_table_has_the_fastest_setting_of_the_peer_and_goes_on_where_it_ended(
     assert "| tiny-q4_k_m | llama.cpp |" in capsys.readouterr().out
 
 
+def test_a_cell_is_behind_if_most_of_its_turns_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The medians are 2.5 seconds of theirs and 2.0 of ours, which is slower in two of three."""
+    monkeypatch.syspath_prepend(BENCHMARKS)  # pyright: ignore[reportUnknownMemberType]
+    table = importlib.import_module("table")
+    found = table.paired([1.8, 2.5, 4.0], [2.0, 5.0, 1.0])
+    assert found == {"speed": 0.9, "least": 0.5, "most": 4.0}
+    cell = {"file": "a", "work": "plain", "peer": "b", "ours": 8.0, "theirs": 9.0, "share": 0.5}
+    assert "8.0 / 9.0: **0.90** [0.50 to 4.00] (0.50)" in table.markdown([cell | found])
+    assert "**0.90** (0.50)" in table.markdown([cell | found | {"most": 0.95}])
+
+
 def test_a_mix_of_four_and_six_bits_has_the_types_that_llama_quantize_chooses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
