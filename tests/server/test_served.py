@@ -101,15 +101,42 @@ def test_requests_choose_what_drafts(server: Served) -> None:
 
 
 def test_a_request_names_the_members_that_draft_for_it(server: Served) -> None:
-    text = server.complete(PROMPTS[0], **GREEDY)["choices"][0]["text"]
-    found = server.complete(PROMPTS[0], speculative={"drafters": ["suffix", "ngram"]}, **GREEDY)
-    assert found["choices"][0]["text"] == text
-    assert {*found["metrics"]["speculative_decoding"].get("members", {})} <= {"suffix", "ngram"}
-    body = {"prompt": PROMPTS[0], "speculative": {"drafters": ["ngram", "modle"]}, **GREEDY}
+    """Its answer and /metrics have figures of these members, and of no others."""
+    prompt, counter = "one two three " * 6, "outrider_spec_decode_member_num_drafted_total"
+    text = server.complete(prompt, **GREEDY)["choices"][0]["text"]
+    for names in (["model"], ["suffix", "ngram"]):
+        before = {name: server.gauge(counter, drafter=name) for name in names}
+        found = server.complete(prompt, speculative={"drafters": names}, **GREEDY)
+        assert found["choices"][0]["text"] == text
+        told = found["metrics"]["speculative_decoding"]
+        drafted = {name: one["num_drafted"] for name, one in told["members"].items()}
+        assert {*drafted} <= {*names}
+        assert sum(drafted.values()) == told["num_draft_tokens"] > 0
+        assert drafted == {
+            name: grown
+            for name, old in before.items()
+            if (grown := server.gauge(counter, drafter=name) - old)
+        }
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["ngram", "modle"], "'modle' cannot draft here"),
+        (["dflash"], "'dflash' cannot draft here"),
+        (["model", "suffix"], "model, suffix together cannot draft here"),
+    ],
+)
+def test_a_member_that_this_server_lacks_is_refused_with_those_that_it_has(
+    server: Served, names: list[str], said: str
+) -> None:
+    body = {"prompt": PROMPTS[0], "speculative": {"drafters": names}, **GREEDY}
     refused = server.client.post("/v1/completions", json=body)
     assert refused.status_code == 400
-    assert "'modle'" in refused.json()["error"]["message"]
-    assert "suffix" in refused.json()["error"]["message"]
+    error = refused.json()["error"]
+    assert error["param"] == "drafters"
+    assert error["message"].startswith(f"drafters: {said}")
+    assert "this engine has model, suffix, ngram, prediction" in error["message"]
 
 
 def test_a_seed_gives_one_text_whatever_drafts(server: Served) -> None:

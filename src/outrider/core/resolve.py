@@ -198,16 +198,17 @@ class ResolvedConfig:
         own, wanted = {*self.members}, {*members}
         if wanted <= own:
             return ""
-        if len(wanted) == 1 and members[0] in KINDS:
+        if len(wanted) == 1 and members[0] in self.choosable and members[0] != OFF:
             return self._drafter_of(members[0])
         if wanted <= {*LOOKUPS} and self.draft_size:
             return LOOKUP
-        known = [*self.members, *LOOKUPS] if self.draft_size else []
-        strange = next((name for name in members if name not in known), members[0])
-        there = ", ".join(dict.fromkeys(known)) or "none"
+        known = dict.fromkeys((*self.members, *LOOKUPS) if self.draft_size else ())
+        strange = [repr(name) for name in members if name not in known]
+        named = strange[0] if strange else f"{', '.join(members)} together"
         raise ConfigError(
-            f"drafters: {strange!r} cannot draft here together with others.",
-            hint=f"this engine has {there}; a model or heads join with --draft",
+            f"drafters: {named} cannot draft here.",
+            hint=f"this engine has {', '.join(known) or 'none'}; a model or heads join with "
+            f"--draft and --drafter {WITH_FOUND}",
         )
 
     @property

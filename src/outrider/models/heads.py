@@ -37,7 +37,7 @@ from outrider.models.checkpoint import (
     open_checkpoint,
 )
 from outrider.models.decoder import ModelCapacity
-from outrider.models.families import read_config
+from outrider.models.families import FAMILIES, read_config
 from outrider.models.json_object import MAX_LAYERS, JsonObject
 from outrider.models.loading import resolve
 from outrider.models.names import HEAD_ALIASES
@@ -57,13 +57,17 @@ _NO_HEADS = "`outrider draft suggest TARGET` says what needs no heads"
 _OTHERS = f"name EAGLE 3 heads of the same target; {_NO_HEADS}"
 _OWN = (
     "if the target's own files have the block, and its family is of the Llama line, DeepSeek V3, "
-    "GLM or Qwen3.5: "
+    "GLM, MiMo or Qwen3.5: "
     f"--target TARGET --drafter mtp; {_NO_HEADS}"
 )
 _SHARING = (
     "they read the target's own keys and values; name a smaller model of the target's family; "
     f"{_NO_HEADS}"
 )
+
+
+# How the classes of models that write end.
+_WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 @cache
@@ -136,6 +140,7 @@ def kind_of(folder: Path) -> DraftKind:
         return named or MODEL
     if named is None:
         _refuse_unread(config)
+        _refuse_unknown(config, is_complete=any(folder.glob("*token*")))
     if not any(folder.glob("*.safetensors")):
         _refuse_pickles(folder, heads=named is not None)
     if named is None and (checkpoint.has(WEIGHTS) or checkpoint.has(INDEX)):
@@ -274,6 +279,25 @@ def _refuse_unread(config: JsonObject) -> None:
     if found is not None:
         raise CheckpointError(
             f"{config.where}: {found.title} heads are not supported.", hint=found.hint
+        )
+
+
+def _refuse_unknown(config: JsonObject, *, is_complete: bool) -> None:
+    """Raise CheckpointError for a net with two of three marks that models do not have: a class that
+    does not write, an unknown family, and no tokenizer. The loader refuses the others."""
+    family, classes = config.text("model_type", ""), config.texts("architectures")
+    marks = (
+        bool(classes) and not any(name.endswith(_WRITERS) for name in classes),
+        bool(family) and family not in FAMILIES,
+        not is_complete,
+    )
+    if sum(marks) > 1:
+        name = classes[0] if classes else family
+        raise CheckpointError(
+            f"{config.where}: nothing here drafts with the architecture {name} "
+            f"(model_type {family!r}).",
+            hint=f"--draft names a smaller model with its tokenizer, or a net for "
+            f"{', '.join(sorted(_formats()))}; {_NO_HEADS}",
         )
 
 

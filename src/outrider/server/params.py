@@ -273,10 +273,11 @@ def _speculation(
     if given.drafter is not None and given.drafter not in card.drafters:
         known = ", ".join(card.drafters)
         raise refused("speculative.drafter", f"this server has {known}.")
-    chosen = (*([given.drafter] if given.drafter else ()), *(given.drafters or ()))
-    if keeps_apart and any(map(learns_of_all, chosen)):
-        why = "it learns from requests of other keys. The server's --shared-prefixes allows it."
-        raise refused("speculative.drafter", why)
+    chosen = {"drafter": [given.drafter] if given.drafter else [], "drafters": given.drafters or []}
+    for field, names in chosen.items():
+        if keeps_apart and any(map(learns_of_all, names)):
+            why = "it learns from requests of other keys. The server's --shared-prefixes allows it."
+            raise refused(f"speculative.{field}", why)
     if given.tree is not None:
         raise refused(
             "speculative.tree", "it is a setting of the engine, for all requests. Leave it out."

@@ -213,12 +213,16 @@ def test_a_request_names_the_members_that_draft_for_it() -> None:
     assert homes == {("model",): "", ("ngram",): "ngram", ("suffix", "ngram"): "lookup"}
 
 
-@pytest.mark.parametrize("names", [("model", "eagle"), ("modle",), ("suffix", "nothing")])
+@pytest.mark.parametrize(
+    "names",
+    [("model", "eagle"), ("modle",), ("suffix", "nothing"), ("dflash",), ("none",)],
+)
 def test_a_member_that_is_not_here_is_refused_with_those_that_are(names: tuple[str, ...]) -> None:
     found = resolve(EngineConfig(), MODEL, found=True)
-    with pytest.raises(ConfigError, match="cannot draft here") as refused:
+    with pytest.raises(ConfigError, match=r"^drafters: .* cannot draft here") as refused:
         found.of_request(SamplingParams(drafters=names))
-    assert all(name in str(refused.value.hint) for name in ("suffix", "ngram", "model"))
+    there = str(refused.value.hint).partition(";")[0]
+    assert there.split(" has ")[1] == "suffix, ngram, prediction, model"
 
 
 @pytest.mark.parametrize(

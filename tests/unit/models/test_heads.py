@@ -88,7 +88,11 @@ KINDS: Mapping[str, tuple[dict[str, object], tuple[str, ...], DraftKind]] = {
         }.items()
     },
     "a model": ({"model_type": "llama"}, ("model.embed_tokens.weight",), "model"),
-    "a model with fc": ({"model_type": "x"}, ("fc.weight", "model.embed_tokens.weight"), "model"),
+    "a model with fc": (
+        {"model_type": "llama"},
+        ("fc.weight", "model.embed_tokens.weight"),
+        "model",
+    ),
 }
 
 
@@ -108,6 +112,7 @@ UNREAD: Mapping[str, tuple[dict[str, object], str]] = {
         r"NextN \(MTP\) heads",
     ),
     "MTP of GLM": ({"architectures": ["Glm4MoeMTPModel"]}, r"NextN \(MTP\) heads"),
+    "MTP of MiMo": ({"architectures": ["MiMoMTPModel"]}, r"NextN \(MTP\) heads"),
 }  # fmt: skip
 
 
@@ -118,6 +123,29 @@ def test_heads_that_are_not_read_are_refused_by_name(
     with pytest.raises(CheckpointError, match=f"{said} are not supported") as caught:
         kind_of(folder_of(tmp_path, config, ("fc.weight",)))
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"architectures": ["FooDrafter"], "model_type": "foo"}, "FooDrafter"),
+        ({"architectures": ["FooDrafter"], "model_type": "qwen3"}, "FooDrafter"),
+        ({"architectures": ["FooForCausalLM"], "model_type": "foo"}, "FooForCausalLM"),
+        ({"model_type": "foo"}, "foo"),
+    ],
+)
+def test_an_unknown_net_is_refused_by_its_architecture(
+    config: dict[str, object], name: str, tmp_path: Path
+) -> None:
+    folder = folder_of(tmp_path, config, ("fc.weight", "model.embed_tokens.weight"))
+    with pytest.raises(CheckpointError, match=f"with the architecture {name} ") as caught:
+        kind_of(folder)
+    assert "eagle, hydra" in (caught.value.hint or "")
+    assert "outrider draft suggest TARGET" in (caught.value.hint or "")
+    # A model of a family that only transformers may know comes with a tokenizer.
+    (folder / "tokenizer.json").write_text("{}")
+    if name != "FooDrafter":
+        assert kind_of(folder) == "model"
 
 
 def test_heads_of_speculators_name_their_target(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.api.result import GenerationResult
 from outrider.core.params import SamplingParams
-from outrider.metrics import Stats
+from outrider.metrics import MemberStats, Stats
 from outrider.plugins.metrics import NUM_STEPS, STEP_SECONDS, Durations, History, Metrics
 from outrider.server.port import EngineRequest, EngineStatus
 from outrider.server.site import Ended, Usage
@@ -91,6 +91,27 @@ def test_a_request_is_counted_under_vllms_names() -> None:
     assert value(metrics, "inter_token_latency_seconds_count", model_name="tiny") == 2
     assert value(metrics, "inter_token_latency_seconds_bucket", model_name="tiny", le="0.4") == 1
     assert value(metrics, "e2e_request_latency_seconds_sum", model_name="tiny") == 1.0
+
+
+def test_each_member_has_counters_of_its_own() -> None:
+    metrics = made()
+    model = MemberStats(
+        num_rounds=2,
+        num_drafted=8,
+        num_accepted=5,
+        seconds=0.25,
+        num_trials=1,
+        trial_tokens=4,
+        trial_seconds=0.125,
+    )
+    suffix: MemberStats = {**model, "num_drafted": 4, "num_accepted": 1, "seconds": 0.0}
+    members = {"model": model, "suffix": suffix}
+    for _ in range(2):
+        metrics.observe(done(result(stats=replace(result().stats, members=members))))
+    for name, one in members.items():
+        own = {"model_name": "tiny", "drafter": name}
+        for figure in ("num_drafted", "num_accepted", "seconds", "trial_tokens", "trial_seconds"):
+            assert value(metrics, f"spec_decode_member_{figure}_total", **own) == 2 * one[figure]
 
 
 def test_hits_of_a_drafter_ahead_are_counted() -> None:
