@@ -45,7 +45,7 @@ def portfolio(options: Options, report: Report) -> bool | None:
     must be equal, and what drafters remember is forgotten after each piece. The best single member
     of a cell is the one that was fastest over every other piece, and the portfolio is compared with
     it over the rest. The first two pieces of a process, in which all of them measure, are reported
-    apart. The domain adversarial has texts that nothing foresees.
+    apart. The domain adversarial has prompts in which hardly a word repeats.
     """
     target = options.target if options.target else str(real_folder(""))
     size, batch = (

@@ -194,6 +194,10 @@ def told(case: Case, drafts: Drafts, texts: Mapping[Key, list[Text]]) -> dict[st
             speeds = [round(text.speed, 2) for text in texts[program, name]]
             cell[f"{program}_{'plain' if name == PLAIN else 'drafts'}_speeds"] = speeds
     if len(programs) > 1:
+        # Rounds a second of ours over theirs: what drafts bring if both keep as many tokens.
+        kept = cell[f"{THEIRS}_round"] / cell[f"{OURS}_round"]
+        drafted = ratio(texts[OURS, drafts.name], texts[THEIRS, drafts.name])
+        cell["drafts_at_rate_over_llama_cpp"] = round(drafted * kept, 3)
         for kind, name in (("plain", PLAIN), ("drafts", drafts.name)):
             cell[f"{kind}_over_llama_cpp"] = round(ratio(texts[OURS, name], texts[THEIRS, name]), 3)
         # Leading tokens of both plain texts that are equal: the file means the same to both.

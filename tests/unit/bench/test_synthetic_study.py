@@ -32,3 +32,23 @@ def test_random_files_are_models_whose_drafts_are_kept(
     with LLM(tmp_path / "tiny-mtp-q4_k_m.gguf", drafter="none", threads=1) as llm:
         result = llm.generate([[300, 301]], max_tokens=4, temperature=0.0, logprobs=True)[0]
     assert all(math.isfinite(one.logprob) for one in result.logprobs)
+
+
+def test_drafts_of_both_programs_are_compared_at_the_same_acceptance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ours writes 12 tokens in three rounds and six seconds, llama.cpp in six rounds and nine."""
+    monkeypatch.setattr(sys, "path", [str(STUDIES), *sys.path])
+    study = import_module("synthetic")
+    drafts = study.Drafts(4, 0.8, "a test")
+    ids = range(13)
+    texts = {
+        (study.OURS, study.PLAIN): [study.Text(ids, 12.0, 12)],
+        (study.OURS, drafts.name): [study.Text(ids, 6.0, 3)],
+        (study.THEIRS, study.PLAIN): [study.Text(ids, 24.0, 12)],
+        (study.THEIRS, drafts.name): [study.Text(ids, 9.0, 6)],
+    }
+    cell = study.told(study.Case("tiny", "", [drafts]), drafts, texts)
+    assert cell["drafts_over_llama_cpp"] == 1.5
+    # A round takes 2 seconds here and 1.5 there.
+    assert cell["drafts_at_rate_over_llama_cpp"] == 0.75

@@ -133,7 +133,7 @@ export function ControllerPanel({ run }) {
         name, row.rounds, row.drafted, row.accepted,
         row.drafted ? percent(row.accepted / row.drafted) : "–",
         (row.emitted / row.rounds).toFixed(2)])} />
-    ${members.length ? html`<${Table} caption="By member, where several drafted together"
+    ${members.length ? html`<${Table} caption="By member of the portfolio"
       heads=${["member", "rounds", "drafted", "accepted", "ms", "trials"]}
       rows=${members.map(([name, row]) => [name, row.rounds, row.drafted, row.accepted,
         (1e3 * row.seconds).toFixed(1), row.trials])} />` : null}
