@@ -14,7 +14,6 @@ from common import Report, note, real_folder, study
 from options import Options
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.plugins.measure.turns import rotated
 from outrider_lab.bench.workload import ADVERSARIAL, builtin_texts
 
 # What a server is asked in each cell, and the shipped texts that it is made of.
@@ -73,7 +72,7 @@ def auto(options: Options, report: Report) -> bool | None:
     """Is drafter auto ever slower than plain decoding, or than the best drafter that one can name?
 
     Every contestant has an engine of its own in one process. They write the same pieces of work in
-    turns, in an order that rotates; a piece is one chat, or --batch of them at once. Greedy tokens
+    turns, in an order that is drawn; a piece is one chat, or --batch of them at once. Greedy tokens
     of all contestants must be equal. What drafters remember is forgotten after each piece, since
     prompts of different users have little in common. The best fixed drafter of a cell is the one
     that was fastest over every other piece, and auto is compared with it over the rest. The first
@@ -127,13 +126,14 @@ def pieces(domain: str, batch: int, count: int) -> list[list[str]]:
 
 
 def compared(engines: Mapping[str, LLM], pieces: Sequence[Sequence[str]]) -> Times:
-    """The times of all `engines` over the same pieces, in turns. Raises AssertionError where tokens
-    differ."""
+    """The times of all `engines` over the same pieces. The order is drawn for each piece, so that
+    none always follows the same other one, which leaves it its caches and clock. Raises
+    AssertionError where tokens differ."""
     times, names = Times({name: [] for name in engines}), list(engines)
     params = SamplingParams(max_tokens=NUM_TOKENS)
     for turn, chats in enumerate(pieces):
         texts: dict[str, list[tuple[int, ...]]] = {}
-        for name in rotated(names, turn):
+        for name in Random(turn).sample(names, len(names)):
             llm = engines[name]
             prompts = [_ids(llm, chat) for chat in chats]
             started = perf_counter()

@@ -41,7 +41,7 @@ def portfolio(options: Options, report: Report) -> bool | None:
     quantised-self for a copy of the target in 4 bits. Without it drafter auto finds them. Every
     contestant has an engine of its own in one process, with the goodput controller; single members
     are the look-ups and each named draft. All write the same pieces of work in turns, in an order
-    that rotates; a piece is one chat, or --batch of them at once. Greedy tokens of all contestants
+    that is drawn; a piece is one chat, or --batch of them at once. Greedy tokens of all contestants
     must be equal, and what drafters remember is forgotten after each piece. The best single member
     of a cell is the one that was fastest over every other piece, and the portfolio is compared with
     it over the rest. The first two pieces of a process, in which all of them measure, are reported

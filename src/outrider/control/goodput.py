@@ -259,14 +259,17 @@ class GoodputController:
         if traces is not None:
             self.learn(traces)
 
-    def learn(self, traces: Sequence[RoundTrace]) -> None:
-        """Learn a pass, together with a few more, of all its `traces`."""
+    def learn(self, traces: Sequence[RoundTrace], *, now: bool = False) -> bool:
+        """Learn a pass of all its `traces`, together with a few more unless `now`. Returns whether
+        something was learnt."""
         self._ended.append((traces, self._reading.ended(traces)))
         self._ended_seconds += seconds_of(traces[0])
         num_ended = len(self._ended)
         is_long = self._ended_seconds >= TOGETHER_SECONDS or num_ended == MOST_TOGETHER
-        if self.is_trying or (num_ended >= TOGETHER and is_long):
+        now = now or self.is_trying or (num_ended >= TOGETHER and is_long)
+        if now:
             self._learn_all()
+        return now
 
     def stats(self) -> GoodputStats:
         probes = self._probes

@@ -24,8 +24,9 @@ from outrider.estimate.cost import LOSS_SHARE, MOST_SAVED, Allowance
 
 # Passes between two trials of other members, at first and at most, and the passes of one.
 FIRST_WAIT, LONGEST_WAIT, TRIAL = 128, 4096, 4
-# Rounds over which the gain of a member is averaged.
-_GAIN_SHARE = 1 / 16
+# Updates over which the gain of a member is averaged: each comes after several passes, or after one
+# of a trial.
+_GAIN_SHARE = 1 / 4
 # A draft counts as at most so many passes: a longer one was interrupted.
 _LONGEST_DRAFT = 8.0
 # No trial begins if look-ups expect more accepted tokens for each request than this.
@@ -50,6 +51,9 @@ class _Member:
     controller: GoodputController
     gain: FadingMean
     is_known: bool = False
+    # Passes since the last update of its gain, and those in which it had no draft.
+    num_passes: int = 0
+    num_missed: int = 0
 
     def expected(self, seq_ids: Sequence[int]) -> float:
         """Return how many times as fast as plain decoding its rounds are expected to be now."""
@@ -58,16 +62,20 @@ class _Member:
         choice = self.controller.chosen(seq_ids)[0].choice
         return max((choice and choice.gain) or 1.0, 1.0)
 
-    def learn(self, traces: Sequence[RoundTrace], rounds: Sequence[RoundTrace]) -> None:
-        """Learn a pass of `rounds`, in which this member drafted or no member did."""
-        self.controller.learn(traces)
-        if not rounds or self.controller.is_trying:
-            return
-        seq_ids = [one.seq_id for one in rounds]
-        gain, drafted = self.expected(seq_ids), any(one.num_drafted for one in rounds)
-        # Without drafts, one that would have drafted missed, or its texts ended.
-        if drafted or gain <= 1:
-            self.gain.add(gain if gain > 1 else self.controller.promise(seq_ids))
+    def learn(self, traces: Sequence[RoundTrace], *, now: bool) -> bool:
+        """Learn a pass in which this member drafted or no member did, with others unless `now`.
+        Returns whether its controller and gain have changed."""
+        self.num_passes += 1
+        if not self.controller.learn(traces, now=now):
+            return False
+        seq_ids = [one.seq_id for one in traces if one.num_emitted]
+        if seq_ids and not self.controller.is_trying:
+            gain = self.expected(seq_ids)
+            best = gain if gain > 1 else self.controller.promise(seq_ids)
+            num_made = self.num_passes - self.num_missed
+            self.gain.add(1 + (best - 1) * max(num_made, 0) / self.num_passes)
+        self.num_passes = self.num_missed = 0
+        return True
 
 
 class Leads:
@@ -125,7 +133,7 @@ class Leads:
 
     def missed(self, name: str) -> None:
         """Count that the leader `name` had no draft in the round that begins."""
-        self._members[name].gain.add(1.0)
+        self._members[name].num_missed += 1
 
     def observe(self, trace: RoundTrace) -> None:
         traces = self._open.add(trace)
@@ -136,13 +144,17 @@ class Leads:
         rounds = [one for one in traces if one.num_emitted]
         by = {one.drafter for one in rounds if one.num_drafted}
         led = [name for name in by if name in self._members] if by else [self.name]
+        has_learnt = False
         for name in led:
-            self._members[name].learn(traces, rounds)
-            if name == self._tried:
+            is_tried = name == self._tried
+            has_learnt |= self._members[name].learn(traces, now=is_tried)
+            if is_tried:
                 self._book(name, rounds)
-            self._made = None
-        if self._tried in led or (led and not self._tried) or self._since >= self._wait:
+        if self._tried in led or (has_learnt and not self._tried) or self._since >= self._wait:
             self._turn(led)
+            has_learnt = True
+        if has_learnt:
+            self._made = None
 
     def noting(self, sink: Callable[[RoundTrace], None]) -> Callable[[RoundTrace], None]:
         """Return `sink`, called after the leads have seen the trace."""

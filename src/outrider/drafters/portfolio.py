@@ -286,6 +286,8 @@ class PortfolioDrafter:
     def _pauses(self, rows: Sequence[DraftRow]) -> bool:
         """Return whether the leader drafts without look-ups in this round, since the controller cut
         their last drafts to nothing: for more rounds each time, until one of them is verified."""
+        if not self._waiting and not self._num_left_out:
+            return False
         cut = [row for row in rows if row.seq_id in self._waiting and row.last is not None]
         self._waiting.difference_update(row.seq_id for row in cut)
         if any(row.last is not None and row.last.draft.tokens for row in cut):

@@ -175,15 +175,20 @@ def test_a_batch_waits_for_the_leader_only_where_that_pays() -> None:
     assert not leads.repays(trial, batch, {0: 4}, [sure] * 7)
 
 
-def test_a_leader_without_drafts_gains_nothing() -> None:
+@pytest.mark.parametrize("drafts_every", [4, 10**9])
+def test_a_leader_gains_only_in_rounds_in_which_it_drafts(drafts_every: int) -> None:
     machine = Machine({"heads": 0.02, "model": 0.02}, {"heads": 0.9, "model": 0.6})
     machine.run(4 * FIRST_WAIT)
     leads, name = machine.leads, machine.leads.name
     assert name == "heads"
     for index in range(machine.index, machine.index + FIRST_WAIT):
-        if leads.lead([0]).name == name:
+        lead = leads.lead([0])
+        if lead.name == name and index % drafts_every:
             leads.missed(name)
             leads.observe(traced(index, name, 0, 0, 0.0, 1.0))
+        elif lead.name == name:
+            depth = lead.depths[0]
+            leads.observe(traced(index, name, depth, depth, 0.02 * depth, 1 + ROW * depth))
     assert leads.name == "model"
 
 
