@@ -60,28 +60,6 @@ struct Groups {
     int num_items;
 };
 
-// Of the item that comes next, how many keys and values memory is asked for: those behind are asked
-// for within the item.
-constexpr int FIRST_ROWS = 2 * AHEAD_ROWS;
-
-// Asks memory for the first keys and values of a token and a key/value head.
-template <class T>
-void ask_for_first(const Pass& pass, const Look& look, const Arena<T>& arena, int n, int head) {
-    const int32_t* pages =
-        pass.pages + static_cast<int64_t>(pass.seq[n]) * pass.num_page_columns;
-    const int first = look.first_key(pass.num_keys(n)), size = pass.page_size;
-    const int last = std::min(first + FIRST_ROWS, pass.visible[n]);
-    for (int t = first, count; t < last; t += count) {
-        count = std::min(size - t % size, last - t);
-        const int64_t slot = static_cast<int64_t>(pages[t / size]) * size + t % size;
-        const int64_t bytes = sizeof(T) * count * pass.slot_stride;
-        const auto* keys = reinterpret_cast<const char*>(arena.key(head, slot));
-        const auto* values = reinterpret_cast<const char*>(arena.value(head, slot));
-        for (int64_t line = 0; line < bytes; line += CACHE_LINE)
-            ask_later(keys + line), ask_later(values + line);
-    }
-}
-
 // Of rows of results, how many ahead of use memory is asked for them.
 constexpr int RESULTS_AHEAD = 4;
 
@@ -214,12 +192,13 @@ void attention(const Pass& pass, const Call& call, const typename Item::Keys& ar
         // The last tokens of a text first: they see most keys, and the threads end together.
         for (int i = items - 1 - first; i > items - 1 - last; --i) {
             const Tokens tokens = groups[i / pass.num_kv_heads];
-            if (i > 0)
-                ask_for_first(pass, call.look, arena, groups[(i - 1) / pass.num_kv_heads].first,
-                              (i - 1) % pass.num_kv_heads);
+            const int behind = std::max(i - 1, 0);
+            FirstKeys next(pass, call.look, arena, groups[behind / pass.num_kv_heads].first,
+                           behind % pass.num_kv_heads);
+            if (i == 0) next.end();
             Item item(pass, call, arena, tokens, i % pass.num_kv_heads, team.own(thread));
             const Spans own = spans_of<Item>(pass, call.look, tokens);
-            item.attend(own.first, own.end);
+            item.attend(own.first, own.end, next);
             item.each_query([&](int n, int h, const Attended& attended) {
                 write_out<Item>(pass, call, n, h, attended);
             });

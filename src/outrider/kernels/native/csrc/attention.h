@@ -27,6 +27,49 @@ inline bool widens_once(int num_queries) {
     return LANES < 16 && num_queries > 2 * TILE_QUERIES;
 }
 
+// The first keys and values of a token and a key/value head, whose item comes next: memory is asked for
+// them in parts while another item is computed, since it takes no more than a few lines at a time.
+template <class T>
+class FirstKeys {
+  public:
+    FirstKeys(const Pass& pass, const Look& look, const Arena<T>& arena, int n, int head)
+        : pass_(pass), arena_(arena), head_(head),
+          pages_(pass.pages + static_cast<int64_t>(pass.seq[n]) * pass.num_page_columns),
+          at_(look.first_key(pass.num_keys(n))) {
+        constexpr int64_t BYTES = 1 << 15;
+        const int64_t rows = BYTES / (static_cast<int64_t>(sizeof(T)) * pass.slot_stride);
+        const auto most = std::clamp<int64_t>(rows, 2 * AHEAD_ROWS, 4 * AHEAD_ROWS);
+        last_ = static_cast<int>(std::min<int64_t>(at_ + most, pass.visible[n]));
+        part_ = (last_ - at_ + PARTS - 1) / PARTS;
+    }
+
+    void end() { last_ = at_; }
+    void ask_part() { ask(std::min(at_ + part_, last_)); }
+    void ask_rest() { ask(last_); }
+
+  private:
+    static constexpr int PARTS = 4;
+
+    void ask(int end) {
+        const int size = pass_.page_size;
+        for (int count; at_ < end; at_ += count) {
+            count = std::min(size - at_ % size, end - at_);
+            const int64_t slot = static_cast<int64_t>(pages_[at_ / size]) * size + at_ % size;
+            const int64_t bytes = sizeof(T) * count * pass_.slot_stride;
+            const auto* keys = reinterpret_cast<const char*>(arena_.key(head_, slot));
+            const auto* values = reinterpret_cast<const char*>(arena_.value(head_, slot));
+            for (int64_t line = 0; line < bytes; line += CACHE_LINE)
+                ask_later(keys + line), ask_later(values + line);
+        }
+    }
+
+    const Pass& pass_;
+    const Arena<T>& arena_;
+    const int head_;
+    const int32_t* pages_;
+    int at_, last_, part_;
+};
+
 // What a query has attended to: values under weights e^(score - max), and the weights' sum.
 struct Attended {
     float* mixed;
@@ -121,6 +164,11 @@ class Item {
           values_{arena.value(head, 0), pass.slot_stride, dim_, padded_dim_} {
         divide(scratch);
         read_queries();
+    }
+
+    void attend(int first_span, int end_span, FirstKeys<T>& next) {
+        next.ask_rest();
+        attend(first_span, end_span);
     }
 
     void attend(int first_span, int end_span) {

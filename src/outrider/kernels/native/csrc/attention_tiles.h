@@ -57,6 +57,12 @@ class TileItem {
         read_queries();
     }
 
+    void attend(int first_span, int end_span, FirstKeys<BFloat16>& next) {
+        next_ = &next;
+        attend(first_span, end_span);
+        next.ask_rest();
+    }
+
     void attend(int first_span, int end_span) {
         const Tiles in_use({height_, TILE_BYTES});
         for (int q = 0; q < rows_; ++q) {
@@ -106,6 +112,10 @@ class TileItem {
             return part;
         }
     };
+
+    void ask_for_next() {
+        if (next_ != nullptr) next_->ask_part();
+    }
 
     const Seen& seen(int n) const { return seen_[n - tokens_.first]; }
     int token(int row) const { return tokens_.first + row / group_; }
@@ -228,10 +238,13 @@ class TileItem {
         begin_rows(pair, num_rows);
         for (int chunk = pair.first_chunk(); chunk < pair.end_chunk(); ++chunk) {
             const Pair part = pair.within(chunk);
+            ask_for_next();
             score_rows(part);
+            ask_for_next();
             softmax_.follow(scores_, num_rows, chunk, call_.look);
             if (part.goes_on) scale_results(num_rows);
             for (int row = 0; row < part.count; ++row) soften(part, row, chunk);
+            ask_for_next();
             mix_rows(part);
         }
         softmax_.end(num_rows);
@@ -428,6 +441,7 @@ class TileItem {
     const int64_t result_stride_;
     SharedBlocks blocks_;
     FewRows few_;
+    FirstKeys<BFloat16>* next_ = nullptr;
     int64_t query_stride_ = 0, all_rows_ = 0;
     int first_span_ = 0, span_ = 0, base_ = 0;
     uint8_t *own_, *queries_, *scores_, *weights_, *some_;

@@ -15,13 +15,15 @@ namespace {
 
 // Elements a thread takes at once; less work than this runs on the caller alone.
 constexpr int64_t GRAIN_ELEMENTS = 1 << 14;
+// How many rows ahead of use memory is asked for places in the arena.
+constexpr int PLACES_AHEAD = 4;
 
 template <class Row>
 void for_rows(Team& given, int num_rows, int64_t row_elements, const Row& row) {
     Team& team = given.here();
     std::lock_guard<std::mutex> lock(team.entry());
-    const int grain = static_cast<int>(std::max<int64_t>(1, GRAIN_ELEMENTS / row_elements));
-    team.run(num_rows, grain, [&](int first, int last, int) {
+    const auto most = static_cast<int>(std::max<int64_t>(1, GRAIN_ELEMENTS / row_elements));
+    team.run(num_rows, even_grain(num_rows, most), [&](int first, int last, int) {
         for (int n = first; n < last; ++n) row(n);
     });
 }
@@ -166,12 +168,24 @@ __attribute__((noinline)) void copy(const float* from, int size, Int8* to) {
     }
 }
 
+// Asks memory for the places where a token's keys and values will be written.
+template <class T>
+void ask_for_places(const Pass& pass, const Arena<T>& arena, int n) {
+    constexpr int LINE = CACHE_LINE / sizeof(T);
+    for (int g = 0; g < pass.num_kv_heads; ++g) {
+        const T *key = arena.key(g, pass.slots[n]), *value = arena.value(g, pass.slots[n]);
+        for (int d = 0; d < pass.slot_stride; d += LINE)
+            ask_to_write(key + d), ask_to_write(value + d);
+    }
+}
+
 template <class T>
 void rope_append(const Pass& pass, float* qkv, const float* cos_table, const float* sin_table,
                  const Arena<T>& arena) {
     const int dim = pass.head_dim, half = dim / 2;
     for_rows(*pass.team, pass.num_tokens, pass.row_size, [&](int n) {
         float* row = qkv + static_cast<int64_t>(n) * pass.row_size;
+        if (n + PLACES_AHEAD < pass.num_tokens) ask_for_places(pass, arena, n + PLACES_AHEAD);
         const int64_t angle = static_cast<int64_t>(pass.positions[n]) * half, slot = pass.slots[n];
         const float *cos = cos_table + angle, *sin = sin_table + angle;
         for (int h = 0; h < pass.num_heads; ++h, row += dim) rotate(row, cos, sin, half, row);

@@ -6,6 +6,7 @@
 // changes the item's arithmetic.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -26,6 +27,12 @@ class Scratch {
     std::unique_ptr<char[]> memory_;
     size_t size_ = 0;
 };
+
+// The size of as few ranges of at most `most` items as there can be, all of nearly equal size.
+inline int even_grain(int items, int most) {
+    const int ranges = std::max(1, (items + most - 1) / most);
+    return std::max(1, (items + ranges - 1) / ranges);
+}
 
 class Team {
   public:

@@ -68,6 +68,12 @@ inline void ask_later(const void* line) {
     asm volatile("");
 }
 
+// The same for a line that will be written.
+inline void ask_to_write(const void* line) {
+    __builtin_prefetch(line, 1);
+    asm volatile("");
+}
+
 // How far ahead of use memory is asked for weights. Without it a pass of several rows takes the time
 // of its memory and of its arithmetic one after the other; with it, the longer of the two. The more
 // rows share a weight, the more time there is.
