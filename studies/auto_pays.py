@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from random import Random
 from time import perf_counter
+from typing import Any
 
 from common import Report, note, real_folder, study
-from options import Options
+from options import Flag, Options
 
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.metrics import members_together
 from outrider_lab.bench.workload import ADVERSARIAL, builtin_texts
 
 # What a server is asked in each cell, and the shipped texts that it is made of.
@@ -29,6 +32,14 @@ HARD = {ADVERSARIAL: (ADVERSARIAL, "{}")}
 # Domains of batches: those of which there are enough texts.
 BATCHED = ("chat", "code")
 NUM_TOKENS = 128
+# Greedy texts of any prompt come to repeat themselves. At this temperature hard ones hardly do, and
+# no more than this share of their pairs of tokens came before.
+HARD_TEMPERATURE, MOST_REPEATED = 1.5, 0.05
+TEMPERATURE = Flag(
+    kind=float | None,
+    default=None,
+    text=f"of all domains; by default {HARD_TEMPERATURE} for {ADVERSARIAL}, else 0, greedy",
+)
 # Drafters that a user could name instead; `k` is theirs, and controllers are fixed.
 FIXED: Mapping[str, EngineConfig] = {
     "ngram:4": EngineConfig(drafter="ngram"),
@@ -45,14 +56,29 @@ NUM_RESAMPLES = 2000
 
 @dataclass(slots=True)
 class Times:
-    """Seconds a token of each piece of work, by contestant; pieces are in the order of the run."""
+    """Seconds a token of each piece of work, by contestant; pieces are in the order of the run.
+    `repeated` is the share of pairs of tokens that came before in their text, and `trials` has what
+    each contestant's members drafted to learn: tokens and seconds."""
 
     by_name: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    repeated: float = 0.0
+    trials: dict[str, dict[str, list[float]]] = field(
+        default_factory=dict[str, dict[str, list[float]]]
+    )
 
     def ratios(self, name: str, base: str, pieces: slice) -> list[float]:
         """How many times as fast as `base` each piece was."""
         pairs = zip(self.by_name[base][pieces], self.by_name[name][pieces], strict=True)
         return [theirs / own for theirs, own in pairs]
+
+    def after(self, num_first: int) -> Times:
+        """Times without those of the first pieces."""
+        times = {name: found[num_first:] for name, found in self.by_name.items()}
+        return replace(self, by_name=times)
+
+    def of_text(self) -> dict[str, object]:
+        """What a cell says of its texts and trials."""
+        return {"repeated": round(self.repeated, 4), "trials": self.trials}
 
 
 def interval(ratios: Sequence[float]) -> dict[str, float]:
@@ -67,13 +93,22 @@ def interval(ratios: Sequence[float]) -> dict[str, float]:
     }
 
 
-@study(target="", draft_copies=False, batch=1, pieces=16, domains=list(CHATS), threads=0)
+@study(
+    target="",
+    draft_copies=False,
+    batch=1,
+    pieces=16,
+    domains=list(CHATS),
+    threads=0,
+    temperature=TEMPERATURE,
+)
 def auto(options: Options, report: Report) -> bool | None:
     """Is drafter auto ever slower than plain decoding, or than the best drafter that one can name?
 
     Every contestant has an engine of its own in one process. They write the same pieces of work in
-    turns, in an order that is drawn; a piece is one chat, or --batch of them at once. Greedy tokens
-    of all contestants must be equal. What drafters remember is forgotten after each piece, since
+    turns, in an order that is drawn; a piece is one chat, or --batch of them at once. Tokens of all
+    contestants must be equal: greedy ones, and with a --temperature those of equal seeds under rule
+    match. What drafters remember is forgotten after each piece, since
     prompts of different users have little in common. The best fixed drafter of a cell is the one
     that was fastest over every other piece, and auto is compared with it over the rest. The first
     two pieces of a process, in which auto measures, are reported apart.
@@ -93,18 +128,21 @@ def auto(options: Options, report: Report) -> bool | None:
         for domain in options.domains:
             if batch > 1 and domain not in BATCHED:
                 continue
-            times = compared(engines, pieces(domain, batch, size + NUM_FIRST * first))
+            work = pieces(domain, batch, size + NUM_FIRST * first)
+            times = compared(engines, work, temperature(options, domain))
             if first:
                 ratios = times.ratios(AUTO, PLAIN, slice(NUM_FIRST))
                 report["first_pieces_over_plain"] = [round(ratio, 3) for ratio in ratios]
-                times = Times({name: found[NUM_FIRST:] for name, found in times.by_name.items()})
+                times = times.after(NUM_FIRST)
                 first = False
             note(report, **_cell(domain, times, list(fixed)))
     over = [cell["over_best"]["mean"] for cell in report["cells"]]
     report["over_best_geometric_mean"] = round(statistics.geometric_mean(over), 3)
     print("over the best fixed drafter, geometric mean", report["over_best_geometric_mean"])
     return all(
-        cell["over_plain"]["high"] >= 0.98 and cell["over_best"]["high"] >= 0.95
+        cell["over_plain"]["high"] >= 0.98
+        and cell["over_best"]["high"] >= 0.95
+        and text_is_hard(cell)
         for cell in report["cells"]
     )
 
@@ -125,25 +163,91 @@ def pieces(domain: str, batch: int, count: int) -> list[list[str]]:
     return [dice.sample(texts, batch) for _ in range(count)]
 
 
-def compared(engines: Mapping[str, LLM], pieces: Sequence[Sequence[str]]) -> Times:
-    """The times of all `engines` over the same pieces. The order is drawn for each piece, so that
-    none always follows the same other one, which leaves it its caches and clock. Raises
-    AssertionError where tokens differ."""
+def temperature(options: Options, domain: str) -> float:
+    """The temperature of a domain's texts."""
+    if options.temperature is not None:
+        return options.temperature
+    return HARD_TEMPERATURE if domain in HARD else 0.0
+
+
+def text_is_hard(cell: Mapping[str, Any]) -> bool:
+    """Whether a cell's texts repeat as little as those of its domain should."""
+    return cell["domain"] not in HARD or cell["repeated"] <= MOST_REPEATED
+
+
+def repeated(prompt: Sequence[int], text: Sequence[int]) -> float:
+    """The share of a text's tokens that end a pair of tokens which came before."""
+    tokens, known, count = [*prompt, *text], set[tuple[int, int]](), 0
+    for index, pair in enumerate(pairwise(tokens), start=1):
+        count += index >= len(prompt) and pair in known
+        known.add(pair)
+    return count / max(len(text), 1)
+
+
+# Called before the turns with the texts by their prompts, and the seconds of a plain pass.
+Told = Callable[[Mapping[tuple[int, ...], Sequence[int]], float], None]
+
+
+def compared(
+    engines: Mapping[str, LLM],
+    pieces: Sequence[Sequence[str]],
+    temperature: float = 0.0,
+    *,
+    tell: Told | None = None,
+) -> Times:
+    """The times of all `engines` over the same pieces, in turns. Sampled texts have a seed and rule
+    match, and go on to their full length. The order is drawn for each piece, so that none always
+    follows the same other one, which leaves it its caches and clock. If texts are to `tell`, plain
+    decoding writes each piece once more, before the turns. Raises AssertionError where tokens
+    differ."""
     times, names = Times({name: [] for name in engines}), list(engines)
-    params = SamplingParams(max_tokens=NUM_TOKENS)
+    shares = list[float]()
+    members: dict[str, list[Mapping[str, Any]]] = {name: [] for name in engines}
+
+    def written(name: str, prompts: Sequence[list[int]]) -> list[tuple[int, ...]]:
+        llm = engines[name]
+        started = perf_counter()
+        results = llm.generate(prompts, params)
+        seconds = perf_counter() - started
+        llm.forget()
+        texts = [tuple(result.token_ids) for result in results]
+        latest[name] = seconds / sum(map(len, texts))
+        members[name] += [result.stats.members for result in results]
+        return texts
+
     for turn, chats in enumerate(pieces):
-        texts: dict[str, list[tuple[int, ...]]] = {}
+        params = SamplingParams(
+            max_tokens=NUM_TOKENS,
+            temperature=temperature,
+            seed=turn if temperature else None,
+            sampler="match" if temperature else None,
+            ignore_eos=temperature > 0,
+        )
+        prompts = {name: [_ids(llm, chat) for chat in chats] for name, llm in engines.items()}
+        latest = dict[str, float]()
+        texts = dict[str, list[tuple[int, ...]]]()
+        if tell is not None:
+            found = written(PLAIN, prompts[PLAIN])
+            by_prompt = dict(zip(map(tuple, prompts[PLAIN]), found, strict=True))
+            tell(by_prompt, latest[PLAIN] * len(chats))
         for name in Random(turn).sample(names, len(names)):
-            llm = engines[name]
-            prompts = [_ids(llm, chat) for chat in chats]
-            started = perf_counter()
-            results = llm.generate(prompts, params)
-            seconds = perf_counter() - started
-            texts[name] = [tuple(result.token_ids) for result in results]
-            times.by_name[name].append(seconds / sum(map(len, texts[name])))
-            llm.forget()
+            texts[name] = written(name, prompts[name])
+            times.by_name[name].append(latest[name])
         assert len({str(found) for found in texts.values()}) == 1, f"texts of piece {turn} differ"
+        shares += map(repeated, prompts[names[0]], texts[names[0]])
+    times.repeated = statistics.fmean(shares)
+    times.trials = {name: _trials(found) for name, found in members.items()}
     return times
+
+
+def _trials(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Tokens and seconds that members drafted to learn, by name. Seconds of a pass count for each
+    of its requests."""
+    return {
+        name: [one["trial_tokens"], round(one["trial_seconds"], 4)]
+        for name, one in members_together(parts).items()
+        if one["num_trials"]
+    }
 
 
 def _ids(llm: LLM, text: str) -> list[int]:
@@ -173,4 +277,5 @@ def _cell(domain: str, times: Times, fixed: Sequence[str]) -> dict[str, object]:
             name: [round(1000 * seconds, 4) for seconds in found]
             for name, found in times.by_name.items()
         },
+        **times.of_text(),
     }

@@ -7,10 +7,25 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from auto_pays import CHATS, NUM_FIRST, PLAIN, Times, compared, interval, pieces
+from auto_pays import (
+    CHATS,
+    HARD,
+    NUM_FIRST,
+    PLAIN,
+    TEMPERATURE,
+    Times,
+    Told,
+    compared,
+    interval,
+    pieces,
+    temperature,
+    text_is_hard,
+)
 from common import Report, note, real_folder, study
 from options import Options
+from wrong_drafters import FOR_A_WHILE, NEVER, add_right_for_a_while, write_untrained
 
 from outrider import LLM, EngineConfig
 from outrider.api.plan import named_drafts
@@ -33,7 +48,15 @@ class Contestant:
     draft: str | None = None
 
 
-@study(target="", draft="", batch=1, pieces=16, domains=list(CHATS), threads=0)
+@study(
+    target="",
+    draft="",
+    batch=1,
+    pieces=16,
+    domains=list(CHATS),
+    threads=0,
+    temperature=TEMPERATURE,
+)
 def portfolio(options: Options, report: Report) -> bool | None:
     """Is a portfolio faster than its best single member, and never slower than plain decoding?
 
@@ -41,11 +64,15 @@ def portfolio(options: Options, report: Report) -> bool | None:
     quantised-self for a copy of the target in 4 bits. Without it drafter auto finds them. Every
     contestant has an engine of its own in one process, with the goodput controller; single members
     are the look-ups and each named draft. All write the same pieces of work in turns, in an order
-    that is drawn; a piece is one chat, or --batch of them at once. Greedy tokens of all contestants
-    must be equal, and what drafters remember is forgotten after each piece. The best single member
+    that is drawn; a piece is one chat, or --batch of them at once. Tokens of all contestants must
+    be equal: greedy ones, and with a --temperature those of equal seeds under rule match. What
+    drafters remember is forgotten after each piece. The best single member
     of a cell is the one that was fastest over every other piece, and the portfolio is compared with
     it over the rest. The first two pieces of a process, in which all of them measure, are reported
-    apart. The domain adversarial has prompts in which hardly a word repeats.
+    apart. The domain adversarial has sampled texts, which hardly repeat and nothing foresees. With
+    it two more contestants write all domains: the portfolio with an untrained block drafter, which
+    is never right, and look-ups with a member that knows the first half of each text and is wrong
+    after it (wrong_drafters.py).
     """
     target = options.target if options.target else str(real_folder(""))
     size, batch = (
@@ -56,29 +83,57 @@ def portfolio(options: Options, report: Report) -> bool | None:
     with ExitStack() as stack:
         engines: dict[str, LLM] = {}
         for name, one in (named | singles).items():
-            llm = LLM(
-                target,
-                draft=one.draft,
-                config=one.config,
-                batch_size=batch,
-                threads=options.threads,
-            )
+            llm = _loaded(target, one, batch, options.threads)
             engines[name] = stack.enter_context(closing(llm))
+        wrong = _wrong(engines[PLAIN], target, options, batch, stack)
+        engines |= wrong.engines
         own = engines[PORTFOLIO]
         report[PORTFOLIO] = {"members": list(own.drafters), "notes": list(own.notes)}
         report["batch"] = batch
         for turn, domain in enumerate(options.domains):
-            times = compared(engines, pieces(domain, batch, size + NUM_FIRST * (turn == 0)))
+            work = pieces(domain, batch, size + NUM_FIRST * (turn == 0))
+            times = compared(engines, work, temperature(options, domain), tell=wrong.tell)
             if turn == 0:
                 first = times.ratios(PORTFOLIO, PLAIN, slice(NUM_FIRST))
                 report["first_pieces_over_plain"] = [round(ratio, 3) for ratio in first]
-                times = Times({name: found[NUM_FIRST:] for name, found in times.by_name.items()})
-            note(report, **_cell(domain, times, list(singles)))
+                times = times.after(NUM_FIRST)
+            note(report, **_cell(domain, times, list(singles), list(wrong.engines)))
     for name in ("over_best", "over_plain"):
         means = [cell[name]["mean"] for cell in report["cells"]]
         report[f"{name}_geometric_mean"] = round(statistics.geometric_mean(means), 3)
         print(name, "geometric mean", report[f"{name}_geometric_mean"])
-    return all(cell["over_plain"]["high"] >= 0.98 for cell in report["cells"])
+    return all(
+        text_is_hard(cell)
+        and all(one["high"] >= 0.98 for one in (cell["over_plain"], *cell["wrong"].values()))
+        for cell in report["cells"]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrong:
+    """The contestants with drafters that do not pay, and whom to tell the texts."""
+
+    engines: Mapping[str, LLM]
+    tell: Told | None = None
+
+
+def _wrong(plain: LLM, target: str, options: Options, batch: int, stack: ExitStack) -> _Wrong:
+    if not HARD.keys() & set(options.domains):
+        return _Wrong({})
+    folder = Path(stack.enter_context(TemporaryDirectory(prefix="outrider-untrained-")))
+    untrained = str(write_untrained(plain, folder / NEVER))
+    draft = f"{options.draft.rstrip(',')},{untrained}" if options.draft else untrained
+    member, config = add_right_for_a_while(K)
+    contestants = {NEVER: _all(draft), FOR_A_WHILE: Contestant(config)}
+    engines = {
+        name: stack.enter_context(closing(_loaded(target, one, batch, options.threads)))
+        for name, one in contestants.items()
+    }
+    return _Wrong(engines, member.know)
+
+
+def _loaded(target: str, one: Contestant, batch: int, threads: int) -> LLM:
+    return LLM(target, draft=one.draft, config=one.config, batch_size=batch, threads=threads)
 
 
 def _all(draft: str) -> Contestant:
@@ -100,7 +155,7 @@ def _singles(target: str, draft: str) -> dict[str, Contestant]:
     return found
 
 
-def _cell(domain: str, times: Times, singles: list[str]) -> dict[str, object]:
+def _cell(domain: str, times: Times, singles: list[str], wrong: list[str]) -> dict[str, object]:
     chosen, judged, every = slice(0, None, 2), slice(1, None, 2), slice(None)
     speed = {name: statistics.fmean(times.by_name[name][chosen]) for name in singles}
     best = min(speed, key=lambda name: speed[name])
@@ -115,4 +170,6 @@ def _cell(domain: str, times: Times, singles: list[str]) -> dict[str, object]:
         "singles_over_plain": {
             name: interval(times.ratios(name, PLAIN, every))["mean"] for name in singles
         },
+        "wrong": {name: interval(times.ratios(name, PLAIN, every)) for name in wrong},
+        **times.of_text(),
     }
