@@ -96,9 +96,11 @@ def _check_heads(where: str, config: GPT2Config) -> None:
         )
 
 
+# A Qwen2 with MTP blocks, and the prefix of their names.
+MIMO, MIMO_BLOCKS = "mimo", "model.mtp_layers."
 # Families whose layers differ from a Llama's only in biases, norms of heads and windows.
-LLAMA_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
-# Families whose MTP blocks are numbered as layers after the last one.
+LLAMA_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", MIMO)
+# Families whose MTP blocks come after their layers: numbered on, or those of MiMo apart.
 NUMBERED_MTP = (*LLAMA_FAMILIES, "deepseek_v3", "kimi_k2", "glm4_moe_lite", "glm4_moe")
 
 

@@ -19,6 +19,7 @@ NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 NO_MLP_BIAS = {"mlp_bias": False}
 TIED = {"tie_word_embeddings": True}
 QWEN = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
+_QWEN2 = Family(QWEN, NO_BIAS, kinds.qwen_windows, qkv_bias=True)
 _QWEN3 = {**QWEN, "head_dim": 128}
 GELU = ("gelu_pytorch_tanh", "gelu_new")
 _GEMMA2 = Family(
@@ -75,7 +76,9 @@ FAMILY_TABLE: Mapping[str, Family] = {
         traits=kinds.growing_traits,
         reach=kinds.query_reach,
     ),
-    "qwen2": Family(QWEN, NO_BIAS, kinds.qwen_windows, qkv_bias=True),
+    "qwen2": _QWEN2,
+    # MiMo is a Qwen2 with MTP blocks.
+    "mimo": _QWEN2,
     "qwen3": Family(_QWEN3, NO_MLP_BIAS, kinds.qwen_windows, qk_norm=True),
     "phi3": Family(
         {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096, "eos_token_id": 32000},

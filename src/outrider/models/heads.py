@@ -37,7 +37,7 @@ from outrider.models.checkpoint import (
     open_checkpoint,
 )
 from outrider.models.decoder import ModelCapacity
-from outrider.models.families import FAMILIES, read_config
+from outrider.models.families import FAMILIES, MIMO_BLOCKS, read_config
 from outrider.models.json_object import MAX_LAYERS, JsonObject
 from outrider.models.loading import resolve
 from outrider.models.names import HEAD_ALIASES
@@ -410,7 +410,7 @@ def has_own_mtp(target: Path) -> bool:
     """True if the checkpoint in `target` holds the tensors of its own MTP block, under names of
     their own or as one more layer. Raises CheckpointError for a folder without safetensors."""
     layers = _text_config(target).integer("num_hidden_layers", 0, least=0)
-    own = ("mtp.", "model.mtp.", f"model.layers.{layers}.")
+    own = ("mtp.", "model.mtp.", MIMO_BLOCKS, f"model.layers.{layers}.")
     with Weights.at(target) as weights:
         return any(name.startswith(own) for name in weights.names)
 

@@ -27,7 +27,7 @@ from outrider.kernels.native.ranks import NativeRanks
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedTable
 from outrider.models.configs import LayeredConfig, LlamaConfig
 from outrider.models.expert_kinds import ExpertNames
-from outrider.models.families import row_of
+from outrider.models.families import MIMO, MIMO_BLOCKS, row_of
 from outrider.models.ffn import read_curve, read_mixture
 from outrider.models.latent import read_latent
 from outrider.models.layer_kinds import Gate, Norms
@@ -220,9 +220,11 @@ def read_norm(reader: WeightReader, config: LayeredConfig, name: str, size: int)
 
 
 def mtp_prefixes(weights: Weights, config: LlamaConfig) -> tuple[str, ...]:
-    """Prefixes of MTP blocks, which are numbered on after the last layer; a drafter reads them."""
+    """Prefixes of MTP blocks, which are numbered on after the last layer, or those of MiMo; a
+    drafter reads them."""
     behind = (f"model.layers.{index}." for index in count(config.num_layers))
-    return tuple(takewhile(lambda prefix: f"{prefix}enorm.weight" in weights, behind))
+    found = takewhile(lambda prefix: f"{prefix}enorm.weight" in weights, behind)
+    return *found, *([MIMO_BLOCKS] if config.family == MIMO else [])
 
 
 # Reads the fields of LayerWeights between the first norm and the residual; takes a prefix of names.

@@ -483,10 +483,11 @@ class WeightReader:
         num_in: int,
         order_O: Tensor | None = None,
         *,
-        columns: slice = EVERYTHING,
+        columns: slice | Tensor = EVERYTHING,
     ) -> PackedLinear:
         """One matrix from the weights of `outputs`; its rows in `order_O`, its inputs `columns`."""
-        is_whole = order_O is None and range(num_in)[columns] == range(num_in)
+        is_part = isinstance(columns, Tensor) or range(num_in)[columns] != range(num_in)
+        is_whole = order_O is None and not is_part
         if is_whole and not self._transposed:
             names = {f"{name}.weight": num_out for name, num_out in outputs.items()}
             if (stored := self._as_stored(names, num_in)) is not None:

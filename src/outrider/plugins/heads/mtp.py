@@ -8,7 +8,7 @@ The state h, before the norm, is what the block reads when it drafts on. DeepSee
 2412.19437), 2.2, equations 21 to 23; plugins/heads/hidden.py runs blocks and drafts with them.
 Published tensors have names of three schemes:
 
-    our folders, DeepSeek-V3          Qwen3-Next, Qwen3.5          speculators: mtp_layers.N.
+    our folders, DeepSeek-V3          Qwen3-Next, Qwen3.5          speculators, MiMo: mtp_layers.N.
     model.layers.N.enorm              mtp.pre_fc_norm_embedding    token_layernorm
     model.layers.N.hnorm              mtp.pre_fc_norm_hidden       hidden_layernorm
     model.layers.N.eh_proj            mtp.fc                       input_proj
@@ -16,6 +16,9 @@ Published tensors have names of three schemes:
     model.layers.N.shared_head.norm   mtp.norm                     final_layernorm
 
 A folder of the speculators library has the block of a Qwen3, or that of Qwen3-Next or Qwen3.5.
+MiMo's checkpoint has the block of a Qwen2, which reads the residual of the target, joins the state
+before the token, and goes on from its own normed state, as its makers' code for vLLM does. That
+code takes zeros for the embedding of a text's second token, which no training did; here it is read.
 Qwen's blocks share everything but the layer, and their norms store the difference from 1. The
 decoder layer within a block is that of the target's family, of the Llama line or with latent
 attention, or a hybrid's attention layer, whose heads are scaled by a gate. The feed-forward net may
@@ -28,6 +31,7 @@ Shapes:  D = hidden size, N = packed tokens, A = heads x head size, T = position
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -48,6 +52,8 @@ from outrider.models.decoder import ModelCapacity
 from outrider.models.families import (
     DELTA_FAMILIES,
     LLAMA_FAMILIES,
+    MIMO,
+    MIMO_BLOCKS,
     NUMBERED_MTP,
     parse_layered,
     parse_llama,
@@ -57,7 +63,7 @@ from outrider.models.json_object import JsonObject
 from outrider.models.llama import LayerOperators
 from outrider.models.llama_weights import read_layer, read_norm
 from outrider.models.rope import Turns, turns_of
-from outrider.models.weights import DERIVED, TextNames, WeightReader, Weights
+from outrider.models.weights import DERIVED, EVERYTHING, TextNames, WeightReader, Weights
 from outrider.plugins.heads.hidden import (
     BlockLayer,
     EntranceNet,
@@ -98,7 +104,7 @@ class MtpConfig:
     With `reads_normed` a block reads the target's state after the target's last norm, as published
     checkpoints were trained to; without it, the residual. With `gives_normed` a block goes on from
     its own state after its last norm, without it from its residual. It reads a text
-    from token `first` on.
+    from token `first` on. With `state_first` the stored matrix joins the state before the token.
     """
 
     block: LlamaConfig | HybridConfig
@@ -106,6 +112,7 @@ class MtpConfig:
     reads_normed: bool = False
     gives_normed: bool = False
     first: int = 0
+    state_first: bool = False
 
     @property
     def depth(self) -> int:
@@ -177,6 +184,8 @@ def _after_layers(raw: JsonObject) -> MtpConfig:
     layers = parse_llama(raw)
     # The window is that of the model's layers; the block sees all tokens of a text.
     block = replace(layers, num_layers=raw.integer(_DEPTH), layers=(), sparse_layers=())
+    if layers.family == MIMO:
+        return MtpConfig(block=block, gives_normed=True, first=1, state_first=True)
     return MtpConfig(block=block, first_layer=layers.num_layers, reads_normed=True)
 
 
@@ -215,29 +224,34 @@ def config_values(config: MtpConfig) -> dict[str, object]:
 
 
 @dataclass(frozen=True, slots=True)
-class _SpeculatorsNames(TextNames):
-    """The names of the speculators library for those of both other schemes."""
+class _BlockNames(TextNames):
+    """Names that begin with `stem`, of speculators or MiMo, for those of both other schemes."""
+
+    stem: str = ""
 
     def stored(self, name: str) -> str:
-        for plain, own in _SPECULATORS_NAMES:
-            if name.startswith(plain):
-                return own + name.removeprefix(plain)
-        return name
+        found = _SCHEMES.match(name)
+        if found is None:
+            return name
+        part = name.removeprefix(found[0])
+        for plain, own in _PARTS:
+            if part.startswith(plain):
+                part = own + part.removeprefix(plain)
+        return f"{self.stem}{found[1] or found[2] or 0}.{part}"
 
 
 _SPECULATORS = "speculators_model_type"
-_OWN_BLOCK = "mtp_layers.0."
-_SPECULATORS_NAMES = (
-    ("model.layers.0.enorm.", f"{_OWN_BLOCK}token_layernorm."),
-    ("model.layers.0.hnorm.", f"{_OWN_BLOCK}hidden_layernorm."),
-    ("model.layers.0.eh_proj.", f"{_OWN_BLOCK}input_proj."),
-    ("model.layers.0.shared_head.norm.", f"{_OWN_BLOCK}final_layernorm."),
-    ("model.layers.0.", _OWN_BLOCK),
-    ("mtp.pre_fc_norm_embedding.", f"{_OWN_BLOCK}token_layernorm."),
-    ("mtp.pre_fc_norm_hidden.", f"{_OWN_BLOCK}hidden_layernorm."),
-    ("mtp.fc.", f"{_OWN_BLOCK}input_proj."),
-    ("mtp.norm.", f"{_OWN_BLOCK}final_layernorm."),
-    ("mtp.layers.0.", _OWN_BLOCK),
+_OWN_BLOCKS = "mtp_layers."
+_SCHEMES = re.compile(r"(?:model\.layers\.(\d+)|mtp(?:\.layers\.(\d+))?)\.")
+_PARTS = (
+    ("enorm.", "token_layernorm."),
+    ("hnorm.", "hidden_layernorm."),
+    ("eh_proj.", "input_proj."),
+    ("shared_head.norm.", "final_layernorm."),
+    ("pre_fc_norm_embedding.", "token_layernorm."),
+    ("pre_fc_norm_hidden.", "hidden_layernorm."),
+    ("fc.", "input_proj."),
+    ("norm.", "final_layernorm."),
 )
 # Copies of the target's tables, which some checkpoints hold.
 _COPIES = ("embed_tokens.weight", "shared_head.head.weight", "lm_head.weight")
@@ -260,8 +274,10 @@ def read_blocks(
     num_positions = capacity.num_positions(config.block.max_tokens)
     turns = turns_of(config.block, num_positions, placement_of(target).device)
     with Weights.at(folder) as weights:
-        is_folder = f"{_OWN_BLOCK}input_proj.weight" in weights
-        names = _SpeculatorsNames() if is_folder else None
+        is_folder = f"{_OWN_BLOCKS}0.input_proj.weight" in weights
+        is_mimo = not is_folder and config.state_first
+        stem = MIMO_BLOCKS if is_mimo else _OWN_BLOCKS if is_folder else ""
+        names = _BlockNames(stem=stem) if stem else None
         kernels = own_kernels(target.kernels)
         reader = WeightReader(weights, kernels, placement_of(target), text=names)
         if isinstance(config.block, HybridConfig):
@@ -272,9 +288,10 @@ def read_blocks(
             sparse = [n for n in indices if f"model.layers.{n}.mlp.gate.weight" in reader]
             block = replace(config.block, sparse_layers=tuple(sparse))
             operators = LayerOperators(block, turns)
-            parts = [_llama_part(reader, operators, index, last_D) for index in indices]
+            order = _joining_order(config)
+            parts = [_llama_part(reader, operators, index, last_D, order) for index in indices]
         is_hybrid = isinstance(config.block, HybridConfig)
-        if is_folder or not (is_hybrid or config.first_layer):
+        if is_folder or not (is_hybrid or is_mimo or config.first_layer):
             weights.check_all_taken(ignored=(*DERIVED, *_COPIES))
     return [_block(part, config, target, capacity, num_ids) for part in parts]
 
@@ -311,10 +328,21 @@ def _block(
     )
 
 
+def _joining_order(config: MtpConfig) -> slice | Tensor:
+    """Return the columns of the stored joining matrix, those of the token first."""
+    size = config.block.hidden_size
+    return torch.arange(2 * size).roll(size) if config.state_first else EVERYTHING
+
+
 def _llama_part(
-    reader: WeightReader, operators: LayerOperators, index: int, last_D: Tensor
+    reader: WeightReader,
+    operators: LayerOperators,
+    index: int,
+    last_D: Tensor,
+    order: slice | Tensor,
 ) -> _Part:
-    """Read a block. GGUF files with latents may lack its last norm; then it is the target's."""
+    """Read a block, whose joining matrix has its columns in this order. GGUF files with latents may
+    lack its last norm; then it is the target's."""
     config, prefix = operators.config, f"model.layers.{index}."
     enorm, hnorm = (
         reader.vector(f"{prefix}{name}.weight", config.hidden_size) for name in ("enorm", "hnorm")
@@ -322,7 +350,8 @@ def _llama_part(
     own = f"{prefix}shared_head.norm.weight"
     shared = config.latent is not None and own not in reader
     norm = last_D if shared else reader.vector(own, config.hidden_size)
-    join = reader.linear({f"{prefix}eh_proj": config.hidden_size}, 2 * config.hidden_size)
+    size = config.hidden_size
+    join = reader.linear({f"{prefix}eh_proj": size}, 2 * size, columns=order)
     return BlockLayer(operators, read_layer(reader, config, index)), join, (enorm, hnorm, norm)
 
 
