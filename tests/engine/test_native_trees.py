@@ -109,8 +109,7 @@ def test_verdicts_on_given_drafts_are_those_of_the_stages(drafter: str, sampler:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("drafter", "temperature"),
-    # Ranks of sampled text are those of the stages.
-    [(name, heat) for name in DRAFTS for heat in (0.0, 0.9) if (name, heat) != ("recycling", 0.9)],
+    [(name, heat) for name in DRAFTS for heat in (0.0, 0.9)],
 )
 def test_no_verdict_on_a_given_draft_takes_the_stages(
     drafter: str, temperature: float, monkeypatch: pytest.MonkeyPatch

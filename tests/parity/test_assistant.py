@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from doubles.gguf_families import write_gguf
 from doubles.hf_checkpoints import hushed, randomise
 from doubles.tiny_families import add_words, write_family
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.core.draft import Draft
 from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.protocols import DraftRow
 from outrider.plugins.gemma4 import assistant as nets
 
 pytest.importorskip("transformers")
@@ -133,13 +136,20 @@ def test_logits_are_those_of_transformers(
     folder, draft = add_words(write_family(tmp_path / "a", "gemma4_shared")), tmp_path / "b"
     model = write_assistant(draft, folder, grouped=grouped)
     seen: list[Tensor] = []
-    logits = nets.AssistantPath.logits
+    # The text and the number of logits before each draft.
+    drafts: list[tuple[list[int], int]] = []
+    logits, propose = nets.AssistantPath.logits, nets.AssistantDrafter.propose
 
     def kept(path: nets.AssistantPath, tokens: Sequence[int]) -> Tensor:
         seen.append(logits(path, tokens))
         return seen[-1].clone()
 
+    def noted(drafter: nets.AssistantDrafter, rows: Sequence[DraftRow]) -> list[Draft]:
+        drafts.append(([*rows[0].tokens], len(seen)))
+        return propose(drafter, rows)
+
     monkeypatch.setattr(nets.AssistantPath, "logits", kept)
+    monkeypatch.setattr(nets.AssistantDrafter, "propose", noted)
     with closing(opened(folder, draft, batch_size=1, k=4)) as llm:
         first = llm.generate([PROMPTS[0]], PARAMS)[0].token_ids[0]
     expected = their_logits(folder, model, [*PROMPTS[0], first], 4)
@@ -151,6 +161,11 @@ def test_logits_are_those_of_transformers(
     assert (found[~chosen] < -1e8).all()
     if grouped:
         return
+    # A text that went on otherwise than drafted: the target took back what it had read of it.
+    pairs = pairwise(drafts)
+    tokens, start = next(new for old, new in pairs if len(new[0]) - len(old[0]) in (1, 2, 3))
+    after = their_logits(folder, model, tokens, 4)
+    torch.testing.assert_close(torch.cat(seen[start : start + 4]), after, atol=1e-4, rtol=1e-5)
     num, file = len(seen), write_gguf(draft, tmp_path / "a.gguf")
     with closing(opened(folder, file, batch_size=1, k=4)) as llm:
         llm.generate([PROMPTS[0]], PARAMS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from doubles.eagle_heads import EagleFolder
 from doubles.gguf_writer import Gguf
 from doubles.published_drafters import CASES, MASK, TARGET, Case, drawn
 from doubles.tiny_checkpoints import random_llama
+from outrider.core.errors import CheckpointError
 from outrider.core.protocols import StepRow
 from outrider.models.decoder import ModelCapacity
 from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of
@@ -59,7 +61,7 @@ def stored(name: str) -> str:
     if plain.startswith(("layers.", "midlayer.")):
         block, _, part = plain.removeprefix("layers.").partition(".")
         return f"blk.{0 if block == 'midlayer' else block}.{LAYER[part]}{ending}"
-    return OUTER[plain] + ending
+    return OUTER.get(plain, plain) + ending
 
 
 def written(path: Path, arch: str, keys: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
@@ -97,10 +99,13 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "dflash": {},
     "dflash-zlab": {},
     "dspark-vanilla": {"sample_from_anchor": True, "has_confidence_head": True},
+    "dspark-gated": {"sample_from_anchor": True, "has_confidence_head": True},
+    "dspark-rnn": {"sample_from_anchor": False, "has_confidence_head": True},
 }
 
 
-@pytest.mark.parametrize("name", ["dflash", "dflash-zlab", "dspark-vanilla"])
+# llama.cpp converts vanilla Markov heads alone; others have the names of folders.
+@pytest.mark.parametrize("name", OWN)
 def test_a_file_drafts_as_its_folder(name: str, tmp_path: Path) -> None:
     case = Case.read(CASES / f"{name}.json")
     layer = case.config.get("transformer_layer_config", case.config)
@@ -113,6 +118,56 @@ def test_a_file_drafts_as_its_folder(name: str, tmp_path: Path) -> None:
     for length, expected in case.drafts.items():
         (draft,) = pair.drafter.propose([pair.states(0, length)])
         assert draft.tokens == expected
+
+
+SLIDING = ["sliding_attention", "full_attention"]
+DFLASH2 = {"conv_kernel_size": 3, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4}
+
+
+def windowed(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a file whose first layer slides."""
+    slides = [kind == SLIDING[0] for kind in SLIDING]
+    window = {"attention.sliding_window": 6, "attention.sliding_window_pattern": slides}
+    return {**sizes_of(layer), "target_layers": [1, 3, 8], "block_size": 5, **window}
+
+
+@pytest.mark.parametrize("causal", [None, False, True])
+@pytest.mark.parametrize("name", ["dflash-window", "dflash2"])
+def test_windows_in_a_file_are_those_of_z_labs_folder(
+    name: str, causal: bool | None, tmp_path: Path
+) -> None:
+    """llama.cpp converts windows of this format alone, which end at the token itself."""
+    case = Case.read(CASES / f"{name}.json")
+    layer = case.config["transformer_layer_config"]
+    own = DFLASH2 if name == "dflash2" else {}
+    switch = {} if causal is None else {"is_causal": causal}
+    parts = {"mask_token_id": MASK, "target_layer_ids": [0, 2, 7], **own}
+    config = {**layer, "architectures": ["DFlashDraftModel"], "dflash_config": parts, **switch}
+    folder = replace(case, config={**config, "block_size": 5}).write(tmp_path / "folder")
+    keys = windowed(layer) | own
+    keys |= {} if causal is None else {"attention.causal": causal}
+    file = written(tmp_path / "a.gguf", "dflash", keys, drawn(case.shapes, case.ids))
+    one, other = (Pair(case, *drafter_in(path, chunk=8)) for path in (folder, file))
+    drafts: list[tuple[int, ...]] = []
+    for pair in (one, other):
+        pair.open(0)
+    for length in case.drafts:
+        ((first,), (second,)) = (
+            pair.drafter.propose([pair.states(0, length)]) for pair in (one, other)
+        )
+        assert first.tokens == second.tokens
+        drafts.append(first.tokens)
+    assert len(set(drafts)) > 3
+    assert any(drafts)
+
+
+def test_windows_of_dspark_are_refused(tmp_path: Path) -> None:
+    case = Case.read(CASES / "dspark-vanilla.json")
+    keys = {**windowed(case.config["transformer_layer_config"]), **OWN["dspark-vanilla"]}
+    path = written(tmp_path / "a.gguf", "dflash", keys, drawn(case.shapes, case.ids))
+    with pytest.raises(CheckpointError, match="DSpark with a sliding window") as caught:
+        kind_of(path)
+    assert "folder with safetensors" in str(caught.value.hint)
 
 
 def paired(weight_OI: Tensor, head_dim: int) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from outrider.core.errors import CheckpointError
 from outrider.models.gguf.architectures import LAYERED, LLAMA_LAYER, layer_types
 from outrider.models.gguf.config import Architecture, Part, Sizes
 
@@ -62,6 +63,12 @@ def _dflash(sizes: Sizes) -> dict[str, Any]:
     if sizes.is_set("attention.sliding_window"):
         found["sliding_window"] = sizes.integer("attention.sliding_window")
         found["layer_types"] = layer_types(sizes, pattern)
+        if "markov_w1.weight" in entries and "sliding_attention" in found["layer_types"]:
+            raise CheckpointError(
+                f"{sizes.header.path}: DSpark with a sliding window: the file does not say whether "
+                "the window ends at the token (DeepSpec) or begins before the block (speculators).",
+                hint="name the folder with safetensors that the file was made from",
+            )
     return found
 
 
