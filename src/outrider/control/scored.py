@@ -198,6 +198,8 @@ _PACE_FADE = 1 - 1 / 64
 _LONGEST_DRAFTING = 8.0
 # Costs are updated after each of the first passes, then after every so many.
 _FREQUENT, _REFRESH = 32, 32
+# After those, one of so many passes without drafts is measured: they are alike.
+_PLAIN_EVERY = 8
 # Drafts of one drafter over which its gains are averaged; before so many nodes it may draft.
 _GAIN_FADE, _FEW_NODES = 1 - 1 / 16, 12
 # Passes that must be left of the allowance for drafts of which the last ones lost time.
@@ -314,8 +316,10 @@ class ScoredController:
                 judged.append((expected.by, one))
         if not rounds or any(one.num_prompt_tokens for one in traces):
             return
-        self._meter.observe(traces, caught_up=True)
         self._num_passes += 1
+        drafted = any(one.num_drafted for one in rounds)
+        if drafted or self._num_passes < _FREQUENT or self._num_passes % _PLAIN_EVERY == 0:
+            self._meter.observe(traces, caught_up=True)
         if self._num_passes < _FREQUENT or self._num_passes % _REFRESH == 0:
             self._costs = self._meter.table() or self._costs
             self._pass_seconds.clear()

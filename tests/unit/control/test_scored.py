@@ -10,9 +10,9 @@ import pytest
 
 from checks.controllers import trace
 from outrider.control.scored import FIRST_REST, ScoredController
-from outrider.core.draft import Draft
+from outrider.core.draft import Draft, RoundTrace
 from outrider.core.errors import ContractError
-from outrider.estimate.cost import FIRST_LOSS, LOSS_SHARE
+from outrider.estimate.cost import FIRST_LOSS, LOSS_SHARE, CostMeter
 
 K, NODES = 12, 24
 Cost = Callable[[int], float]
@@ -261,3 +261,24 @@ def test_drafting_itself_counts_as_time_of_a_batch() -> None:
     slow.draft_seconds = 1.0
     assert any(rested(slow, [8] * 300, chain(0.5)))
     assert not any(rested(Play(flat), [8] * 300, chain(0.5)))
+
+
+def test_of_passes_without_drafts_few_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of eight after the first ones; and each pass with a draft."""
+    measured: list[int] = []
+
+    def observe(meter: CostMeter, traces: Sequence[RoundTrace], *, caught_up: bool) -> None:
+        del meter, caught_up
+        measured.append(len(traces))
+
+    monkeypatch.setattr(CostMeter, "observe", observe)
+    play = Play(flat)
+    for _ in range(32):
+        play.round([Draft.empty()])
+    before = len(measured)
+    assert before == 32
+    for _ in range(80):
+        play.round([Draft.empty()])
+    assert len(measured) - before == 10
+    play.round([chain(0.9)])
+    assert len(measured) - before == 11
