@@ -164,6 +164,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         FIRST["num_threads"] = torch.get_num_threads()
     gc.collect()
     gc.freeze()
+    if session.config.option.processes > 1 and any(
+        "design" in one.path.parts for one in session.items
+    ):
+        # Else each of them would parse all sources.
+        from checks.sources import nodes
+
+        nodes()
     gc.enable()
 
 
