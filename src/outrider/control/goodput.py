@@ -271,6 +271,10 @@ class GoodputController:
             self._learn_all()
         return now
 
+    def passed(self, seconds: float) -> None:
+        """Count a pass that only others drafted for: looks may cost a share of its time too."""
+        self._probes.total += seconds
+
     def stats(self) -> GoodputStats:
         probes = self._probes
         share = probes.spent / probes.total if probes.total else 0.0

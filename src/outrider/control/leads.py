@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from outrider.control.goodput import GoodputController
 from outrider.core.draft import Draft, RoundTrace
-from outrider.estimate.acceptance import FadingMean, OpenPasses
+from outrider.estimate.acceptance import FadingMean, OpenPasses, seconds_of
 from outrider.estimate.cost import LOSS_SHARE, MOST_SAVED, Allowance
 
 # Passes between two trials of other members, at first and at most, and the passes of one.
@@ -144,6 +144,8 @@ class Leads:
         rounds = [one for one in traces if one.num_emitted]
         by = {one.drafter for one in rounds if one.num_drafted}
         led = [name for name in by if name in self._members] if by else [self.name]
+        if not led:
+            self._members[self.name].controller.passed(seconds_of(trace))
         has_learnt = False
         for name in led:
             is_tried = name == self._tried

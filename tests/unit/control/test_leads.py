@@ -124,6 +124,13 @@ def test_of_members_that_lose_the_one_that_loses_least_leads_and_is_looked_at_ag
     assert machine.leads.lead([0]).gain > 1.2
 
 
+def test_looks_may_cost_a_share_of_the_time_in_which_look_ups_draft() -> None:
+    alone, helped = (Machine({"wrong": 2.0}, {"wrong": 0.05}, lookups) for lookups in (0, 2))
+    alone.run(2000)
+    helped.run(4000)
+    assert len(helped.made) > 1.3 * len(alone.made)
+
+
 def test_trials_of_members_that_never_gain_are_bounded_and_become_rare() -> None:
     machine = Machine({"good": 0.1, "slow": 1.0}, {"good": 0.8, "slow": 0.3})
     machine.run(100)
