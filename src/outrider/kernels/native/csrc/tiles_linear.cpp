@@ -21,7 +21,8 @@ TileInputs rounded_rows(Team& team, const float* x, int num_rows, int num_in) {
     const int steps = num_steps(num_in);
     const int64_t stride = static_cast<int64_t>(steps | 1) * TILE_BYTES;
     auto* rows = static_cast<uint8_t*>(team.shared().take(num_rows * stride));
-    team.run(num_rows, std::max(1, MIN_SPLIT_INPUTS / num_in), [&](int first, int last, int) {
+    const int grain = even_grain(num_rows, std::max(1, MIN_SPLIT_INPUTS / num_in));
+    team.run(num_rows, grain, [&](int first, int last, int) {
         for (int row = first; row < last; ++row)
             round_row(x + static_cast<int64_t>(row) * num_in, num_in, steps * STEP_INPUTS,
                       reinterpret_cast<BFloat16*>(rows + row * stride));
