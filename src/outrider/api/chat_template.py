@@ -18,7 +18,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.resources import files
@@ -278,6 +279,11 @@ class ChatTemplate:
         problem = reply.get("error", "no text").rstrip(".")
         raise HelperLostError(problem) if "ends" in reply else TemplateRefusalError(problem)
 
+    def begin(self) -> None:
+        """Start the helper while a model is loaded. Raises MachineError."""
+        with self._lock:
+            self._helper.begin()
+
     def close(self) -> None:
         """Stop the helper; the next render starts another one."""
         self._helper.close()
@@ -362,6 +368,7 @@ class Helper:
     def __init__(self, job: str) -> None:
         self._job = job
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
         self._end: Callable[[], object] = lambda: None
 
     def ask(self, request: Mapping[str, object], *, max_bytes: int) -> dict[str, str]:
@@ -373,13 +380,22 @@ class Helper:
         except _EndedError:
             return self._ask(line, max_bytes)
 
+    def begin(self) -> None:
+        """Start the process, so that the first request waits less. Raises MachineError."""
+        if self._process is None:
+            self._process = self._start()
+
     def close(self) -> None:
         """End the process; another request starts a new one."""
-        self._process = None
+        self._process, self._is_ready = None, False
         self._end()
 
     def _ask(self, line: bytes, max_bytes: int) -> dict[str, str]:
-        process = self._process or self._start()
+        process = self._process = self._process or self._start()
+        if not self._is_ready:
+            with self._starting():
+                _read(process, BASE_OUTPUT_CHARS)
+            self._is_ready = True
         try:
             _write(process, line)
             return _read(process, max_bytes + BASE_OUTPUT_CHARS)
@@ -389,11 +405,9 @@ class Helper:
             raise
 
     def _start(self) -> subprocess.Popen[bytes]:
-        script = Path(__file__).with_name("helper.py")
-        command = [sys.executable, "-I", str(script), self._job]
-        try:
+        with self._starting():
             process = subprocess.Popen(
-                command,
+                self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -402,17 +416,24 @@ class Helper:
                 start_new_session=True,
             )
             self._end = weakref.finalize(self, _end, process)
-            _read(process, BASE_OUTPUT_CHARS)
+        return process
+
+    @property
+    def _command(self) -> list[str]:
+        return [sys.executable, "-I", str(Path(__file__).with_name("helper.py")), self._job]
+
+    @contextmanager
+    def _starting(self) -> Generator[None]:
+        try:
+            yield
         except BaseException as problem:
             self.close()
             if not isinstance(problem, HelperLostError | OSError):
                 raise
             raise MachineError(
-                f"{script.name} does not start: {problem}.",
-                hint=f"run {' '.join(command)} to see why",
+                f"helper.py does not start: {problem}.",
+                hint=f"run {' '.join(self._command)} to see why",
             ) from None
-        self._process = process
-        return process
 
 
 def _write(process: subprocess.Popen[bytes], line: bytes) -> None:

@@ -23,11 +23,11 @@ import torch
 from outrider.api.callers import OfOneProcess, Turns
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher, runs_of
-from outrider.cache.pages import own_bytes
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Origin, Outcome, RoundEvent, RoundTrace, TokenLogprobs
 from outrider.core.errors import ConfigError, ContractError, foreign, with_hint
 from outrider.core.logits import ThoughtBudget
+from outrider.core.process import own_bytes
 from outrider.engine.engine import Engine
 from outrider.engine.round import LiveSequence
 from outrider.metrics import MemoryTrace, summarise

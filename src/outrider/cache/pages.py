@@ -6,15 +6,12 @@ Shapes:  N = packed tokens, B = sequences, P = page-table columns, E = extra key
 from __future__ import annotations
 
 import hashlib
-import os
-import re
 import struct
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import count
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,10 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.cache.pool import Pool
+from outrider.core import early
 from outrider.core.errors import CapacityError, address_limits
 from outrider.core.fields import size
-from outrider.core.files import FileKind, read_text
-from outrider.core.process import deferred
+from outrider.core.files import available_bytes, group_limits, physical_bytes
+from outrider.core.process import own_bytes
 from outrider.core.spec import ModelSpec, RecurrentCapacity
 from outrider.core.tree import ROOT
 from outrider.kernels.plan import PackedPlan, sent
@@ -370,9 +368,6 @@ class SequencePages:
 # alone.
 # Weights, activations and other programs need the remaining memory.
 ARENA_SHARE = 0.25
-# Sizes from here on are no limit: version 1 uses such a number for "none".
-_NO_LIMIT = 1 << 60
-_PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,14 +389,17 @@ def limits(device: torch.device, share: float = 1.0) -> tuple[MemoryLimit, ...]:
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
         return (*found, MemoryLimit(f"free memory of {device}", free))
-    found.append(MemoryLimit("free memory of this machine", _available_bytes()))
-    for limit, used in _group_limits():
-        found.append(MemoryLimit(f"memory limit of the control group, {size(limit)}", limit - used))
+    # Pages that wait for weights are free for them.
+    written, reserved = early.pages.unused if early.pages else (0, 0)
+    found.append(MemoryLimit("free memory of this machine", available_bytes() + written))
+    for limit, used in group_limits():
+        free = limit - used + written
+        found.append(MemoryLimit(f"memory limit of the control group, {size(limit)}", free))
     for resource, command, counted, limit in address_limits():
         used = own_bytes(counted)
         if used is not None:
             name = f"{resource} ({command}), {size(limit)}"
-            found.append(MemoryLimit(name, limit - used, of_addresses=True))
+            found.append(MemoryLimit(name, limit - used + reserved, of_addresses=True))
     return tuple(replace(one, free=max(0, one.free)) for one in found)
 
 
@@ -415,7 +413,7 @@ def total_bytes(device: torch.device) -> int:
     host's memory, the host's."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
-    return min([_physical_bytes(), *(limit for limit, _ in _group_limits())])
+    return min([physical_bytes(), *(limit for limit, _ in group_limits())])
 
 
 def arena_slots(
@@ -451,73 +449,3 @@ def arena_slots(
             else "choose a smaller model, or a machine with more memory",
         )
     return min(num_slots, affordable)
-
-
-def _physical_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _available_bytes() -> int:
-    """Memory available without swapping; pages that only cache files count as free."""
-    kilobytes = _field(_PROC / "meminfo", b"MemAvailable")
-    if kilobytes is not None:
-        return 1024 * kilobytes
-    if "SC_AVPHYS_PAGES" not in os.sysconf_names:  # macOS does not report it
-        return _physical_bytes()
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def own_bytes(name: bytes) -> int | None:
-    """The bytes behind `name` in the status of this process; None without /proc."""
-    kilobytes = _field(_PROC / "self" / "status", name)
-    return None if kilobytes is None else 1024 * kilobytes
-
-
-def _group_limits() -> Iterator[tuple[int, int]]:
-    """(limit, bytes in use that cannot be reclaimed) of each group above this process."""
-    try:
-        lines = read_text(_PROC / "self" / "cgroup", FileKind.SYSTEM).splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if controllers == "":
-            names = ("memory.max", "memory.current", b"inactive_file")
-            yield from _above(_GROUPS, path, names)
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", b"total_inactive_file")
-            yield from _above(_GROUPS / "memory", path, names)
-
-
-def _above(root: Path, path: str, names: tuple[str, str, bytes]) -> Iterator[tuple[int, int]]:
-    """Limits of the group at `path` and of all groups above it. In a container the path may be the
-    host's and missing; then the root is the container's own group."""
-    of_limit, of_usage, cached = names
-    parts = [part for part in path.split("/") if part not in ("", "..")]
-    for depth in range(len(parts), -1, -1):
-        folder = root.joinpath(*parts[:depth])
-        limit, usage = _number(folder / of_limit), _number(folder / of_usage)
-        if limit is not None and limit < _NO_LIMIT:
-            reclaimable = _field(folder / "memory.stat", cached) or 0
-            yield limit, max(0, (usage or 0) - reclaimable)
-
-
-def _number(path: Path) -> int | None:
-    """The number in a file; None if there is no such file, or if it says that there is no limit."""
-    try:
-        text = read_text(path, FileKind.SYSTEM).strip()
-    except OSError:
-        return None
-    return int(text) if text.isascii() and text.isdigit() else None
-
-
-def _field(path: Path, name: bytes) -> int | None:
-    """The number behind `name` in a file of `name: number` or `name number` lines."""
-    try:
-        # An interrupt between opening a file and holding it would leave the file open.
-        with deferred():
-            data = path.read_bytes()
-    except OSError:
-        return None
-    found = re.search(rb"^" + name + rb":?\s+(\d+)", data, re.MULTILINE)
-    return int(found[1]) if found else None

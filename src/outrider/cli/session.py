@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, cast
 from outrider import __version__
 from outrider.cli.output import say
 from outrider.core.config import EngineConfig
+from outrider.core.early import pages_for
 from outrider.core.env import variables_with
 from outrider.core.errors import (
     VARIABLES_OF_OTHERS,
@@ -115,17 +116,18 @@ def open_llm(
     overrides the setting; `on_job` gets every job. With `chats`, a chat template is required
     before loading."""
     target, draft, engine = to_load(resolved)
-    if chats and not engine.chat_template:
-        from outrider.api.tokenizer import Tokenizer
-        from outrider.models.loading import resolve
+    with pages_for(target if engine.device in ("auto", "cpu") else ""):
+        if chats and not engine.chat_template:
+            from outrider.api.tokenizer import Tokenizer
+            from outrider.models.loading import resolve
 
-        Tokenizer.load(resolve(engine.tokenizer or target)).templates.pick()
-    if drafter is not None:
-        engine = replace(engine, drafter=drafter)
+            Tokenizer.load(resolve(engine.tokenizer or target)).templates.pick().begin()
+        if drafter is not None:
+            engine = replace(engine, drafter=drafter)
 
-    from outrider.api.llm import LLM
+        from outrider.api.llm import LLM
 
-    llm = LLM(target, draft=draft, config=engine, on_job=on_job)
+        llm = LLM(target, draft=draft, config=engine, on_job=on_job)
     if drafter is None:
         _say_notes(llm.notes, details=details)
     return llm

@@ -15,7 +15,7 @@ import stat
 import tempfile
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from importlib import import_module
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from outrider.core.errors import ConfigError, MachineError, reason_of
+from outrider.core.process import system_number
 
 _MIB = 1 << 20
 # Most JSON values in one file: in memory each takes up to 100 bytes, for two or three in the file.
@@ -378,3 +379,63 @@ def remove(*paths: Path) -> None:
     for path in paths:
         with suppress(OSError):
             path.rmdir() if path.is_dir() else path.unlink()
+
+
+# Files of the system that say how much memory there is. A control group (version 1 or 2), and every
+# group above it, may limit the process.
+# Sizes from here on are no limit: version 1 uses such a number for "none".
+_NO_LIMIT = 1 << 60
+_PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+def physical_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def available_bytes() -> int:
+    """Memory available without swapping; pages that only cache files count as free."""
+    kilobytes = system_number(_PROC / "meminfo", b"MemAvailable")
+    if kilobytes is not None:
+        return 1024 * kilobytes
+    if "SC_AVPHYS_PAGES" not in os.sysconf_names:  # macOS does not report it
+        return physical_bytes()
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def group_limits() -> Iterator[tuple[int, int]]:
+    """(limit, bytes in use that cannot be reclaimed) of each group above this process."""
+    try:
+        lines = read_text(_PROC / "self" / "cgroup", FileKind.SYSTEM).splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers == "":
+            names = ("memory.max", "memory.current", b"inactive_file")
+            yield from _above(_GROUPS, path, names)
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", b"total_inactive_file")
+            yield from _above(_GROUPS / "memory", path, names)
+
+
+def _above(root: Path, path: str, names: tuple[str, str, bytes]) -> Iterator[tuple[int, int]]:
+    """Limits of the group at `path` and of all groups above it. In a container the path may be the
+    host's and missing; then the root is the container's own group."""
+    of_limit, of_usage, cached = names
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    for depth in range(len(parts), -1, -1):
+        folder = root.joinpath(*parts[:depth])
+        limit, usage = _number(folder / of_limit), _number(folder / of_usage)
+        if limit is not None and limit < _NO_LIMIT:
+            reclaimable = system_number(folder / "memory.stat", cached) or 0
+            yield limit, max(0, (usage or 0) - reclaimable)
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None if there is no such file, or if it says that there is no limit."""
+    try:
+        text = read_text(path, FileKind.SYSTEM).strip()
+    except OSError:
+        return None
+    return int(text) if text.isascii() and text.isdigit() else None

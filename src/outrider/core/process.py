@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ from collections.abc import Callable, Generator
 from contextlib import ContextDecorator, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from threading import get_ident
 from time import monotonic, sleep
 from types import FrameType
@@ -293,3 +295,21 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
+
+
+def own_bytes(name: bytes) -> int | None:
+    """The bytes behind `name` in the status of this process; None without /proc."""
+    kilobytes = system_number(Path("/proc/self/status"), name)
+    return None if kilobytes is None else 1024 * kilobytes
+
+
+def system_number(path: Path, name: bytes) -> int | None:
+    """The number behind `name` in a file of `name: number` or `name number` lines."""
+    try:
+        # An interrupt between opening a file and holding it would leave the file open.
+        with deferred():
+            data = path.read_bytes()
+    except OSError:
+        return None
+    found = re.search(rb"^" + name + rb":?\s+(\d+)", data, re.MULTILINE)
+    return int(found[1]) if found else None

@@ -273,7 +273,7 @@ class Weights:
         found = self._readers[path].blocks(name) or self._coded_blocks(name)
         if [(one.num_out, one.num_in) for one in found] != [(num_out, num_in)] * count:
             return None
-        self._let_go(path, sum(one.raw.nbytes for one in found))
+        self._let_go(path, sum(one.raw.nbytes for one in found), trims=False)
         self._untaken.discard(name)
         return found
 
@@ -363,8 +363,10 @@ class Weights:
         self._let_go(self._stored_in[name], tensor.nbytes)
         return tensor
 
-    def _let_go(self, path: Path, num_bytes: int) -> None:
-        """Release pages when much of a file has been read, or when another file's turn comes."""
+    def _let_go(self, path: Path, num_bytes: int, *, trims: bool = True) -> None:
+        """Release pages when much of a file has been read, or when another file's turn comes. With
+        `trims` also what decoded tensors took: the allocator's search takes about as long as 4 MB
+        of blocks take to be packed."""
         last, self._last = self._last or path, path
         self._num_read += num_bytes
         file = self._readers[last]
@@ -372,7 +374,8 @@ class Weights:
             return
         self._num_read = 0
         file.let_go()
-        give_back()
+        if trims:
+            give_back()
 
     def _near(self, name: str) -> str:
         close = difflib.get_close_matches(name, self._file_of, n=1)

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from outrider.api.callers import ChatIds
+from outrider.core import early
 from outrider.core.env import show_gpu
 from outrider.core.errors import MachineError, OutriderError, Wordless, hear_compilers, tell_of_task
 from outrider.core.params import SamplingParams
@@ -171,6 +172,8 @@ def _port(load: Load) -> ThreadPort:
     """Return the port of an engine, which is not loaded yet."""
     if load.placement.gpu is not None:
         show_gpu(load.placement.gpu)
+    else:
+        early.begin(load.model)
     # Imported here: PyTorch counts the available cores and GPUs when it is loaded.
     from outrider.api.llm import LLM
     from outrider.server.thread_port import LaneLoad, ThreadPort
@@ -179,7 +182,10 @@ def _port(load: Load) -> ThreadPort:
 
     def loaded() -> LLM:
         config = load.placement.shared(load.config)
-        return LLM(load.model, draft=load.draft, config=config, on_job=lanes.note)
+        try:
+            return LLM(load.model, draft=load.draft, config=config, on_job=lanes.note)
+        finally:
+            early.end()
 
     return ThreadPort(loaded, max_queued=load.max_queued, lanes=lanes)
 

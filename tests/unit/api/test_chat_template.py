@@ -140,3 +140,14 @@ def test_long_conversations_may_render_long_prompts() -> None:
     messages = [{"role": "user", "content": "word " * 20_000}]
     found = ChatTemplate("{{ messages[0].content * 3 }}", {}).render(messages)
     assert len(found.text) == 300_000
+
+
+def test_a_helper_that_was_started_early_answers_the_first_request() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    helper = template._helper  # pyright: ignore[reportPrivateUsage]
+    template.begin()
+    started = helper._process  # pyright: ignore[reportPrivateUsage]
+    assert started is not None
+    assert template.render(MESSAGES).text == MESSAGES[0]["content"]
+    assert helper._process is started  # pyright: ignore[reportPrivateUsage]
+    template.close()

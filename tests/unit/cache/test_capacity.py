@@ -17,9 +17,9 @@ from outrider.cache.pages import (
     arena_slots,
     free_bytes,
     limits,
-    own_bytes,
     total_bytes,
 )
+from outrider.core.process import own_bytes
 
 CPU = torch.device("cpu")
 

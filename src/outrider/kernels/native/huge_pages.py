@@ -13,6 +13,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from outrider.core import early
 from outrider.core.errors import ContractError
 from outrider.kernels.native.cpu import memory_nodes
 
@@ -85,6 +86,9 @@ def zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -
 # Other models get parts of the same region, whatever mode it was opened in.
 @torch.inference_mode(False)
 def _taken(num_bytes: int) -> Tensor | None:
+    part = None if early.pages is None else early.pages.take(num_bytes)
+    if part is not None:
+        return torch.frombuffer(part, dtype=torch.uint8)
     large = num_bytes > _REGION_BYTES // 4
     return _region(num_bytes) if large else _regions.part(num_bytes)
 

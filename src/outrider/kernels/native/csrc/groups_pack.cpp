@@ -2,6 +2,7 @@
 //
 // models/gguf/blocks.py has each type's definition. Here a block becomes its codes, scales
 // and minimums, unit by unit.
+#include "bytes.h"
 #include "groups.h"
 #include "integers.h"
 
@@ -12,7 +13,7 @@ namespace {
 // 32 inputs of an output. Of a scale or minimum that is a byte, `scale` and `min` have that; then
 // `super_scale` and `super_min` are the float16 that they are multiplied by.
 struct Unit {
-    uint8_t codes[UNIT];
+    alignas(16) uint8_t codes[UNIT];
     uint16_t scale[2], min[2], super_scale, super_min;
     uint8_t zero;
     float full_scale;
@@ -25,14 +26,29 @@ inline uint16_t half_at(const uint8_t* from) {
 
 // 16 bytes: their low halves, then their high ones.
 inline void nibbles(const uint8_t* from, uint8_t* to) {
-    for (int i = 0; i < 16; ++i) {
-        to[i] = from[i] & 15;
-        to[i + 16] = from[i] >> 4;
-    }
+    const Bytes both = bytes_at(from);
+    put_bytes(to, both & 15);
+    put_bytes(to + 16, bits(both, 4, 15));
+}
+
+// Of 32 bytes the bits from `shift` on that `mask` has.
+inline void some_bits(const uint8_t* from, int shift, uint8_t mask, uint8_t* to) {
+    for (int i = 0; i < UNIT; i += 16) put_bytes(to + i, bits(bytes_at(from + i), shift, mask));
+}
+
+// The same, added to codes from bit `place` on.
+inline void add_bits(const uint8_t* from, int shift, uint8_t mask, int place, uint8_t* to) {
+    for (int i = 0; i < UNIT; i += 16)
+        put_bytes(to + i, bytes_at(to + i) | bits(bytes_at(from + i), shift, mask) << place);
 }
 
 inline void fifth_bits(const uint8_t* from, uint8_t* to) {
-    for (int i = 0; i < UNIT; ++i) to[i] |= (from[i / 8] >> i % 8 & 1) << 4;
+    constexpr Bytes EACH = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+    constexpr uint64_t ALL = 0x0101010101010101u;
+    for (int i = 0; i < 2; ++i) {
+        const Bytes spread = cast<Bytes>(Words{ALL * from[2 * i], ALL * from[2 * i + 1]});
+        put_bytes(to + 16 * i, bytes_at(to + 16 * i) | (cast<Bytes>((spread & EACH) == EACH) & 16));
+    }
 }
 
 void q4_0(const uint8_t* from, int, Unit& unit) {
@@ -84,13 +100,8 @@ void mxfp4(const uint8_t* from, int, Unit& unit) {
     nibbles(from + 1, unit.codes);
 }
 
-// Two bits of each of 32 bytes.
-inline void two_bits(const uint8_t* from, int shift, uint8_t* to) {
-    for (int i = 0; i < UNIT; ++i) to[i] = from[i] >> shift & 3;
-}
-
 void q2_k(const uint8_t* from, int u, Unit& unit) {
-    two_bits(from + 16 + u / 4 * 32, u % 4 * 2, unit.codes);
+    some_bits(from + 16 + u / 4 * 32, u % 4 * 2, 3, unit.codes);
     for (int set = 0; set < 2; ++set) {
         unit.scale[set] = from[2 * u + set] & 15;
         unit.min[set] = from[2 * u + set] >> 4;
@@ -100,8 +111,8 @@ void q2_k(const uint8_t* from, int u, Unit& unit) {
 }
 
 void q3_k(const uint8_t* from, int u, Unit& unit) {
-    two_bits(from + 32 + u / 4 * 32, u % 4 * 2, unit.codes);
-    for (int i = 0; i < UNIT; ++i) unit.codes[i] |= (from[i] >> u & 1) << 2;
+    some_bits(from + 32 + u / 4 * 32, u % 4 * 2, 3, unit.codes);
+    add_bits(from, u, 1, 2, unit.codes);
     for (int set = 0; set < 2; ++set) {
         const int part = 2 * u + set;
         const int low = from[96 + part % 8] >> part / 8 * 4 & 15;
@@ -121,7 +132,7 @@ inline void scales_of_k(const uint8_t* from, int u, Unit& unit) {
 }
 
 inline void nibbles_of_k(const uint8_t* from, int u, uint8_t* to) {
-    for (int i = 0; i < UNIT; ++i) to[i] = from[u / 2 * 32 + i] >> u % 2 * 4 & 15;
+    some_bits(from + u / 2 * 32, u % 2 * 4, 15, to);
 }
 
 void q4_k(const uint8_t* from, int u, Unit& unit) {
@@ -131,7 +142,7 @@ void q4_k(const uint8_t* from, int u, Unit& unit) {
 
 void q5_k(const uint8_t* from, int u, Unit& unit) {
     nibbles_of_k(from + 48, u, unit.codes);
-    for (int i = 0; i < UNIT; ++i) unit.codes[i] |= (from[16 + i] >> u & 1) << 4;
+    add_bits(from + 16, u, 1, 4, unit.codes);
     scales_of_k(from, u, unit);
 }
 
@@ -139,10 +150,8 @@ void q6_k(const uint8_t* from, int u, Unit& unit) {
     const int half = u / 4, quarter = u % 4;
     const uint8_t* low = from + half * 64 + quarter % 2 * 32;
     const uint8_t* high = from + 128 + half * 32;
-    for (int i = 0; i < UNIT; ++i) {
-        const int nibble = low[i] >> quarter / 2 * 4 & 15;
-        unit.codes[i] = static_cast<uint8_t>(nibble | (high[i] >> quarter * 2 & 3) << 4);
-    }
+    some_bits(low, quarter / 2 * 4, 15, unit.codes);
+    add_bits(high, quarter * 2, 3, 4, unit.codes);
     for (int set = 0; set < 2; ++set) unit.scale[set] = from[192 + 2 * u + set];
     unit.super_scale = half_at(from + 208);
 }
@@ -170,7 +179,7 @@ void tq1_0(const uint8_t* from, int u, Unit& unit) {
 }
 
 void tq2_0(const uint8_t* from, int u, Unit& unit) {
-    two_bits(from + u / 4 * 32, u % 4 * 2, unit.codes);
+    some_bits(from + u / 4 * 32, u % 4 * 2, 3, unit.codes);
     for (uint8_t& code : unit.codes) code += 7;
     unit.scale[0] = half_at(from + 64);
 }
@@ -315,39 +324,54 @@ inline Spot high_spot(const Format& f, int c, int i) {
     return {planes + (step / 4 * UNIT_BLOCK + c) * 4 + i % 4, step % 4 * 2};
 }
 
-inline uint32_t four(const uint8_t* codes, int step) {
-    uint32_t some;
-    std::memcpy(&some, codes + 4 * step, sizeof(some));
-    return some;
+// Of each eight inputs of a unit the bits from `shift` on that `mask` has, in four bytes: those of
+// the first four, and above them from bit `width` on those of the others.
+ALWAYS_INLINE Four folded(const Unit& unit, int shift, uint8_t mask, int width) {
+    Words halves[2];
+    for (int h = 0; h < 2; ++h) {
+        halves[h] = cast<Words>(bits(bytes_at(unit.codes + 16 * h), shift, mask));
+        halves[h] |= halves[h] >> (32 - width);
+    }
+    return PICK_FOUR(cast<Four>(halves[0]), cast<Four>(halves[1]), 0, 2, 4, 6);
 }
 
-inline void put_four(uint8_t* to, int row, int c, uint32_t some) {
-    std::memcpy(to + (row * UNIT_BLOCK + c) * 4, &some, sizeof(some));
+ALWAYS_INLINE Columns folded(const Unit (&units)[4], int shift, uint8_t mask, int width) {
+    return transposed(folded(units[0], shift, mask, width), folded(units[1], shift, mask, width),
+                      folded(units[2], shift, mask, width), folded(units[3], shift, mask, width));
 }
 
-// Four inputs at a time, as `low_spot` and `high_spot` say.
-ALWAYS_INLINE void put_codes(const Format& f, const uint8_t* codes, int c, uint8_t* to) {
+inline void put_row(uint8_t* to, int row, int c, Four four) {
+    std::memcpy(to + (row * UNIT_BLOCK + c) * 4, &four, sizeof(four));
+}
+
+// Units of the columns from c on, as `low_spot` and `high_spot` say.
+ALWAYS_INLINE void put_codes(const Format& f, const Unit (&units)[4], int c, uint8_t* to) {
     if (f.codes == F8) {
-        for (int i = 0; i < UNIT; ++i) to[i * UNIT_BLOCK + c] = codes[i];
+        for (int i = 0; i < UNIT; ++i)
+            for (int k = 0; k < 4; ++k) to[i * UNIT_BLOCK + c + k] = units[k].codes[i];
         return;
     }
     if (f.codes == U8) {
-        for (int step = 0; step < 8; ++step) put_four(to, step, c, four(codes, step));
+        for (int half = 0; half < 2; ++half) {
+            Four of[4];
+            for (int k = 0; k < 4; ++k) of[k] = cast<Four>(bytes_at(units[k].codes + 16 * half));
+            const Columns all = transposed(of[0], of[1], of[2], of[3]);
+            for (int row = 0; row < 4; ++row) put_row(to, 4 * half + row, c, all.rows[row]);
+        }
         return;
     }
-    for (int eight = 0; eight < 4; ++eight) {
-        const uint32_t low = four(codes, 2 * eight) & 0x0f0f0f0fu;
-        const uint32_t high = four(codes, 2 * eight + 1) & 0x0f0f0f0fu;
-        put_four(to, eight, c, low | high << 4);
-    }
-    if (f.codes != U5 && f.codes != U6) return;
-    const int planes = f.codes == U5 ? 1 : 2, width = f.codes == U5 ? 1 : 2, steps = 8 / planes;
-    const uint32_t mask = f.codes == U5 ? 0x01010101u : 0x03030303u;
-    for (int plane = 0; plane < planes; ++plane) {
-        uint32_t bits = 0;
-        for (int step = 0; step < steps; ++step)
-            bits |= (four(codes, plane * steps + step) >> 4 & mask) << width * step;
-        put_four(to + 16 * UNIT_BLOCK, plane, c, bits);
+    const Columns low = folded(units, 0, 15, 4);
+    for (int row = 0; row < 4; ++row) put_row(to, row, c, low.rows[row]);
+    to += 16 * UNIT_BLOCK;
+    if (f.codes == U5) {
+        const Columns high = folded(units, 4, 1, 1);
+        const auto& rows = high.rows;
+        put_row(to, 0, c, rows[0] | rows[1] << 2 | rows[2] << 4 | rows[3] << 6);
+    } else if (f.codes == U6) {
+        const Columns high = folded(units, 4, 3, 2);
+        const auto& rows = high.rows;
+        put_row(to, 0, c, rows[0] | rows[1] << 4);
+        put_row(to, 1, c, rows[2] | rows[3] << 4);
     }
 }
 
@@ -365,57 +389,61 @@ inline void put_half(uint8_t* to, int c, uint16_t bits) {
     std::memcpy(to + 2 * c, &bits, sizeof(bits));
 }
 
-ALWAYS_INLINE void put(const Format& f, const Unit& unit, int u, int c, uint8_t* block) {
+// Units number u of the columns from c on.
+ALWAYS_INLINE void put(const Format& f, const Unit (&units)[4], int u, int c, uint8_t* block) {
     uint8_t* to = block + f.unit_at(u);
     uint8_t* head = block + f.head_at(u);
     const int scale_bytes = f.scale_bytes();
-    for (int set = 0; set < f.sets; ++set) {
-        const int at = set * UNIT_BLOCK + c;
-        if (f.scales == FULL) continue;
-        if (f.scales == SUPER) {
-            to[at] = static_cast<uint8_t>(unit.scale[set]);
-            if (f.has_min) to[scale_bytes + at] = static_cast<uint8_t>(unit.min[set]);
-        } else {
-            put_half(to, at, unit.scale[set]);
-            if (f.has_min) put_half(to + scale_bytes, at, unit.min[set]);
+    for (int k = 0; k < 4; ++k) {
+        const Unit& unit = units[k];
+        for (int set = 0; set < f.sets && f.scales != FULL; ++set) {
+            const int at = set * UNIT_BLOCK + c + k;
+            if (f.scales == SUPER) {
+                to[at] = static_cast<uint8_t>(unit.scale[set]);
+                if (f.has_min) to[scale_bytes + at] = static_cast<uint8_t>(unit.min[set]);
+            } else {
+                put_half(to, at, unit.scale[set]);
+                if (f.has_min) put_half(to + scale_bytes, at, unit.min[set]);
+            }
         }
+        if (f.scales == FULL && u % f.units_of_head() == 0)
+            std::memcpy(head + 4 * (c + k), &unit.full_scale, sizeof(float));
+        if (f.scales == SUPER && u % UNITS_OF_SUPER == 0) {
+            put_half(head, c + k, unit.super_scale);
+            if (f.has_min) put_half(head, UNIT_BLOCK + c + k, unit.super_min);
+        }
+        if (f.has_zeros()) to[f.zeros_at() + c + k] = unit.zero;
     }
-    if (f.scales == FULL && u % f.units_of_head() == 0)
-        std::memcpy(head + 4 * c, &unit.full_scale, sizeof(float));
-    if (f.scales == SUPER && u % UNITS_OF_SUPER == 0) {
-        put_half(head, c, unit.super_scale);
-        if (f.has_min) put_half(head, UNIT_BLOCK + c, unit.super_min);
-    }
-    if (f.has_zeros()) to[f.zeros_at() + c] = unit.zero;
-    put_codes(f, unit.codes, c, to + f.codes_at());
+    put_codes(f, units, c, to + f.codes_at());
 }
 
 using Decode = void (*)(const uint8_t* block, int unit, Unit& to);
 
-// Units from `first` on of one output, column c of a block.
-using PackRow = void (*)(const uint8_t* row, int first, int end, int c, const uint8_t* codebook,
-                         uint8_t* block);
+// Units from `first` on of four outputs, columns from c on; a row behind the last one is null.
+using PackRows = void (*)(const uint8_t* const* rows, int first, int end, int c,
+                          const uint8_t* codebook, uint8_t* block);
 
 struct Type {
     int number, block_bytes, units;
-    PackRow pack_row;
+    PackRows pack_rows;
     Format format;
 };
 
 template <int TYPE, int BLOCK_BYTES, int UNITS, Decode DECODE>
-void pack_row(const uint8_t* row, int first, int end, int c, const uint8_t* codebook,
-              uint8_t* block) {
-    Unit unit{};
-    unit.codebook = codebook;
+void pack_rows(const uint8_t* const* rows, int first, int end, int c, const uint8_t* codebook,
+               uint8_t* block) {
+    Unit units[4] = {};
+    for (Unit& unit : units) unit.codebook = codebook;
     for (int u = first; u < end; ++u) {
-        DECODE(row + u / UNITS * BLOCK_BYTES, u % UNITS, unit);
-        put(FORMAT<TYPE>, unit, u, c, block);
+        for (int k = 0; k < 4 && rows[k] != nullptr; ++k)
+            DECODE(rows[k] + u / UNITS * BLOCK_BYTES, u % UNITS, units[k]);
+        put(FORMAT<TYPE>, units, u, c, block);
     }
 }
 
 template <int TYPE, int BLOCK_BYTES, int UNITS, Decode DECODE>
 constexpr Type known() {
-    return {TYPE, BLOCK_BYTES, UNITS, pack_row<TYPE, BLOCK_BYTES, UNITS, DECODE>, FORMAT<TYPE>};
+    return {TYPE, BLOCK_BYTES, UNITS, pack_rows<TYPE, BLOCK_BYTES, UNITS, DECODE>, FORMAT<TYPE>};
 }
 
 constexpr Type TYPES[] = {
@@ -516,16 +544,18 @@ void outrider_pack_grouped(Team* team, int type, const uint8_t* rows, const int3
     team->run(num_blocks, 1, [&](int first, int last, int) {
         for (int block = first; block < last; ++block) {
             uint8_t* packed = to + block * f.block_bytes(units);
-            std::memset(packed, 0, f.block_bytes(units));
-            const int count = std::min(UNIT_BLOCK, num_out - block * UNIT_BLOCK);
+            const int first_out = block * UNIT_BLOCK;
+            const int count = std::min(UNIT_BLOCK, num_out - first_out);
+            const uint8_t* from[UNIT_BLOCK] = {};
+            for (int c = 0; c < count; ++c) {
+                const int out = first_out + c;
+                from[c] = rows + (order == nullptr ? out : order[out]) * row_bytes;
+            }
             // What all outputs write of some units stays in the first-level cache.
-            for (int first = 0; first < units; first += UNITS_OF_SUPER) {
-                const int end = std::min(first + UNITS_OF_SUPER, units);
-                for (int c = 0; c < count; ++c) {
-                    const int out = block * UNIT_BLOCK + c;
-                    const uint8_t* row = rows + (order == nullptr ? out : order[out]) * row_bytes;
-                    known.pack_row(row, first, end, c, codebook, packed);
-                }
+            for (int unit = 0; unit < units; unit += UNITS_OF_SUPER) {
+                const int end = std::min(unit + UNITS_OF_SUPER, units);
+                for (int c = 0; c < UNIT_BLOCK; c += 4)
+                    known.pack_rows(from + c, unit, end, c, codebook, packed);
             }
         }
     });

@@ -1,0 +1,72 @@
+"""Pages for weights: zeros that parts take in turn, and that count as free until then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.cache import pages as memory
+from outrider.core import early
+from outrider.core.process import own_bytes
+from outrider.kernels.native import huge_pages
+
+MIB = 1 << 20
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(
+    early._ADVICE is None,  # pyright: ignore[reportPrivateUsage]
+    reason="no such memory on this system",
+)
+
+
+@pytest.fixture
+def pages() -> Iterator[early.Pages]:
+    early.pages = early.Pages(8 * MIB)
+    yield early.pages
+    early.end()
+
+
+def test_matrices_lie_in_pages_that_were_zeroed_early(pages: early.Pages) -> None:
+    first, second = (huge_pages.empty(size, dtype=torch.uint8) for size in (1000, 4 * MIB))
+    assert first.data_ptr() % 64 == 0
+    assert second.data_ptr() == first.data_ptr() + 1024
+    assert not first.any()
+    first.fill_(1)
+    assert not second.any()
+    # More than is left lies elsewhere, and takes nothing.
+    huge_pages.empty(5 * MIB, dtype=torch.uint8)
+    third = huge_pages.empty(64, dtype=torch.uint8)
+    assert third.data_ptr() == second.data_ptr() + 4 * MIB
+    early.end()
+    assert first.all()
+    assert pages.take(1) is None
+
+
+def test_unused_pages_are_free_for_the_plan_and_are_returned(pages: early.Pages) -> None:
+    pages._thread.join()  # pyright: ignore[reportPrivateUsage]
+    assert pages.unused == (8 * MIB, 8 * MIB)
+    with_pages = memory.limits(CPU)
+    assert all(one.free >= 8 * MIB for one in with_pages)
+    taken = pages.take(3 * MIB)
+    assert taken is not None
+    assert pages.unused == (5 * MIB, 5 * MIB)
+    before = own_bytes(b"VmRSS")
+    early.end()
+    after = own_bytes(b"VmRSS")
+    assert before is not None
+    assert after is not None
+    assert before - after >= 4 * MIB
+    assert pages.unused == (0, 0)
+
+
+def test_only_files_of_weights_have_pages(tmp_path: Path) -> None:
+    file = tmp_path / "a.gguf"
+    file.write_bytes(b"x" * 100)
+    (tmp_path / "b.safetensors").write_bytes(b"x" * 7)
+    assert early.weights_in(file) == 100
+    assert early.weights_in(tmp_path) == 7
+    assert early.weights_in(Path("org/name")) == 0
+    with early.pages_for(str(file)):
+        assert early.pages is None, "a small model gains nothing"
