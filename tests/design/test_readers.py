@@ -26,7 +26,7 @@ EXCEPTIONS = {
     ("estimate/forecast.py", "read_text"): "sheets of this package",
     ("server/thread_port.py", "open"): "4 MiB at most of files that loading has read",
     ("server/about.py", "read_bytes"): "pages of this package",
-    ("cache/pages.py", "read_bytes"): "numbers of the kernel, in /proc and control groups",
+    ("core/process.py", "read_bytes"): "numbers of the kernel, in /proc and control groups",
     ("outrider_lab/train/checkpoint.py", "safe_open"): "behind check_header",
     ("outrider_lab/train/losses.py", "memmap"): "made by this run",
     ("outrider_lab/train/data.py", "read_text"): "what a package says it has",
