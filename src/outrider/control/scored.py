@@ -258,7 +258,7 @@ class ScoredController:
         if k < 0:
             raise ContractError("k is at least 0")
         self._most_drafted = most_drafted
-        self._most = Budget(k, num_nodes=num_nodes, choice=Choice("gain"))
+        self._most = self._priced = Budget(k, num_nodes=num_nodes, choice=Choice("gain"))
         self._meter = CostMeter()
         self._costs: CostTable = ASSUMED
         self._pass_seconds: dict[int, list[float]] = {}
@@ -281,7 +281,10 @@ class ScoredController:
         row_cost = self._row_cost(len(seq_ids))
         # Tokens that pay for the row of a drafted node, on average over a few rows.
         price = self._gain * len(seq_ids) * row_cost
-        return [replace(self._most, price=price, row_cost=row_cost)] * len(seq_ids)
+        last = self._priced
+        if (last.price, last.row_cost) != (price, row_cost):
+            last = self._priced = replace(self._most, price=price, row_cost=row_cost)
+        return [last] * len(seq_ids)
 
     def trim(self, seq_ids: Sequence[int], drafts: Sequence[Draft]) -> Trimmed:
         """Cut the drafts of sequences that draft together, each to its beginning that pays. Drafts
