@@ -144,6 +144,10 @@ LEAST_GAIN = 1.05
 # Passes that are judged together, at first and after each rest; the length of a rest in passes.
 FIRST_JUDGED, LATER_JUDGED = 32, 12
 FIRST_REST, LONGEST_REST = 64, 512
+# Smaller batches rest where so many passes had no draft, and nothing was accepted between them, for
+# so many passes at most: a copy in the text may begin within a rest.
+IDLE, LONGEST_IDLE_REST = 32, 16
+_DRAFTING_FADE = 1 - 1 / 16
 
 
 @dataclass(slots=True)
@@ -151,7 +155,9 @@ class BatchRests:
     """Rests of drafting: passes without drafts, while drafts gain a batch less than `LEAST_GAIN`.
 
     Look-ups need no model, but each pass calls them and cuts their drafts, which takes about as
-    much time as small gains save. A rest ends early when half of the sequences have ended.
+    much time as small gains save. A rest ends early when half of the sequences have ended. In small
+    batches for which drafters find nothing, they are called so rarely that calls take `SHARE` of
+    the time.
     """
 
     _left: int = 0
@@ -160,20 +166,38 @@ class BatchRests:
     _num_judged: int = FIRST_JUDGED
     _gain: FadingRate = field(default_factory=lambda: FadingRate(1.0))
     _num_passes: int = 0
+    _num_idle: int = 0
+    _drafting: FadingRate = field(default_factory=lambda: FadingRate(_DRAFTING_FADE))
 
     def is_on(self, num_sequences: int) -> bool:
         return self._left > 0 and 2 * num_sequences > self._size
+
+    def begin(self) -> None:
+        """A new text began."""
+        self._num_idle = 0
 
     def rested(self) -> None:
         """A pass without drafts ended."""
         self._left -= 1
 
-    def observe(self, num_sequences: int, tokens: float, num_plain: float) -> None:
-        """Count a pass that could draft: `tokens` per sequence in the time of `num_plain` ones."""
+    def observe(
+        self, num_sequences: int, tokens: float, num_plain: float, drafting: float, *, drafted: bool
+    ) -> None:
+        """Count a pass that could draft: `tokens` per sequence in the time of `num_plain` ones, and
+        of `drafting` more."""
         self._left = 0
         if num_sequences < LEAST_RESTING:
+            if drafted:
+                # Drafts that lose are limited elsewhere, and a trial goes on without rests.
+                self._num_idle = 0 if tokens > 1 else self._num_idle
+                return
+            self._num_idle += 1
+            self._drafting.add(drafting)
+            if self._num_idle >= IDLE:
+                self._size = num_sequences
+                self._left = min(int(self._drafting.mean / SHARE), LONGEST_IDLE_REST)
             return
-        self._gain.add(tokens, num_plain)
+        self._gain.add(tokens, num_plain + drafting)
         self._num_passes += 1
         if self._num_passes < self._num_judged:
             return
@@ -318,6 +342,7 @@ class ScoredController:
                 self._corrections[expected.by].learn(expected.levels, one.num_accepted)
                 judged.append((expected.by, one))
         if not rounds or any(one.num_prompt_tokens for one in traces):
+            self._rests.begin()
             return
         self._num_passes += 1
         drafted = any(one.num_drafted for one in rounds)
@@ -337,7 +362,7 @@ class ScoredController:
         if self._rests.is_on(len(rounds)):
             self._rests.rested()
         elif self._costs is not ASSUMED:
-            self._rests.observe(len(rounds), tokens, took / plain + drafting)
+            self._rests.observe(len(rounds), tokens, took / plain, drafting, drafted=drafted)
 
     def _book(
         self, judged: Sequence[tuple[str, RoundTrace]], num_sequences: int, slowed: float

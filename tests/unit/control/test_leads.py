@@ -14,6 +14,8 @@ from outrider.estimate.cost import FIRST_LOSS, LOSS_SHARE
 K = 6
 # A pass takes 1, and this more for each drafted row.
 ROW = 0.04
+# A drafter that is called takes so long at least.
+CALL = 1e-6
 
 
 class Machine:
@@ -37,11 +39,11 @@ class Machine:
 
     def _round(self) -> None:
         lead = self.leads.lead([0])
-        by, depth, drafting = lead.name, lead.depths[0], 0.0
+        by, depth, drafting = lead.name, lead.depths[0], CALL
         if self.lookups and self.index % self.lookups == 0:
             by, depth, accepted = "suffix", K, K
         else:
-            drafting = depth * self.costs[by]
+            drafting += depth * self.costs[by]
             right = (self.dice.random() >= self.rates[by] for _ in range(depth))
             accepted = next((i for i, wrong in enumerate(right) if wrong), depth)
             if depth:
@@ -192,7 +194,7 @@ def test_a_leader_gains_only_in_rounds_in_which_it_drafts(drafts_every: int) -> 
         lead = leads.lead([0])
         if lead.name == name and index % drafts_every:
             leads.missed(name)
-            leads.observe(traced(index, name, 0, 0, 0.0, 1.0))
+            leads.observe(traced(index, name, 0, 0, CALL, 1.0))
         elif lead.name == name:
             depth = lead.depths[0]
             leads.observe(traced(index, name, depth, depth, 0.02 * depth, 1 + ROW * depth))

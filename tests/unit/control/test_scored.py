@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from checks.controllers import trace
-from outrider.control.scored import FIRST_REST, ScoredController
+from outrider.control.scored import FIRST_REST, IDLE, ScoredController
 from outrider.core.draft import Draft, RoundTrace
 from outrider.core.errors import ContractError
 from outrider.estimate.cost import FIRST_LOSS, LOSS_SHARE, CostMeter
@@ -253,6 +253,25 @@ def test_a_rest_ends_when_half_of_a_batch_has_ended() -> None:
 def test_drafting_does_not_rest_where_it_gains_and_never_in_small_batches() -> None:
     assert not any(rested(Play(flat), [8] * 400, chain(0.9)))
     assert not any(rested(learnt(steep, num_sequences=3), [3] * 200, chain(0.1)))
+
+
+def test_drafters_that_find_nothing_are_called_as_rarely_as_their_time_demands() -> None:
+    """Calls that take 0.065 of a plain pass have 6 passes without calls behind them."""
+    play, never = learnt(flat, num_sequences=1), Draft.empty()
+    play.draft_seconds, play.truth = 0.065 * flat(1), lambda p: 1.0
+    play.round([chain(0.9)])
+    assert rested(play, [1] * 60, never).index(True) == IDLE
+    assert sum(rested(play, [1] * 700, never)) == pytest.approx(600, abs=5)
+    # An accepted draft ends it.
+    while not rested(play, [1], never)[0]:
+        pass
+    while rested(play, [1], chain(0.9))[0]:
+        pass
+    assert not any(rested(play, [1] * IDLE, never))
+    # Cheap calls never rest.
+    cheap = learnt(flat, num_sequences=1)
+    cheap.draft_seconds = 0.009 * flat(1)
+    assert not any(rested(cheap, [1] * 300, never))
 
 
 def test_drafting_itself_counts_as_time_of_a_batch() -> None:

@@ -136,6 +136,8 @@ class Machine:
             if budget.depth
         ]
         found = dict(zip([one.seq_id for one in rows], self.portfolio.propose(rows), strict=True))
+        # A call takes time also where it drafts nothing.
+        self.clock.advance(1e-6 * bool(rows))
         drafts, _ = self.controller.trim(seq_ids, [found.get(i, Draft.empty()) for i in seq_ids])
         ended = self.clock()
         num_rows = len(seq_ids) + sum(map(len, drafts))
