@@ -26,33 +26,35 @@ _STEP = 16 << 20
 # what does not fit.
 _LEAST_BYTES = 128 << 20
 _SHARE = 0.5
-# A block takes a little more in memory than in a file (models/gguf/blocks.py).
-_GROWTH = 1.04
+# A block takes a little more in memory than in a file (models/gguf/blocks.py). Not all bytes of a
+# file are written early, so that no page is written that no weight takes.
+_GROWTH, _WRITTEN = 1.04, 0.95
 
 
 class Pages:
     """`num_bytes` of zeros in huge pages, of which parts are taken from the first one on. A thread
-    writes to all pages until the first part is taken, so that only its owner writes to a part."""
+    writes to the first `num_early` of them until the first part is taken, so that only its owner
+    writes to a part."""
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, num_early: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._memory = mmap.mmap(-1, -(-num_bytes // _HUGE + 1) * _HUGE + _HUGE, flags=flags)
         self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._at = -self._start % _HUGE
         self._end = self._at + -(-num_bytes // _HUGE) * _HUGE
         self._memory.madvise(mmap.MADV_HUGEPAGE, self._at, self._end - self._at)
-        self._written = self._at
+        self._written, self._last = self._at, self._at + num_early
         self._waits = True
         self._thread = Thread(target=self._write, name="outrider-pages", daemon=True)
         self._thread.start()
 
     def _write(self) -> None:
-        for at in range(self._at, self._end, _STEP):
+        for at in range(self._at, self._last, _STEP):
             if not self._waits:
                 return
             # Without the interpreter's lock.
-            ctypes.memset(self._start + at, 0, min(_STEP, self._end - at))
-            self._written = min(at + _STEP, self._end)
+            ctypes.memset(self._start + at, 0, min(_STEP, self._last - at))
+            self._written = min(at + _STEP, self._last)
 
     @property
     def unused(self) -> tuple[int, int]:
@@ -120,11 +122,11 @@ def weights_in(path: Path) -> int:
 
 
 def _made(num_bytes: int) -> Pages | None:
-    num_bytes = int(num_bytes * _GROWTH)
+    num_early, num_bytes = int(num_bytes * _WRITTEN), int(num_bytes * _GROWTH)
     free = [available_bytes(), *(limit - used for limit, used in group_limits())]
     nodes = list(Path("/sys/devices/system/node").glob("node[0-9]*"))
     # Pages of several nodes lie on all of them in turn (kernels/native/huge_pages.py).
     is_worth = _LEAST_BYTES <= num_bytes <= _SHARE * min(free)
     if _ADVICE is None or not is_worth or len(nodes) > 1 or len(os.sched_getaffinity(0)) == 1:
         return None
-    return Pages(num_bytes)
+    return Pages(num_bytes, num_early)
