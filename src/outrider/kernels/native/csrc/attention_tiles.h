@@ -383,10 +383,9 @@ class TileItem {
             for (end = b; end < end_plain && !blocks_.is_infinite(end);) ++end;
             if (end > b) {
                 const uint8_t* rows = weights_at(0, b);
-                // Each step reads the weights again; the first-level cache keeps them, not values.
-                add_steps<BFloat16Tiles, BOTH, ROWS>(rows, rows + height_ * WEIGHT_STRIDE,
-                                                     {rows, WEIGHT_STRIDE, rows_, end - b},
-                                                     blocks_.packed_values(b, step), [](int) {});
+                add_steps<BFloat16Tiles, BOTH>(rows, rows + height_ * WEIGHT_STRIDE,
+                                               {rows, WEIGHT_STRIDE, rows_, end - b},
+                                               blocks_.packed_values(b, step), false);
             } else {
                 mix_apart<BOTH>(pair, b, step);
                 end = b + 1;
