@@ -144,7 +144,7 @@ class Leads:
         rounds = [one for one in traces if one.num_emitted]
         by = {one.drafter for one in rounds if one.num_drafted}
         if not by and not any(one.draft_seconds for one in rounds):
-            # Drafting rests (control/scored.py): nobody was called.
+            # Drafting rests (control/scored.py): no drafter was called.
             return
         led = [name for name in by if name in self._members] if by else [self.name]
         if not led:
