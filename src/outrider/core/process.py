@@ -297,9 +297,12 @@ def give_back() -> None:
         trim(0)
 
 
+_STATUS = Path("/proc/self/status")
+
+
 def own_bytes(name: bytes) -> int | None:
     """The bytes behind `name` in the status of this process; None without /proc."""
-    kilobytes = system_number(Path("/proc/self/status"), name)
+    kilobytes = system_number(_STATUS, name)
     return None if kilobytes is None else 1024 * kilobytes
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider.api.output import CudaGauge, MemoryWatch, ProcessGauge, gauge
-from outrider.cache import pages
+from outrider.core import process
 
 MEGABYTE = 1 << 20
 
@@ -72,7 +72,7 @@ def test_the_peak_never_falls() -> None:
 def test_without_proc_the_peak_stands_for_both(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    monkeypatch.setattr(pages, "_PROC", tmp_path_factory.mktemp("proc") / "none")
+    monkeypatch.setattr(process, "_STATUS", tmp_path_factory.mktemp("proc") / "none")
     found = ProcessGauge()
     assert found.take() == found.peak() > MEGABYTE
 

@@ -30,8 +30,8 @@ from outrider.api.memory import (
     needed,
 )
 from outrider.api.plan import LoadPlan, plan_pair
-from outrider.cache import pages as capacity
 from outrider.cache.pages import MemoryLimit, free_bytes, limits, total_bytes
+from outrider.core import files, process
 from outrider.core.config import MOST_BATCH
 from outrider.core.errors import CapacityError, CheckpointError, out_of_memory
 from outrider.core.fields import WHOLE
@@ -289,8 +289,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 8 GiB available, of which nothing is known but what a test writes."""
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "meminfo").write_text("MemFree: 1 kB\nMemAvailable:  8388608 kB\n")
-    monkeypatch.setattr(capacity, "_PROC", tmp_path / "proc")
-    monkeypatch.setattr(capacity, "_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(files, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(files, "_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(process, "_STATUS", tmp_path / "proc" / "self" / "status")
     return tmp_path
 
 

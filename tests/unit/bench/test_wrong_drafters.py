@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -17,8 +18,16 @@ from wrong_drafters import (
 )
 
 from outrider import LLM, EngineConfig
+from outrider.core.plugins import KINDS
 from outrider.testing import row
 from outrider_lab.bench.workload import ADVERSARIAL
+
+
+@pytest.fixture(autouse=True)
+def no_drafter_stays() -> Iterator[None]:
+    """Other tests of this process count drafters."""
+    yield
+    KINDS._added.clear()  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_pair_of_tokens_repeats_what_came_before_it() -> None:
