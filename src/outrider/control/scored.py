@@ -146,7 +146,7 @@ FIRST_JUDGED, LATER_JUDGED = 32, 12
 FIRST_REST, LONGEST_REST = 64, 512
 # Smaller batches rest where so many passes had no draft, and nothing was accepted between them, for
 # so many passes at most: a copy in the text may begin within a rest.
-IDLE, LONGEST_IDLE_REST = 32, 16
+IDLE, LONGEST_IDLE_REST = 16, 16
 _DRAFTING_FADE = 1 - 1 / 16
 
 
@@ -171,10 +171,6 @@ class BatchRests:
 
     def is_on(self, num_sequences: int) -> bool:
         return self._left > 0 and 2 * num_sequences > self._size
-
-    def begin(self) -> None:
-        """A new text began."""
-        self._num_idle = 0
 
     def rested(self) -> None:
         """A pass without drafts ended."""
@@ -335,15 +331,14 @@ class ScoredController:
         if traces is None:
             return
         rounds = [one for one in traces if one.num_emitted]
-        judged: list[tuple[str, RoundTrace]] = []
-        for one in rounds:
-            expected = self._expected.pop(one.seq_id, None)
-            if expected is not None and one.num_drafted:
-                self._corrections[expected.by].learn(expected.levels, one.num_accepted)
-                judged.append((expected.by, one))
+        judged = self._judged(rounds)
         if not rounds or any(one.num_prompt_tokens for one in traces):
-            self._rests.begin()
             return
+        rests = self._rests.is_on(len(rounds))
+        if rests:
+            self._rests.rested()
+            if len(rounds) < LEAST_RESTING:
+                return
         self._num_passes += 1
         drafted = any(one.num_drafted for one in rounds)
         if drafted or self._num_passes < _FREQUENT or self._num_passes % _PLAIN_EVERY == 0:
@@ -359,10 +354,19 @@ class ScoredController:
         drafting = min(rounds[0].draft_seconds / plain, _LONGEST_DRAFTING)
         self._pace.add(tokens, took / plain + drafting)
         self._book(judged, len(rounds), took / plain - 1)
-        if self._rests.is_on(len(rounds)):
-            self._rests.rested()
-        elif self._costs is not ASSUMED:
+        if not rests and self._costs is not ASSUMED:
             self._rests.observe(len(rounds), tokens, took / plain, drafting, drafted=drafted)
+
+    def _judged(self, rounds: Sequence[RoundTrace]) -> list[tuple[str, RoundTrace]]:
+        """Correct the probabilities of the drafters of scored drafts; return their rounds, each
+        with its drafter."""
+        judged: list[tuple[str, RoundTrace]] = []
+        for one in rounds:
+            expected = self._expected.pop(one.seq_id, None)
+            if expected is not None and one.num_drafted:
+                self._corrections[expected.by].learn(expected.levels, one.num_accepted)
+                judged.append((expected.by, one))
+        return judged
 
     def _book(
         self, judged: Sequence[tuple[str, RoundTrace]], num_sequences: int, slowed: float

@@ -266,7 +266,9 @@ class NativeRound:
                 ended.outcome = replace(ended.outcome, likely=likely[start:end])
             settled.append(ended)
             start = end
-        timing = RoundTiming(began, drafting + decided.draft_seconds, decided.verify_seconds)
+        # A call without a draft model takes no time for drafts.
+        drafting += decided.draft_seconds if any(row.depth for row in rows) else 0.0
+        timing = RoundTiming(began, drafting, decided.verify_seconds)
         return self.stages.finish_round(settled, timing=timing, num_waiting=num_waiting)
 
     def _end(
