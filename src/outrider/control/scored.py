@@ -136,7 +136,7 @@ class Probes:
             self._gap = FIRST_GAP if changed else min(2 * self._gap, LONGEST_GAP)
 
 
-# Smaller batches do not rest: drafts cost little there, and their gain changes with each text.
+# Smaller batches do not rest for a small gain, which changes with each text there.
 LEAST_RESTING = 4
 # The least speed-up of a batch that goes on drafting. Drafts also end some texts before others, and
 # passes over the remaining texts are worth less.
@@ -185,7 +185,8 @@ class BatchRests:
         if num_sequences < LEAST_RESTING:
             if drafted:
                 # Drafts that lose are limited elsewhere, and a trial goes on without rests.
-                self._num_idle = 0 if tokens > 1 else self._num_idle
+                if tokens > 1:
+                    self._num_idle = 0
                 return
             self._num_idle += 1
             self._drafting.add(drafting)

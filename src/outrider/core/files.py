@@ -381,10 +381,10 @@ def remove(*paths: Path) -> None:
             path.rmdir() if path.is_dir() else path.unlink()
 
 
+# Sizes from here on are no limit: a control group of version 1 uses such a number for "none".
+_NO_LIMIT = 1 << 60
 # Files of the system that say how much memory there is. A control group (version 1 or 2), and every
 # group above it, may limit the process.
-# Sizes from here on are no limit: version 1 uses such a number for "none".
-_NO_LIMIT = 1 << 60
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 

@@ -250,7 +250,7 @@ def test_a_rest_ends_when_half_of_a_batch_has_ended() -> None:
     assert rested(play, [8, 5, 4, 3, 2, 1], chain(0.1)) == [True, True, False, False, False, False]
 
 
-def test_drafting_does_not_rest_where_it_gains_and_never_in_small_batches() -> None:
+def test_drafting_does_not_rest_where_it_gains_nor_where_few_requests_draft_in_no_time() -> None:
     assert not any(rested(Play(flat), [8] * 400, chain(0.9)))
     assert not any(rested(learnt(steep, num_sequences=3), [3] * 200, chain(0.1)))
 
