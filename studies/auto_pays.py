@@ -16,6 +16,7 @@ from common import Report, note, real_folder, study
 from options import Flag, Options
 
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.core.errors import ConfigError, did_you_mean
 from outrider.metrics import members_together
 from outrider_lab.bench.workload import ADVERSARIAL, builtin_texts
 
@@ -153,8 +154,11 @@ def _loaded(target: str, config: EngineConfig, options: Options) -> LLM:
 
 def pieces(domain: str, batch: int, count: int) -> list[list[str]]:
     """So many pieces of `batch` chats. Texts come again in other pieces where there are too few,
-    never in the same."""
-    name, form = (CHATS | HARD)[domain]
+    never in the same. Raises ConfigError for an unknown domain."""
+    known = CHATS | HARD
+    if domain not in known:
+        raise ConfigError(f"unknown domain {domain!r}.", hint=did_you_mean(domain, known))
+    name, form = known[domain]
     texts = [form.format(text) for text in builtin_texts(name)]
     if domain in HARD:
         # Their words in another order are as hard to foresee, and a large batch needs more texts.

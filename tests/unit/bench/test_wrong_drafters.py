@@ -18,6 +18,7 @@ from wrong_drafters import (
 )
 
 from outrider import LLM, EngineConfig
+from outrider.core.errors import ConfigError
 from outrider.core.plugins import KINDS
 from outrider.testing import row
 from outrider_lab.bench.workload import ADVERSARIAL
@@ -34,6 +35,12 @@ def test_a_pair_of_tokens_repeats_what_came_before_it() -> None:
     assert repeated([1, 2, 3], [1, 2, 9, 2]) == 1 / 4
     assert repeated([1], [1, 1, 1]) == 2 / 3
     assert repeated([1, 2], []) == 0
+
+
+def test_an_unknown_domain_comes_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown domain 'adversrial'") as refused:
+        pieces("adversrial", 1, 1)
+    assert ADVERSARIAL in (refused.value.hint or "")
 
 
 def test_a_member_is_right_for_half_of_a_known_text() -> None:
