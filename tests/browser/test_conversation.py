@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -66,12 +67,14 @@ def answer(page: Any, address: str, **given: Any) -> None:
     page.route(address, fulfil)
 
 
-def requests(page: Any) -> list[Any]:
-    """The list of the requests that `page` makes from now on."""
+def requests(page: Any, method: str = "POST") -> list[Any]:
+    """The list of the requests with `method` that `page` makes from now on. What a page still
+    reads for itself after it was opened, such as the model's card, is no post."""
     found: list[Any] = []
 
     def note(request: Any) -> None:
-        found.append(request)
+        if request.method == method:
+            found.append(request)
 
     page.on("request", note)
     return found
@@ -362,8 +365,12 @@ ATTACK = """async (texts) => {
 def test_no_markdown_becomes_script_or_asks_for_anything(opened: OpenPage) -> None:
     page = opened("/")
     page.locator("nav.history").wait_for(state="attached")
-    sent = requests(page)
+    read, sent = requests(page, "GET"), requests(page)
     texts = [*PAYLOADS, *(f"- x\n\n  {text}" for text in PAYLOADS), *MARKDOWN]
     assert len(PAYLOADS) == 60
     assert page.evaluate(ATTACK, texts) == []
-    assert [one.url for one in sent if "/web/" not in one.url] == []
+    # On a slow machine the page still reads what it shows of the model; no text names that path.
+    own = ("/web/", "/outrider/v1/")
+    assert not any(path in text for path in own for text in texts)
+    asked = [urlsplit(str(one.url)).path for one in [*read, *sent]]
+    assert [path for path in asked if not path.startswith(own)] == []
