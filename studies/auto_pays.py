@@ -117,6 +117,8 @@ def auto(options: Options, report: Report) -> bool | None:
     target = str(real_folder(options.target))
     size, batch = (2, 2) if options.quick else (options.pieces, options.batch)
     fixed = FIXED | (COPIES if options.draft_copies else {})
+    left_out = (CHATS | HARD).keys() - BATCHED if batch > 1 else set[str]()
+    works = works_of([one for one in options.domains if one not in left_out], batch, size)
     with ExitStack() as stack:
         engines: dict[str, LLM] = {}
         for name, config in {PLAIN: EngineConfig(drafter="none"), AUTO: EngineConfig()}.items():
@@ -125,17 +127,12 @@ def auto(options: Options, report: Report) -> bool | None:
             engines[name] = stack.enter_context(closing(_loaded(target, config, options)))
         report["auto"] = {"drafter": engines[AUTO].drafter, "notes": list(engines[AUTO].notes)}
         report |= {"batch": batch, "tokens": NUM_TOKENS}
-        first = True
-        for domain in options.domains:
-            if batch > 1 and domain not in BATCHED:
-                continue
-            work = pieces(domain, batch, size + NUM_FIRST * first)
+        for turn, (domain, work) in enumerate(works):
             times = compared(engines, work, temperature(options, domain))
-            if first:
+            if turn == 0:
                 ratios = times.ratios(AUTO, PLAIN, slice(NUM_FIRST))
                 report["first_pieces_over_plain"] = [round(ratio, 3) for ratio in ratios]
                 times = times.after(NUM_FIRST)
-                first = False
             note(report, **_cell(domain, times, list(fixed)))
     over = [cell["over_best"]["mean"] for cell in report["cells"]]
     report["over_best_geometric_mean"] = round(statistics.geometric_mean(over), 3)
@@ -150,6 +147,15 @@ def auto(options: Options, report: Report) -> bool | None:
 
 def _loaded(target: str, config: EngineConfig, options: Options) -> LLM:
     return LLM(target, config=config, batch_size=options.batch, threads=options.threads)
+
+
+def works_of(domains: Sequence[str], batch: int, size: int) -> list[tuple[str, list[list[str]]]]:
+    """The pieces of each domain, NUM_FIRST more of the first. Raises ConfigError for an unknown
+    domain, so it is called before engines are loaded."""
+    return [
+        (domain, pieces(domain, batch, size + NUM_FIRST * (turn == 0)))
+        for turn, domain in enumerate(domains)
+    ]
 
 
 def pieces(domain: str, batch: int, count: int) -> list[list[str]]:

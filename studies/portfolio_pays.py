@@ -19,9 +19,9 @@ from auto_pays import (
     Told,
     compared,
     interval,
-    pieces,
     temperature,
     text_is_hard,
+    works_of,
 )
 from common import Report, note, real_folder, study
 from options import Options
@@ -78,6 +78,7 @@ def portfolio(options: Options, report: Report) -> bool | None:
     size, batch = (
         (2, 2 * (options.batch > 1) or 1) if options.quick else (options.pieces, options.batch)
     )
+    works = works_of(options.domains, batch, size)
     singles = _singles(target, options.draft)
     named = {PLAIN: Contestant(EngineConfig(drafter="none")), PORTFOLIO: _all(options.draft)}
     with ExitStack() as stack:
@@ -90,8 +91,7 @@ def portfolio(options: Options, report: Report) -> bool | None:
         own = engines[PORTFOLIO]
         report[PORTFOLIO] = {"members": list(own.drafters), "notes": list(own.notes)}
         report["batch"] = batch
-        for turn, domain in enumerate(options.domains):
-            work = pieces(domain, batch, size + NUM_FIRST * (turn == 0))
+        for turn, (domain, work) in enumerate(works):
             times = compared(engines, work, temperature(options, domain), tell=wrong.tell)
             if turn == 0:
                 first = times.ratios(PORTFOLIO, PLAIN, slice(NUM_FIRST))

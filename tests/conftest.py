@@ -86,6 +86,19 @@ def same_variables() -> Iterator[None]:
     assert not changed
 
 
+@pytest.fixture
+def no_plugin_stays() -> Iterator[None]:
+    """What a test adds by name, such as a drafter, is gone after it: other tests of this process
+    count drafters."""
+    from outrider.core.plugins import KINDS
+
+    added = KINDS._added  # pyright: ignore[reportPrivateUsage]
+    before = dict(added)
+    yield
+    added.clear()
+    added.update(before)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     """An engine that was given threads leaves PyTorch with as many: on busy cores the small tensors

@@ -89,17 +89,17 @@ def server(browser: Any) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def locked_server(browser: Any) -> Iterator[str]:
+def other_server(browser: Any) -> Iterator[str]:
+    """Whose controller chooses the draft length, and which wants a key."""
     del browser
-    with serving("--api-key", KEY) as url:
+    with serving("--api-key", KEY, "--controller", "goodput") as url:
         yield url
 
 
 @pytest.fixture(scope="session")
-def choosing_server(browser: Any) -> Iterator[str]:
-    """Whose controller chooses the draft length."""
+def portfolio_server(browser: Any) -> Iterator[str]:
     del browser
-    with serving("--controller", "goodput") as url:
+    with serving("--drafter", "portfolio") as url:
         yield url
 
 

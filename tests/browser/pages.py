@@ -14,6 +14,14 @@ TABS = (
 )
 
 
+KEY = "a-key-for-the-browser-tests"
+
+
+def give_key(page: Any) -> None:
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_role("button", name="Use it").click()
+
+
 def ask(page: Any, prompt: str, *, tokens: int) -> None:
     """Writes so many tokens after a raw prompt."""
     page.locator("#f-drafter option").nth(1).wait_for(state="attached")
@@ -74,11 +82,17 @@ def replay(page: Any, folder: Path, run: dict[str, Any]) -> None:
     wait_for_end(page)
 
 
-def axe_violations(page: Any) -> list[str]:
-    axe = pytest.importorskip(
-        "axe_playwright_python.sync_playwright", reason="axe is not installed"
+def axe_violations(page: Any, part: str = "html") -> list[str]:
+    """Within the elements of `part`, a selector."""
+    axe = pytest.importorskip("axe_playwright_python.base", reason="axe is not installed")
+    # Half a megabyte, once for each page.
+    if page.evaluate("typeof axe") == "undefined":
+        page.evaluate(axe.AXE_SCRIPT)
+    found = page.evaluate(
+        """(part) => axe.run(part, { resultTypes: ["violations"] })
+          .then(({ violations }) => violations)""",
+        part,
     )
-    found = axe.Axe().run(page).response["violations"]
     return [f"{one['id']}: {node['html'][:200]}" for one in found for node in one["nodes"]]
 
 

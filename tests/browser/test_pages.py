@@ -15,6 +15,7 @@ from browser.pages import (
     axe_violations,
     choose_tab,
     figures,
+    give_key,
     replay,
     saved_run,
     strip,
@@ -23,14 +24,7 @@ from browser.pages import (
 
 OpenPage = Callable[..., Any]
 PROMPT = "def quicksort(items):"
-KEY = "a-key-for-the-browser-tests"
-# Each width, and each theme at the smallest and at a large one.
-SCREENS = [(390, False), (768, True), (1280, True), (1600, False)]
-
-
-def give_key(page: Any) -> None:
-    page.get_by_label("API key").fill(KEY)
-    page.get_by_role("button", name="Use it").click()
+SCROLL_WIDTH = "document.documentElement.scrollWidth"
 
 
 def test_a_saved_run_is_drawn_as_ever(opened: OpenPage, tmp_path: Path) -> None:
@@ -142,24 +136,27 @@ def test_all_of_it_works_by_keyboard(opened: OpenPage) -> None:
     assert page.locator(".round p").first.inner_text().startswith("Round 3 of")
 
 
-@pytest.mark.parametrize(("width", "dark"), SCREENS)
+@pytest.mark.parametrize(("dark", "widths"), [(False, (390, 1600)), (True, (768, 1280))])
 def test_no_screen_has_barriers_or_scrolls_sideways(
-    opened: OpenPage, tmp_path: Path, width: int, dark: bool
+    opened: OpenPage, tmp_path: Path, dark: bool, widths: tuple[int, ...]
 ) -> None:
-    page = opened(width=width, dark=dark)
+    page = opened(width=widths[0], dark=dark)
     ask(page, PROMPT, tokens=16)
-    for name in TABS:
-        choose_tab(page, name)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
-        assert axe_violations(page) == [], name
-    dashboard = opened("/dashboard", width=width, dark=dark)
+    dashboard = opened("/dashboard", width=widths[0], dark=dark)
     dashboard.locator(".tiles").wait_for()
-    assert dashboard.evaluate("document.documentElement.scrollWidth") <= width
-    assert axe_violations(dashboard) == []
-    empty = opened("/#replay", width=width, dark=dark)
-    assert axe_violations(empty) == []
-    replay(empty, tmp_path, saved_run())
-    assert axe_violations(empty) == []
+    saved = opened("/#replay", width=widths[0], dark=dark)
+    saved.get_by_label("Drop a saved run").wait_for()
+    assert axe_violations(saved) == []
+    replay(saved, tmp_path, saved_run())
+    for width in widths:
+        for one in (page, dashboard, saved):
+            one.set_viewport_size({"width": width, "height": 900})
+            assert axe_violations(one) == []
+        for name in TABS:
+            choose_tab(page, name)
+            assert page.evaluate(SCROLL_WIDTH) <= width, name
+            assert axe_violations(page, "[role=tabpanel]:not([hidden])") == [], name
+        assert dashboard.evaluate(SCROLL_WIDTH) <= width
 
 
 def test_the_theme_switch_stays(opened: OpenPage) -> None:
@@ -173,8 +170,8 @@ def test_the_theme_switch_stays(opened: OpenPage) -> None:
     assert page.evaluate(back) == "rgb(13, 17, 23)"
 
 
-def test_a_key_is_asked_for_and_used(opened: OpenPage, locked_server: str) -> None:
-    page = opened(at=locked_server)
+def test_a_key_is_asked_for_and_used(opened: OpenPage, other_server: str) -> None:
+    page = opened(at=other_server)
     give_key(page)
     ask(page, PROMPT, tokens=8)
     assert figures(page)["tokens"] == "8"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
-from browser.pages import ask, choose_tab, wait_for_end
+from browser.pages import ask, choose_tab, give_key, wait_for_end
 
 OpenPage = Callable[..., Any]
 PROMPT = "def quicksort(items):"
@@ -40,9 +41,10 @@ def test_each_coin_has_its_chance_and_the_number_that_was_drawn(opened: OpenPage
 
 
 def test_a_controller_says_what_it_chose_what_it_expected_and_what_came(
-    opened: OpenPage, choosing_server: str
+    opened: OpenPage, other_server: str
 ) -> None:
-    page = opened(at=choosing_server)
+    page = opened(at=other_server)
+    give_key(page)
     ask(page, PROMPT, tokens=96)
     choose_tab(page, "Draft length")
     head, *rows = cells(page, "controller", "What the controller chose")
@@ -58,6 +60,32 @@ def test_a_controller_says_what_it_chose_what_it_expected_and_what_came(
         "planner's estimate, texts in general",
         "controller's estimate, the run shown",
     ]
+
+
+def test_members_of_a_portfolio_are_shown_with_what_they_drafted(
+    opened: OpenPage, portfolio_server: str
+) -> None:
+    page = opened(at=portfolio_server)
+    ask(page, "one two three " * 6, tokens=48)
+    choose_tab(page, "Draft length")
+    head, *rows = cells(page, "controller", "By member of the portfolio")
+    assert head == ["member", "rounds", "drafted", "accepted", "ms", "trials"]
+    choose_tab(page, "Share")
+    with page.expect_download() as found:
+        page.get_by_role("button", name="Save this run").click()
+    rounds = json.loads(found.value.path().read_text("utf-8"))["rounds"]
+    wanted: dict[str, list[list[float]]] = {}
+    for part in (part for one in rounds for part in one.get("members") or ()):
+        numbers = (1, part["num_drafted"], part["num_accepted"], part["seconds"], part["trial"])
+        wanted.setdefault(part["name"], []).append([*numbers])
+    # Which members draft depends on what their drafts take here; a repeated text has some.
+    assert wanted
+    for name, *shown in rows:
+        sums = [sum(column) for column in zip(*wanted.pop(name), strict=True)]
+        assert [int(shown[i]) for i in (0, 1, 2, 4)] == [sums[i] for i in (0, 1, 2, 4)]
+        assert abs(float(shown[3]) - 1e3 * sums[3]) <= 0.06
+        assert sums[1] > 0
+    assert wanted == {}
 
 
 def test_an_estimate_is_not_judged_by_a_race_of_one_text(opened: OpenPage) -> None:

@@ -14,7 +14,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.options import EngineOptions
 from outrider.core.plugins import KINDS
 
-pytestmark = pytest.mark.weights
+pytestmark = [pytest.mark.weights, pytest.mark.usefixtures("no_plugin_stays")]
 PROMPT = "x = 1\nx = 1\nx ="
 SAMPLED = {"temperature": 1.0, "seed": 5, "sampler": "coupled"}
 
@@ -48,13 +48,6 @@ def silent(ids: list[int], most: int) -> None:
 
 def broken(ids: list[int], most: int) -> list[int]:
     raise ZeroDivisionError(ids[-1] / most)
-
-
-@pytest.fixture(autouse=True)
-def no_function_stays() -> Iterator[None]:
-    """Other tests of this process count drafters."""
-    yield
-    KINDS._added.clear()  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import auto_pays
+import portfolio_pays
 import pytest
 from auto_pays import HARD_TEMPERATURE, PLAIN, compared, pieces, repeated
+from common import Study
 from wrong_drafters import (
     FOR_A_WHILE,
     NEVER,
@@ -19,16 +22,10 @@ from wrong_drafters import (
 
 from outrider import LLM, EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.core.plugins import KINDS
 from outrider.testing import row
 from outrider_lab.bench.workload import ADVERSARIAL
 
-
-@pytest.fixture(autouse=True)
-def no_drafter_stays() -> Iterator[None]:
-    """Other tests of this process count drafters."""
-    yield
-    KINDS._added.clear()  # pyright: ignore[reportPrivateUsage]
+pytestmark = pytest.mark.usefixtures("no_plugin_stays")
 
 
 def test_a_pair_of_tokens_repeats_what_came_before_it() -> None:
@@ -41,6 +38,19 @@ def test_an_unknown_domain_comes_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown domain 'adversrial'") as refused:
         pieces("adversrial", 1, 1)
     assert ADVERSARIAL in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "study", [auto_pays.auto, portfolio_pays.portfolio], ids=["auto", "portfolio"]
+)
+@pytest.mark.parametrize("batch", [1, 8])
+def test_an_unknown_domain_is_refused_before_an_engine_is_loaded(study: Study, batch: int) -> None:
+    options: Any = SimpleNamespace(
+        target="/no", draft="", draft_copies=False, quick=False, pieces=1, batch=batch, threads=1
+    )
+    options.domains = ["chat", "adversrial"]
+    with pytest.raises(ConfigError, match="unknown domain 'adversrial'"):
+        study.run(options, {})
 
 
 def test_a_member_is_right_for_half_of_a_known_text() -> None:
