@@ -22,7 +22,8 @@ from outrider.core.draft import Draft, RoundTrace
 from outrider.estimate.acceptance import FadingMean, OpenPasses, seconds_of
 from outrider.estimate.cost import LOSS_SHARE, MOST_SAVED, Allowance
 
-# Passes between two trials of other members, at first and at most, and the passes of one.
+# Passes that call drafters between two trials of other members, at first and at most, and the
+# passes of one.
 FIRST_WAIT, LONGEST_WAIT, TRIAL = 128, 4096, 4
 # Updates over which the gain of a member is averaged: each comes after several passes, or after one
 # of a trial.
@@ -136,6 +137,9 @@ class Leads:
         self._members[name].num_missed += 1
 
     def observe(self, trace: RoundTrace) -> None:
+        if not (trace.draft_seconds or trace.num_drafted):
+            # Drafting rests (control/scored.py): no drafter was called.
+            return
         traces = self._open.add(trace)
         if traces is None:
             return
@@ -143,9 +147,6 @@ class Leads:
         self._allowance.refill(LOSS_SHARE)
         rounds = [one for one in traces if one.num_emitted]
         by = {one.drafter for one in rounds if one.num_drafted}
-        if not by and not any(one.draft_seconds for one in rounds):
-            # Drafting rests (control/scored.py): no drafter was called.
-            return
         led = [name for name in by if name in self._members] if by else [self.name]
         if not led:
             self._members[self.name].controller.passed(seconds_of(trace))

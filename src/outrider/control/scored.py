@@ -227,6 +227,7 @@ _GAIN_FADE, _FEW_NODES = 1 - 1 / 16, 12
 _LEAST_LEFT = 0.5
 # Rounds in a row without any verified node, before a short draft is tried all the same.
 _FIRST_GAP, _LONGEST_GAP, _SHORT = 32, 512, 4
+_RESTING = Budget(0, choice=Choice("gain"))
 
 
 def _is_scored(draft: Draft) -> bool:
@@ -296,7 +297,7 @@ class ScoredController:
 
     def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
         if self._rests.is_on(len(seq_ids)):
-            return [Budget(0, choice=Choice("gain"))] * len(seq_ids)
+            return [_RESTING] * len(seq_ids)
         if self._costs is ASSUMED or self._seconds(len(seq_ids), 0) <= 0:
             return [self._most] * len(seq_ids)
         row_cost = self._row_cost(len(seq_ids))
@@ -328,6 +329,9 @@ class ScoredController:
         return Trimmed(trimmed, choice)
 
     def observe(self, trace: RoundTrace) -> None:
+        if trace.batch_size == 1 and self._rests.is_on(1):
+            self._rests.rested()
+            return
         traces = self._open.add(trace)
         if traces is None:
             return

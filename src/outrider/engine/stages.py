@@ -235,7 +235,7 @@ class Stages:
     def read_shared(self, batch: Batch) -> None:
         """Have texts read to their pending tokens for a drafter in the target's memory: its drafts
         then depend on the text alone."""
-        if self.drafter.needs.shares_memory:
+        if self.drafter.needs.shares_memory and any(map(self.depth, batch)):
             self.verify([], unread_prompts(batch, self.target.state))
 
     def propose(self, batch: Batch) -> Proposals:

@@ -232,6 +232,8 @@ class OpenPasses:
 
     def add(self, trace: RoundTrace) -> list[RoundTrace] | None:
         """Add a trace. Returns all traces of its pass, if it was the last of them."""
+        if trace.batch_size == 1:
+            return [trace]
         traces = self._open.setdefault(trace.pass_index, [])
         traces.append(trace)
         if len(traces) >= trace.batch_size:

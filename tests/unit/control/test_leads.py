@@ -156,6 +156,17 @@ def test_a_lead_is_among_the_members_that_a_request_names() -> None:
     assert machine.leads.lead([0, 1], ["suffix"]) == Lead("", [0, 0])
 
 
+def test_rounds_in_which_drafting_rests_bring_no_trial_nearer() -> None:
+    machine = Machine({"good": 0.1, "other": 0.1}, {"good": 0.9, "other": 0.5})
+    while not machine.made or machine.leads.lead([0]).trial:
+        machine.run(1)
+    for index in range(machine.index, machine.index + LONGEST_WAIT):
+        machine.leads.observe(traced(index, "good", 0, 0, 0.0, 1.0))
+    machine.index += LONGEST_WAIT
+    machine.run(2)
+    assert not machine.leads.lead([0]).trial
+
+
 def test_of_a_pass_with_several_drafters_each_learns_its_own() -> None:
     """A look-up that is always right, next to a member that never is."""
     leads = Leads(["model"], k=K)
