@@ -175,7 +175,7 @@ class ChatTemplate:
         self.source = source
         self._variables = dict(variables)
         self._lock = threading.Lock()
-        self._helper = Helper("templates")
+        self._helper = _begun.pop() if _begun else Helper("templates")
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
@@ -434,6 +434,17 @@ class Helper:
                 f"helper.py does not start: {problem}.",
                 hint=f"run {' '.join(self._command)} to see why",
             ) from None
+
+
+# Started before their templates are known.
+_begun: list[Helper] = []
+
+
+def begin_helper() -> None:
+    """Start the helper of the next `ChatTemplate`, while a model is loaded. Raises MachineError."""
+    helper = Helper("templates")
+    helper.begin()
+    _begun.append(helper)
 
 
 def _write(process: subprocess.Popen[bytes], line: bytes) -> None:

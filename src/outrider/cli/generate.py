@@ -8,9 +8,6 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from outrider.api.callers import Prompt
-from outrider.api.llm import LLM
-from outrider.api.result import GenerationResult
 from outrider.cli.call import Call
 from outrider.cli.conversation import given_prompt
 from outrider.cli.output import Painter, answer, fitted, prose, say
@@ -20,6 +17,9 @@ from outrider.cli.verdict import RoundsPage, details, headline, is_cut, say_toy
 from outrider.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from outrider.api.callers import Prompt
+    from outrider.api.llm import LLM
+    from outrider.api.result import GenerationResult
     from outrider.plugins.measure.compare import Comparison
 
 

@@ -24,7 +24,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,12 +34,13 @@ from typing import TYPE_CHECKING, cast
 from outrider import __version__
 from outrider.cli.output import say
 from outrider.core.config import EngineConfig
-from outrider.core.early import pages_for
+from outrider.core.early import load_library, pages_for
 from outrider.core.env import variables_with
 from outrider.core.errors import (
     VARIABLES_OF_OTHERS,
     ConfigError,
     MachineError,
+    OutriderError,
     Wordless,
     hear_compilers,
     notes_on,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from outrider.api.llm import LLM
     from outrider.api.result import GenerationResult, TextEvent
     from outrider.api.structure import StructureOptions
+    from outrider.api.tokenizer import Tokenizer
     from outrider.cli.options import ReplicasOption, StructureOption
     from outrider.cli.output import Painter
     from outrider.core.draft import JobTrace, Origin
@@ -115,13 +117,14 @@ def open_llm(
     """Load the settings' model and print its notes, all lines of them with `details`. `drafter`
     overrides the setting; `on_job` gets every job. With `chats`, a chat template is required
     before loading."""
-    target, draft, engine = to_load(resolved)
-    with pages_for(target if engine.device in ("auto", "cpu") else ""):
-        if chats and not engine.chat_template:
-            from outrider.api.tokenizer import Tokenizer
-            from outrider.models.loading import resolve
+    load_library()
+    from outrider.models.gguf.packing import packer_for
 
-            Tokenizer.load(resolve(engine.tokenizer or target)).templates.pick().begin()
+    target, draft, engine = to_load(resolved)
+    with pages_for(target if engine.device in ("auto", "cpu") else "", packer_for(engine)):
+        tokenizer = _tokenizer(engine.tokenizer or target)
+        if chats:
+            _begin_template(engine, target, tokenizer)
         if drafter is not None:
             engine = replace(engine, drafter=drafter)
 
@@ -131,6 +134,35 @@ def open_llm(
     if drafter is None:
         _say_notes(llm.notes, details=details)
     return llm
+
+
+def _tokenizer(name: str) -> Tokenizer | None:
+    """Return the tokenizer of a file or folder, read while PyTorch's library is loaded; None for
+    another name. What is wrong with it is reported when the model is loaded."""
+    from outrider.api.tokenizer import Tokenizer
+    from outrider.models.gguf.reader import gguf_in, parts_of
+    from outrider.models.names import ALIASES
+
+    path = None if name in ALIASES else _path(name)
+    with suppress(OutriderError, OSError):
+        if path is not None:
+            return Tokenizer.load(parts_of(path)[0] if path.is_file() else gguf_in(path) or path)
+    return None
+
+
+def _begin_template(engine: EngineConfig, target: str, tokenizer: Tokenizer | None) -> None:
+    """Start the process that renders chat templates. Raises CheckpointError if there is none."""
+    if engine.chat_template:
+        from outrider.api.chat_template import begin_helper
+
+        begin_helper()
+        return
+    if tokenizer is None:
+        from outrider.api.tokenizer import Tokenizer
+        from outrider.models.loading import resolve
+
+        tokenizer = Tokenizer.load(resolve(engine.tokenizer or target))
+    tokenizer.templates.pick().begin()
 
 
 def _say_notes(notes: Iterable[str], *, details: bool = False) -> None:

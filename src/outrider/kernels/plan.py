@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.core.early import Origin
 from outrider.core.spec import KV_GROUP as GROUP
 
 
@@ -83,7 +84,8 @@ class BlockRows:
     """Rows of a matrix as a GGUF file stores them: `raw` has blocks of type number `kind`, row by
     row. Output o is row `order_O[o]`, or row o if there is no order. `codebook_EV` has the groups
     of V numbers to which the blocks of some types refer, a byte for each number. All numbers are
-    multiplied by `factor`."""
+    multiplied by `factor`. `stored_at` is the path of a file and the first byte there, if rows are
+    in one."""
 
     raw: NDArray[np.uint8]
     kind: int
@@ -92,11 +94,19 @@ class BlockRows:
     order_O: Tensor | None = None
     codebook_EV: NDArray[np.uint8] | None = None
     factor: float = 1.0
+    stored_at: tuple[str, int] | None = None
 
     def in_order(self, order_O: Tensor) -> BlockRows:
         """The same rows with their outputs in another order."""
         own = self.order_O
         return replace(self, order_O=order_O if own is None else own[order_O])
+
+    @property
+    def origin(self) -> Origin | None:
+        if self.stored_at is None:
+            return None
+        order = b"" if self.order_O is None else self.order_O.to(torch.int32).numpy().tobytes()
+        return *self.stored_at, order
 
 
 @dataclass(frozen=True, slots=True)

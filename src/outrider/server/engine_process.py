@@ -23,6 +23,7 @@ from outrider.core.env import show_gpu
 from outrider.core.errors import MachineError, OutriderError, Wordless, hear_compilers, tell_of_task
 from outrider.core.params import SamplingParams
 from outrider.core.process import keep_objects
+from outrider.models.gguf.packing import packer_for
 from outrider.server.port import (
     COMMANDS,
     Cancel,
@@ -173,7 +174,8 @@ def _port(load: Load) -> ThreadPort:
     if load.placement.gpu is not None:
         show_gpu(load.placement.gpu)
     else:
-        early.begin(load.model)
+        early.load_library()
+        early.begin(load.model, packer_for(load.config))
     # Imported here: PyTorch counts the available cores and GPUs when it is loaded.
     from outrider.api.llm import LLM
     from outrider.server.thread_port import LaneLoad, ThreadPort

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from outrider.core.errors import CheckpointError, ContractError
 from outrider.models.configs import LlamaConfig
-from outrider.models.gguf.architectures import ARCHITECTURES
-from outrider.models.gguf.checkpoint import PAIRED
+from outrider.models.gguf.architectures import ARCHITECTURES, PAIRED
 from outrider.models.llama_weights import EMBEDDING
 from outrider.models.rope import frequencies
 from outrider.models.weights import HEAD, Weights

@@ -10,7 +10,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from outrider.api.chat_template import RENDER_CPU_SECONDS, ChatTemplate, HelperLostError
+from outrider.api.chat_template import (
+    RENDER_CPU_SECONDS,
+    ChatTemplate,
+    HelperLostError,
+    begin_helper,
+)
 from outrider.core.errors import CheckpointError
 
 MESSAGES = [{"role": "user", "content": "naïve \U0001f600"}]
@@ -140,6 +145,18 @@ def test_long_conversations_may_render_long_prompts() -> None:
     messages = [{"role": "user", "content": "word " * 20_000}]
     found = ChatTemplate("{{ messages[0].content * 3 }}", {}).render(messages)
     assert len(found.text) == 300_000
+
+
+def test_a_helper_that_was_started_for_an_unknown_template_serves_the_next_one() -> None:
+    begin_helper()
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    begun = template._helper._process  # pyright: ignore[reportPrivateUsage]
+    assert begun is not None
+    assert template.render([{"role": "user", "content": "hi"}]).text == "hi"
+    assert template._helper._process is begun  # pyright: ignore[reportPrivateUsage]
+    other = ChatTemplate("", {})
+    assert other._helper._process is None  # pyright: ignore[reportPrivateUsage]
+    template.close()
 
 
 def test_a_helper_that_was_started_early_answers_the_first_request() -> None:

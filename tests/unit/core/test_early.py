@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,3 +73,28 @@ def test_only_files_of_weights_have_pages(tmp_path: Path) -> None:
     assert early.weights_in(Path("org/name")) == 0
     with early.pages_for(str(file)):
         assert early.pages is None, "a small model gains nothing"
+
+
+@pytest.mark.wide
+def test_pytorchs_library_is_loaded_without_pytorch() -> None:
+    child = """
+import sys, threading
+from pathlib import Path
+from outrider.core.early import load_library
+load_library()
+for thread in threading.enumerate():
+    if thread is not threading.main_thread():
+        thread.join()
+print("torch" in sys.modules, "libtorch_cpu.so" in Path("/proc/self/maps").read_text())
+load_library.__globals__["sys"].modules["torch"] = sys
+load_library()
+print(threading.active_count())
+"""
+    found = subprocess.run([sys.executable, "-c", child], capture_output=True, check=True)
+    lib = Path(torch.__file__).with_name("lib")
+    loads = (
+        (lib / "libtorch_cpu.so").exists()
+        and not (lib / "libtorch_cuda.so").exists()
+        and len(os.sched_getaffinity(0)) > 1
+    )
+    assert found.stdout.split() == [b"False", str(loads).encode(), b"1"]

@@ -16,6 +16,7 @@ from torch import Tensor
 from outrider.core import early
 from outrider.core.errors import ContractError
 from outrider.kernels.native.cpu import memory_nodes
+from outrider.kernels.plan import BlockRows
 
 PAGE_BYTES = 2 << 20
 # Size of a region that small tensors share, of any model; a full region is freed with the last of
@@ -69,6 +70,16 @@ def empty(*shape: int, dtype: torch.dtype) -> Tensor:
     if data is None:
         return torch.empty(shape, dtype=dtype)
     return data.view(dtype).view(shape)
+
+
+@torch.inference_mode(False)
+def packed(parts: Sequence[BlockRows]) -> Tensor | None:
+    """The bytes of a matrix of these parts that was packed early; None if there is none."""
+    origins = [one.origin for one in parts if one.origin is not None]
+    if early.pages is None or len(origins) < len(parts):
+        return None
+    found = early.pages.take_packed(origins)
+    return None if found is None else torch.frombuffer(found, dtype=torch.uint8)
 
 
 def zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:

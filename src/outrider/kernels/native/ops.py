@@ -503,19 +503,20 @@ class NativeGrouped(NativeLinear):
         for one in parts:
             starts.append(end)
             end += -(-self._size(one) // _ALIGNMENT) * _ALIGNMENT
-        data = huge_pages.empty(end, dtype=torch.uint8)
+        packed = huge_pages.packed(parts)
+        data = huge_pages.empty(end, dtype=torch.uint8) if packed is None else packed
         num_in, num_out = parts[0].num_in, sum(one.num_out for one in parts)
         grouped = _Grouped(self.team, num_in, num_out, len(parts), self._on_tiles)
+        if any(one.num_in != num_in for one in parts):
+            raise ContractError("the parts of a matrix are of different widths")
         first_out = 0
         for index, (one, start) in enumerate(zip(parts, starts, strict=True)):
-            if one.num_in != num_in:
-                raise ContractError("the parts of a matrix are of different widths")
-            to, order = data.data_ptr() + start, one.order_O
-            order = None if order is None else order.to(torch.int32).contiguous()
-            rows = None if order is None else order.data_ptr()
-            raw, book = one.raw.ctypes.data, one.codebook_EV
-            book = None if book is None else book.ctypes.data
-            self._pack(self.team, one.kind, raw, rows, book, to, one.num_out, one.num_in)
+            to, book = data.data_ptr() + start, one.codebook_EV
+            if packed is None:
+                order = None if one.order_O is None else one.order_O.to(torch.int32).contiguous()
+                rows = None if order is None else order.data_ptr()
+                raw, values = one.raw.ctypes.data, None if book is None else book.ctypes.data
+                self._pack(self.team, one.kind, raw, rows, values, to, one.num_out, one.num_in)
             grouped.parts[index] = _Rows(to, one.kind, first_out, one.num_out, one.factor)
             first_out += one.num_out
         pointer, call = ctypes.addressof(grouped), self._linear_address
@@ -592,8 +593,7 @@ class NativeInt4:
         """The blocks of reference/linear.py, bit for bit."""
         num_out, num_in = weight_OI.shape
         weight_OI = weight_OI.detach().cpu().contiguous()
-        if weight_OI.dtype not in SUFFIXES:
-            weight_OI = weight_OI.float()
+        weight_OI = weight_OI if weight_OI.dtype in SUFFIXES else weight_OI.float()
         blocks = np.empty(num_out * -(-num_in // GROUP) * _BLOCK_BYTES[bits], np.uint8)
         dtype, at = list(SUFFIXES).index(weight_OI.dtype), weight_OI.data_ptr()
         self._quantise(self._blocks.team, dtype, at, bits, blocks.ctypes.data, num_out, num_in)

@@ -19,6 +19,8 @@ from outrider.models.gguf.config import Architecture, Part, Positions, Sizes, la
 from outrider.models.gguf.reader import Entry, Header
 from outrider.models.json_object import JsonObject, contradictory
 
+# Tensors whose rows are paired as neighbours in some architectures (checkpoint.py).
+PAIRED = ("attn_q", "attn_k")
 LLAMA_OUTER = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",

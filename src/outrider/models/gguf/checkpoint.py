@@ -14,25 +14,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from outrider.core.errors import CheckpointError
-from outrider.kernels.plan import BlockRows
-from outrider.models.gguf.architectures import first_missing, sizes_of
+from outrider.models.gguf.architectures import PAIRED, first_missing, sizes_of
 from outrider.models.gguf.blocks import codebook, decode, has_codebook, held_bytes
 from outrider.models.gguf.config import Architecture, Sizes, Values, config_of, notes_of
 from outrider.models.gguf.reader import Entry, Header, header_of, map_file, parts_of
 from outrider.models.gguf.vocabulary import tokenizer_config_of, tokenizer_of, vocabulary_of
 from outrider.models.json_object import JsonObject
 
+# PyTorch is imported where tensors are made: documents are read before it (gguf/packing.py).
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from outrider.kernels.plan import BlockRows
+
 # Factors of rotary frequencies, which config.json has, and no weights.
 FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-PAIRED = ("attn_q", "attn_k")
 # Of NVFP4: the factor of a matrix, and one of activations in 4 bits, which stay in 8 or more here.
 SCALES = (".scale", ".input_scale")
 # Names such as `model.layers.0.mlp.up_proj.weight`.
@@ -92,6 +95,8 @@ class TensorSource:
 
     def laid_out(self, tensor: Tensor) -> Tensor:
         """The tensor in a checkpoint's layout."""
+        import torch
+
         tensor = tensor.flatten() if self.flat else tensor
         order_O = self.order(tensor.shape[0])
         if order_O is not None:
@@ -109,6 +114,8 @@ class TensorSource:
         checkpoint's head, all first partners of pairs come before all second ones."""
         if self.order_O is not None or not self.head_dim or num_rows % self.head_dim:
             return self.order_O
+        import torch
+
         order_H = torch.arange(self.head_dim).view(-1, 2).T.flatten()
         return torch.arange(num_rows).view(-1, self.head_dim)[:, order_H].flatten()
 
@@ -221,7 +228,8 @@ def _module(name: str) -> str:
     return parts[-2] if parts[-1] == "weight" and len(parts) == _LAYER_PARTS else ""
 
 
-_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
+# The names of PyTorch's dtypes of types that are not decoded.
+_DTYPES = {"F16": "float16", "BF16": "bfloat16", "I64": "int64"}
 
 
 class GgufTensors:
@@ -264,14 +272,17 @@ class GgufTensors:
 
     def dtype_of(self, name: str) -> torch.dtype:
         """The dtype of the tensor that `get_tensor` returns."""
+        import torch
+
         source = self._sources[name]
-        if source.zero:
-            return torch.float32
-        return _DTYPES.get(self._entries[source.stored].kind.name, torch.float32)
+        kind = self._entries[source.stored].kind.name
+        return getattr(torch, "float32" if source.zero else _DTYPES.get(kind, "float32"))
 
     def blocks(self, name: str) -> Sequence[BlockRows]:
         """The stored rows of a matrix, or of each matrix of a stack. Empty for a tensor that is not
         quantised or has another layout in checkpoints."""
+        from outrider.kernels.plan import BlockRows
+
         source = self._sources[name]
         entry = self._entries[source.stored]
         if (
@@ -287,12 +298,18 @@ class GgufTensors:
         num_out = num_out if order_O is None else len(order_O)
         factors = np.broadcast_to(self._factors(source), prod(stack))
         book = codebook(entry.kind.name) if has_codebook(entry.kind.name) else None
+        path, size = str(entry.path), entry.num_bytes // prod(stack)
+        starts = [(path, entry.offset + index * size) for index in range(prod(stack))]
+        parts = zip(raw.reshape(prod(stack), -1), factors, starts, strict=True)
+        number = entry.kind.number
         return [
-            BlockRows(part, entry.kind.number, num_out, num_in, order_O, book, float(factor))
-            for part, factor in zip(raw.reshape(prod(stack), -1), factors, strict=True)
+            BlockRows(part, number, num_out, num_in, order_O, book, float(factor), start)
+            for part, factor, start in parts
         ]
 
     def get_tensor(self, name: str) -> Tensor:
+        import torch
+
         source = self._sources[name]
         entry = self._entries[source.stored]
         if source.zero:

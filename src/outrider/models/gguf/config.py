@@ -13,18 +13,19 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from outrider.core.errors import CheckpointError
 from outrider.models.gguf.reader import Entry, Header, Texts, map_file
 from outrider.models.gguf.vocabulary import special_ids
 from outrider.models.json_object import JsonObject, contradictory, unsupported
-from outrider.models.rope import frequencies
 from outrider.models.rope_config import Rope
+
+# PyTorch is imported where tensors are made: documents are read before it (gguf/packing.py).
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 # Keys of every architecture; the last two change nothing.
@@ -121,17 +122,23 @@ class Values:
     def rows_of(self, part: str) -> Tensor | None:
         """order_O: the row in the file of each row of the checkpoint's tensor; None if none moves.
         Rows of z and columns of the output stay tiled (`HybridConfig.tiled_values`)."""
+        import torch
+
         if part in ("in_proj_qkv.weight", "conv1d.weight"):
             return torch.cat([torch.arange(self.num_keys), self.num_keys + self._order(self.dim)])
         single = ("in_proj_b.weight", "in_proj_a.weight", "dt_bias", "A_log")
         return self._order(1) if part in single else None
 
     def _order(self, dim: int) -> Tensor:
+        import torch
+
         tiles = torch.arange(self.groups * self.shared * dim).view(self.shared, self.groups, dim)
         return tiles.transpose(0, 1).flatten()
 
     def halves(self) -> tuple[Tensor, Tensor]:
         """The rows of b and those of a, which Qwen3-Next stores key head by key head."""
+        import torch
+
         rows = torch.arange(2 * self.groups * self.shared).view(self.groups, 2, self.shared)
         return rows[:, 0].flatten(), rows[:, 1].flatten()
 
@@ -527,6 +534,10 @@ class _Scaling:
         return found or self._everywhere(self._times(factors))
 
     def _llama3(self, factors: Sequence[float]) -> dict[str, Any] | None:
+        import torch
+
+        from outrider.models.rope import frequencies
+
         dim = 2 * len(factors)
         divided = frequencies(Rope(theta=self.theta), dim) / torch.tensor(factors)
         for original in (1 << exponent for exponent in range(4, 21)):
