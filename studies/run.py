@@ -63,6 +63,7 @@ STUDIES = {
     "gguf_texts": "gguf_texts",
     "audits": "audits",
     "prompt_store": "prompt_store",
+    "start": "start",
 }
 
 
