@@ -38,8 +38,8 @@ _SHARE = 0.5
 _GROWTH, _WRITTEN = 1.04, 0.95
 
 
-# Rows of a file: the path, their first byte there, and the order of rows as bytes of an int32 each,
-# if it is another one.
+# Rows of a file: its key (models/gguf/reader.py), their first byte there, and the order of rows as
+# bytes of an int32 each, if it is another one.
 Origin = tuple[str, int, bytes]
 
 

@@ -84,7 +84,7 @@ class BlockRows:
     """Rows of a matrix as a GGUF file stores them: `raw` has blocks of type number `kind`, row by
     row. Output o is row `order_O[o]`, or row o if there is no order. `codebook_EV` has the groups
     of V numbers to which the blocks of some types refer, a byte for each number. All numbers are
-    multiplied by `factor`. `stored_at` is the path of a file and the first byte there, if rows are
+    multiplied by `factor`. `stored_at` is the key of a file and the first byte there, if rows are
     in one."""
 
     raw: NDArray[np.uint8]

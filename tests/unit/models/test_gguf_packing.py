@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from doubles.gguf_writer import wide_llama
+from doubles.gguf_writer import TOKENS, wide_llama
 from outrider.core import early
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError
@@ -81,6 +81,17 @@ def test_a_file_that_is_loaded_in_another_format_is_packed_by_the_loader(file: P
     early.end()
     assert pages.unused == (0, 0)
     assert all(map(torch.equal, texts(model), wanted))
+
+
+def test_a_file_that_is_replaced_meanwhile_is_packed_by_the_loader(file: Path) -> None:
+    other = wide_llama(("Q4_K", "Q6_K", "IQ2_XS", "Q5_0", "Q8_0"))
+    other.add_blocks("token_embd.weight", (len(TOKENS), 256), "Q8_0", 7)
+    pages = packed(file)
+    file.unlink()
+    wanted = texts(loaded(other.write(file)))
+    assert untaken(pages) == 9
+    early.end()
+    assert all(map(torch.equal, texts(loaded(file)), wanted))
 
 
 def test_a_damaged_file_is_left_to_the_loader(file: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from outrider.core.errors import CheckpointError
 from outrider.models.gguf.architectures import PAIRED, first_missing, sizes_of
 from outrider.models.gguf.blocks import codebook, decode, has_codebook, held_bytes
 from outrider.models.gguf.config import Architecture, Sizes, Values, config_of, notes_of
-from outrider.models.gguf.reader import Entry, Header, header_of, map_file, parts_of
+from outrider.models.gguf.reader import Entry, Header, file_key, header_of, map_file, parts_of
 from outrider.models.gguf.vocabulary import tokenizer_config_of, tokenizer_of, vocabulary_of
 from outrider.models.json_object import JsonObject
 
@@ -248,7 +248,7 @@ class GgufTensors:
         self._sources = {
             name: source for name, source in sources.items() if entries[source.stored].path == path
         }
-        self._memory = map_file(path)
+        self._key, self._memory = file_key(path), map_file(path)
 
     def let_go(self) -> None:
         """Release the pages that were read; a later read takes them from the file again."""
@@ -298,8 +298,8 @@ class GgufTensors:
         num_out = num_out if order_O is None else len(order_O)
         factors = np.broadcast_to(self._factors(source), prod(stack))
         book = codebook(entry.kind.name) if has_codebook(entry.kind.name) else None
-        path, size = str(entry.path), entry.num_bytes // prod(stack)
-        starts = [(path, entry.offset + index * size) for index in range(prod(stack))]
+        size = entry.num_bytes // prod(stack)
+        starts = [(self._key, entry.offset + index * size) for index in range(prod(stack))]
         parts = zip(raw.reshape(prod(stack), -1), factors, starts, strict=True)
         number = entry.kind.number
         return [

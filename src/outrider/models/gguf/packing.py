@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from outrider.core import env
 from outrider.core.config import EngineConfig
-from outrider.core.early import Origin, Pages
+from outrider.core.early import Pages
 from outrider.kernels.native.build import built_kernels, must_compile
 from outrider.models.gguf.architectures import PAIRED, sizes_of
 from outrider.models.gguf.blocks import TensorType, codebook, has_codebook
 from outrider.models.gguf.config import Sizes
-from outrider.models.gguf.reader import Entry, header_of, map_file
+from outrider.models.gguf.reader import Entry, file_key, header_of, map_file
 
 # Parts of a packed matrix begin at a cache line (kernels/native/ops.py).
 _ALIGNMENT = 64
@@ -102,7 +102,7 @@ class _Packer:
         self._pack.argtypes = [c_void_p, c_int, *[c_void_p] * 4, c_int, c_int]
         self._pack.restype = None
         self._team, self._pages, self._model = make(1, None), pages, sizes
-        self._files: dict[Path, mmap.mmap] = {}
+        self._files: dict[Path, tuple[str, mmap.mmap]] = {}
 
     def pack(self, group: Sequence[Entry]) -> bool:
         """Pack the matrices of `group`, one after another for stacks of them. False if the pages
@@ -116,11 +116,17 @@ class _Packer:
         count = prod(stack)
         for index in range(count):
             parts = [_Part.of(one, index, self._order(one)) for one in group]
-            origins = [part.origin for part in parts]
+            origins = [(self._file(one.path)[0], one.offset, one.order) for one in parts]
             write = partial(self._write, parts, [0, *ends[:-1]])
             if not self._pages.pack(origins, ends[-1], write):
                 return False
         return True
+
+    def _file(self, path: Path) -> tuple[str, mmap.mmap]:
+        """The key of a file, as it was before it was mapped, and the file."""
+        if path not in self._files:
+            self._files[path] = file_key(path), map_file(path)
+        return self._files[path]
 
     def _order(self, entry: Entry) -> NDArray[np.int32] | None:
         """The order of rows, as in `TensorSource.order` (checkpoint.py)."""
@@ -132,14 +138,11 @@ class _Packer:
 
     def _write(self, parts: Sequence[_Part], starts: Sequence[int], to: int) -> None:
         for one, start in zip(parts, starts, strict=True):
-            if one.path not in self._files:
-                self._files[one.path] = map_file(one.path)
-            file, kind = self._files[one.path], one.kind
+            (_, file), kind = self._file(one.path), one.kind
             raw = np.frombuffer(file, np.uint8, one.num_bytes, one.offset).ctypes.data
             book = codebook(kind.name) if has_codebook(kind.name) else None
-            values, order = (
-                None if array is None else array.ctypes.data for array in (book, one.order_O)
-            )
+            both = book, one.order_O
+            values, order = (None if array is None else array.ctypes.data for array in both)
             self._pack(self._team, kind.number, raw, order, values, to + start, *one.shape)
             # The pages of the file would count as memory of this process.
             file.madvise(mmap.MADV_DONTNEED)
@@ -164,6 +167,5 @@ class _Part:
         return cls(entry.path, entry.offset + index * size, size, entry.kind, shape, order_O)
 
     @property
-    def origin(self) -> Origin:
-        order = b"" if self.order_O is None else self.order_O.tobytes()
-        return str(self.path), self.offset, order
+    def order(self) -> bytes:
+        return b"" if self.order_O is None else self.order_O.tobytes()

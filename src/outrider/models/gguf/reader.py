@@ -130,6 +130,11 @@ class Header:
     entries: Mapping[str, Entry]
 
 
+def file_key(path: Path) -> str:
+    """The path of a file and its identity: another one once the file is replaced or written to."""
+    return f"{path} {file_identity(path)}"
+
+
 def map_file(path: Path) -> mmap.mmap:
     """Map a file into memory, read-only. Raises CheckpointError if it cannot be read."""
     try:
