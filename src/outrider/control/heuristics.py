@@ -170,8 +170,11 @@ class Watchdog:
         self.inner.observe(trace)
         if not trace.num_emitted:
             return
-        watch, seen = self._watch(trace.seq_id), (trace.num_drafted, trace.num_accepted)
-        if watch.observe(trace.drafter, *seen):
+        seen = trace.num_drafted, trace.num_accepted
+        # A request that never drafted has nothing to watch.
+        is_watched = trace.num_drafted > 0 or trace.seq_id in self._watches
+        watch = self._watch(trace.seq_id) if is_watched else None
+        if watch is not None and watch.observe(trace.drafter, *seen):
             _log.warning("Drafting rests for request %d: %s.", trace.seq_id, watch.reason)
         if self.shared and self._all.observe(trace.drafter, *seen):
             _log.warning("Drafting rests for all requests: %s.", self._all.reason)

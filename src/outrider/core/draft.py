@@ -84,9 +84,10 @@ class MemberTrace:
     trial: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class RoundTrace:
     """Record of one pass for one sequence. Every metric and controller derives from these records.
+    Nothing changes one; it is not frozen, since one is made for each row of each round.
 
     A round emits `num_accepted + 1` tokens, always; a pass that only read a chunk of the prompt
     emits none. Seconds are those of the whole pass, in which `batch_size` sequences took part:
@@ -298,6 +299,7 @@ def parents_below(root: int, parents: Sequence[int]) -> tuple[int, ...]:
 
 
 _EMPTY = Draft((), ())
+_PLAIN: tuple[Origin, ...] = ("plain",)
 
 
 class Trimmed(NamedTuple):
@@ -322,9 +324,10 @@ def common_prefix(drafted: Sequence[int], text: Sequence[int]) -> int:
     return count
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Verdict:
-    """The target's decision: the accepted path, then one token of its own.
+    """The target's decision: the accepted path, then one token of its own. As a RoundTrace it is
+    not frozen.
 
     `next_token` is the recovered token after a rejection, the bonus token otherwise.
     """
@@ -386,9 +389,10 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Outcome:
-    """Result of one sequence's round: the draft and the verdict on it.
+    """Result of one sequence's round: the draft and the verdict on it. As a RoundTrace it
+    is not frozen.
 
     `logprobs` has an entry for each of `tokens` if the request wants them. `likely` has the
     target's likeliest tokens, best first, after the root and after each draft node, if the drafter
@@ -434,12 +438,12 @@ class Outcome:
     @property
     def origins(self) -> tuple[Origin, ...]:
         """The origin of each of `tokens`."""
+        if not self.draft.tokens:
+            return _PLAIN
         leaf = self.verdict.path[-1] if self.verdict.path else ROOT
         refused = [self.draft.tokens[child] for child in self.draft.children(leaf)]
         last: Origin = "recovered" if refused else "bonus"
-        if not len(self.draft):
-            last = "plain"
-        elif self.verdict.next_token in refused:
+        if self.verdict.next_token in refused:
             last = "accepted"  # the outcome was ended at a token that the target had accepted
         accepted: tuple[Origin, ...] = ("accepted",) * self.num_accepted
         return (*accepted, last)

@@ -197,19 +197,31 @@ class NativeRound:
         """Return the call's rows; None if the draft model fails, which stages then locate. Raises
         SequenceError for a mask that fails."""
         try:
-            return [self._row(seq, len(batch)) for seq in batch]
+            return [self._row(*span, len(batch)) for span in self._spans(batch)]
         except SequenceError:
             raise
         except Exception:  # noqa: BLE001 - the stages meet it again, row by row
             _log.warning("The draft model failed before a round.", exc_info=True)
             return None
 
-    def _row(self, seq: LiveSequence, batch_size: int) -> RoundRow:
+    def _spans(self, batch: Batch) -> list[tuple[LiveSequence, int, CacheSpan]]:
+        """Return each sequence with the depth that the call drafts for it, and the target's span.
+        Pages for all are held together."""
+        state, found = self.target.state, list[tuple[LiveSequence, int, CacheSpan]]()
+        counts = dict[int, int]()
+        for seq in batch:
+            depth = 0 if self.draft is None else max(self.stages.depth(seq), 0)
+            num_drafted = len(seq.draft.tokens) if self.draft is None else depth
+            length = state.length(seq.seq_id)
+            unread = seq.tokens[length:]
+            counts[seq.seq_id] = len(unread) + num_drafted
+            found.append((seq, depth, CacheSpan(length, unread, state.pages(seq.seq_id))))
+        state.reserve(counts)
+        return found
+
+    def _row(self, seq: LiveSequence, depth: int, target: CacheSpan, batch_size: int) -> RoundRow:
         """Return the call's data of `seq`. The draft model reads the prompt if necessary."""
         draft = seq.draft if self.draft is None else Draft.empty()
-        depth = 0 if self.draft is None else max(self.stages.depth(seq), 0)
-        unread = seq.tokens[self.target.state.length(seq.seq_id) :]
-        target = _feed(self.target, seq.seq_id, unread, depth + len(draft))
         limits = None
         if self.draft is None and seq.shaper is not None:
             suffixes = suffixes_of(draft.tokens, draft.parents)

@@ -144,8 +144,8 @@ def clamp(outcome: Outcome, seq: LiveSequence) -> tuple[Outcome, FinishReason | 
     """
     tokens = outcome.tokens[: seq.num_remaining]
     reason: FinishReason | None = "length" if len(tokens) == seq.num_remaining else None
-    stop = next((i for i, token in enumerate(tokens) if token in seq.stop_ids), None)
-    if stop is not None:
+    if not seq.stop_ids.isdisjoint(tokens):
+        stop = next(i for i, token in enumerate(tokens) if token in seq.stop_ids)
         tokens, reason = tokens[: stop + 1], "stop"
     matched = seq.match(tokens) if seq.match else None
     if matched is not None:
@@ -251,26 +251,28 @@ class PassTimes:
     ) -> RoundTrace:
         """Return the trace of one sequence; without an outcome, of a pass that only read a prompt
         chunk. `drafter` is the one that the request chose, if it did."""
+        draft = Draft.empty() if outcome is None else outcome.draft
+        num_accepted = 0 if outcome is None else outcome.num_accepted
         return RoundTrace(
             seq_id=seq_id,
             pass_index=self.index,
-            drafter=(outcome.draft.by if outcome else "") or drafter or self.drafter,
+            drafter=draft.by or drafter or self.drafter,
             batch_size=self.batch_size,
             num_target_passes=self.num_target_passes,
             num_prompt_tokens=num_prompt_tokens,
-            num_drafted=len(outcome.draft) if outcome else 0,
-            num_accepted=outcome.num_accepted if outcome else 0,
-            num_emitted=outcome.num_accepted + 1 if outcome else 0,
+            num_drafted=len(draft.tokens),
+            num_accepted=num_accepted,
+            num_emitted=0 if outcome is None else num_accepted + 1,
             num_rows_copied=self.num_rows_copied,
             num_waiting=self.num_waiting,
-            hit=outcome.draft.hit if outcome else None,
+            hit=draft.hit,
             draft_seconds=self.draft_seconds,
             verify_seconds=self.verify_seconds,
             accept_seconds=self.accept_seconds,
             gap_seconds=self.gap_seconds,
             mask_seconds=mask_seconds,
-            draft_depth=outcome.draft.max_depth if outcome and outcome.draft.tokens else 0,
-            members=outcome.members if outcome and outcome.draft.parts else (),
+            draft_depth=draft.max_depth if draft.tokens else 0,
+            members=outcome.members if outcome is not None and draft.parts else (),
         )
 
 
@@ -284,6 +286,8 @@ def _append(seq: LiveSequence, outcome: Outcome, ending: FinishReason | None) ->
 
 def _kept(num_fed: int, outcome: Outcome) -> Sequence[int]:
     """Return the nodes of the pass that stay: all that was fed as text, then the accepted path."""
+    if not outcome.verdict.path:
+        return range(num_fed)
     return [*range(num_fed), *(num_fed + node for node in outcome.verdict.path)]
 
 

@@ -65,9 +65,10 @@ def _every_mix() -> tuple[tuple[tuple[Stage, ...], JobKind], ...]:
 _MIXES = _every_mix()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class StageItem:
-    """One stage of one sequence. `num_tokens` are the tokens fed in addition to a draft."""
+    """One stage of one sequence. `num_tokens` are the tokens fed in addition to a draft. Nothing
+    changes one; it is not frozen, since three are made for each sequence of each round."""
 
     seq_id: int
     stage: Stage

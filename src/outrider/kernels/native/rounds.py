@@ -262,6 +262,8 @@ class Drafts:
 
     def verdict(self, index: int, start: int) -> RoundVerdict:
         native = self.rows[index]
+        if not native.num_drafted:
+            return RoundVerdict((), (), native.next)
         drafted = tuple(self._tokens[start : start + native.num_drafted])
         return RoundVerdict(
             drafted, tuple(self._paths[start : start + native.num_accepted]), native.next
