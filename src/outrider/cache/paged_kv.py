@@ -375,16 +375,13 @@ class PagedKV:
         return pages_BP
 
     def _commit(self, seq: SequencePages, path: Sequence[int]) -> int:
-        in_order = path == range(len(path))
-        steps = () if in_order else enumerate(path)
-        moved = [(node, depth) for depth, node in steps if node != depth]
+        moved = [(node, depth) for depth, node in enumerate(path) if node != depth]
         base, filled = seq.num_rows, seq.num_rows // self._page_size
         if moved:
             source = [self._slots(seq, base + node, 1)[0] for node, _ in moved]
             target = [self._slots(seq, base + depth, 1)[0] for _, depth in moved]
             self._moved(source, target)
-        kept = seq.staged[: len(path)] if in_order else [seq.staged[node] for node in path]
-        seq.tokens += kept
+        seq.tokens += [seq.staged[node] for node in path]
         seq.num_staged = 0
         if seq.num_dropped:
             return len(moved)  # its rows are no other text's

@@ -124,6 +124,18 @@ def test_rounds_without_a_draft_say_nothing() -> None:
     assert depth(dog) == K
 
 
+def test_rounds_without_a_draft_count_in_rests_alone() -> None:
+    dog = watchdog()
+    run(dog, 0, 40, seq_id=1)
+    assert depth(dog, 1) == 0
+    assert depth(dog, 2) == K
+    for _ in range(FIRST_REST):
+        for seq_id in (1, 2):
+            dog.observe(trace(seq_id, 0, 0))
+    assert depth(dog, 1) == K
+    assert depth(dog, 2) == K
+
+
 def test_short_requests_are_judged_together_where_that_was_asked_for() -> None:
     together, apart = watchdog(shared=True), watchdog()
     for seq_id in range(SHARED_ROUNDS // 10 + 2):
