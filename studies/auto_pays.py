@@ -16,6 +16,8 @@ from common import Report, note, real_folder, study
 from options import Flag, Options
 
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.api.request import RequestHandle
+from outrider.api.result import GenerationResult
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.metrics import members_together
 from outrider_lab.bench.workload import ADVERSARIAL, builtin_texts
@@ -53,6 +55,9 @@ PLAIN, AUTO = "plain", "auto"
 # The first pieces of a process: auto has measured nothing yet. They are reported apart.
 NUM_FIRST = 2
 NUM_RESAMPLES = 2000
+# Seconds for which a contestant writes before the next one does. A machine's speed drifts within a
+# second, so whole texts in turns would compare different machines.
+TURN = 0.05
 
 
 @dataclass(slots=True)
@@ -107,12 +112,12 @@ def auto(options: Options, report: Report) -> bool | None:
     """Is drafter auto ever slower than plain decoding, or than the best drafter that one can name?
 
     Every contestant has an engine of its own in one process. They write the same pieces of work in
-    turns, in an order that is drawn; a piece is one chat, or --batch of them at once. Tokens of all
-    contestants must be equal: greedy ones, and with a --temperature those of equal seeds under rule
-    match. What drafters remember is forgotten after each piece, since
-    prompts of different users have little in common. The best fixed drafter of a cell is the one
-    that was fastest over every other piece, and auto is compared with it over the rest. The first
-    two pieces of a process, in which auto measures, are reported apart.
+    turns of a twentieth of a second, in an order that is drawn; a piece is one chat, or --batch of
+    them at once. Tokens of all contestants must be equal: greedy ones, and with a --temperature
+    those of equal seeds under rule match. What drafters remember is forgotten after each piece,
+    since prompts of different users have little in common. The best fixed drafter of a cell is the
+    one that was fastest over every other piece, and auto is compared with it over the rest. The
+    first two pieces of a process, in which auto measures, are reported apart.
     """
     target = str(real_folder(options.target))
     size, batch = (2, 2) if options.quick else (options.pieces, options.batch)
@@ -121,10 +126,9 @@ def auto(options: Options, report: Report) -> bool | None:
     works = works_of([one for one in options.domains if one not in left_out], batch, size)
     with ExitStack() as stack:
         engines: dict[str, LLM] = {}
-        for name, config in {PLAIN: EngineConfig(drafter="none"), AUTO: EngineConfig()}.items():
-            engines[name] = stack.enter_context(closing(_loaded(target, config, options)))
-        for name, config in fixed.items():
-            engines[name] = stack.enter_context(closing(_loaded(target, config, options)))
+        found = {PLAIN: EngineConfig(drafter="none"), AUTO: EngineConfig()} | fixed
+        for name, config in found.items():
+            engines[name] = stack.enter_context(closing(_loaded(target, config, options, engines)))
         report["auto"] = {"drafter": engines[AUTO].drafter, "notes": list(engines[AUTO].notes)}
         report |= {"batch": batch, "tokens": NUM_TOKENS}
         for turn, (domain, work) in enumerate(works):
@@ -145,8 +149,10 @@ def auto(options: Options, report: Report) -> bool | None:
     )
 
 
-def _loaded(target: str, config: EngineConfig, options: Options) -> LLM:
-    return LLM(target, config=config, batch_size=options.batch, threads=options.threads)
+def _loaded(target: str, config: EngineConfig, options: Options, others: Mapping[str, LLM]) -> LLM:
+    """An engine with the weights of the first one."""
+    first, size = others.get(PLAIN), options.batch
+    return LLM(target, config=config, weights_of=first, batch_size=size, threads=options.threads)
 
 
 def works_of(domains: Sequence[str], batch: int, size: int) -> list[tuple[str, list[list[str]]]]:
@@ -205,25 +211,14 @@ def compared(
     *,
     tell: Told | None = None,
 ) -> Times:
-    """The times of all `engines` over the same pieces, in turns. Sampled texts have a seed and rule
-    match, and go on to their full length. The order is drawn for each piece, so that none always
-    follows the same other one, which leaves it its caches and clock. If texts are to `tell`, plain
-    decoding writes each piece once more, before the turns. Raises AssertionError where tokens
-    differ."""
+    """The times of all `engines` over the same pieces, in turns of `TURN` seconds. Sampled texts
+    have a seed and rule match, and go on to their full length. The order is drawn for each piece,
+    so that none always follows the same other one, which leaves it its caches and clock. If texts
+    are to `tell`, plain decoding writes each piece once more, before the others. Raises
+    AssertionError where tokens differ."""
     times, names = Times({name: [] for name in engines}), list(engines)
     shares = list[float]()
     members: dict[str, list[Mapping[str, Any]]] = {name: [] for name in engines}
-
-    def written(name: str, prompts: Sequence[list[int]]) -> list[tuple[int, ...]]:
-        llm = engines[name]
-        started = perf_counter()
-        results = llm.generate(prompts, params)
-        seconds = perf_counter() - started
-        llm.forget()
-        texts = [tuple(result.token_ids) for result in results]
-        latest[name] = seconds / sum(map(len, texts))
-        members[name] += [result.stats.members for result in results]
-        return texts
 
     for turn, chats in enumerate(pieces):
         params = SamplingParams(
@@ -234,20 +229,59 @@ def compared(
             ignore_eos=temperature > 0,
         )
         prompts = {name: [_ids(llm, chat) for chat in chats] for name, llm in engines.items()}
-        latest = dict[str, float]()
-        texts = dict[str, list[tuple[int, ...]]]()
         if tell is not None:
-            found = written(PLAIN, prompts[PLAIN])
-            by_prompt = dict(zip(map(tuple, prompts[PLAIN]), found, strict=True))
-            tell(by_prompt, latest[PLAIN] * len(chats))
-        for name in Random(turn).sample(names, len(names)):
-            texts[name] = written(name, prompts[name])
-            times.by_name[name].append(latest[name])
+            first = _Writing(engines[PLAIN], prompts[PLAIN], params)
+            while first.goes_on():
+                pass
+            tell(first.by_prompt(), first.seconds_a_token * len(chats))
+        order = Random(turn).sample(names, len(names))
+        every = {name: _Writing(engines[name], prompts[name], params) for name in order}
+        writing = list(every.values())
+        while writing:
+            writing = [one for one in writing if one.goes_on()]
+        for name, one in every.items():
+            times.by_name[name].append(one.seconds_a_token)
+            members[name] += [result.stats.members for result in one.results]
+        texts = {name: one.texts for name, one in every.items()}
         assert len({str(found) for found in texts.values()}) == 1, f"texts of piece {turn} differ"
         shares += map(repeated, prompts[names[0]], texts[names[0]])
     times.repeated = statistics.fmean(shares)
     times.trials = {name: _trials(found) for name, found in members.items()}
     return times
+
+
+class _Writing:
+    """One engine's texts of a piece, written a turn at a time."""
+
+    def __init__(self, llm: LLM, prompts: Sequence[list[int]], params: SamplingParams) -> None:
+        self._llm, self._prompts, self._params = llm, prompts, params
+        self._handles: list[RequestHandle] = []
+        self._seconds = 0.0
+        self.results: list[GenerationResult] = []
+
+    def goes_on(self) -> bool:
+        """Write for `TURN` seconds. Returns whether there is more to write."""
+        started = perf_counter()
+        if not self._handles:
+            self._handles = [self._llm.submit(ids, self._params) for ids in self._prompts]
+        while (is_on := self._llm.has_work) and perf_counter() - started < TURN:
+            self._llm.advance()
+        self._seconds += perf_counter() - started
+        if not is_on:
+            self.results = [handle.result() for handle in self._handles]
+            self._llm.forget()
+        return is_on
+
+    @property
+    def texts(self) -> list[tuple[int, ...]]:
+        return [tuple(result.token_ids) for result in self.results]
+
+    @property
+    def seconds_a_token(self) -> float:
+        return self._seconds / sum(map(len, self.texts))
+
+    def by_prompt(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        return dict(zip(map(tuple, self._prompts), self.texts, strict=True))
 
 
 def _trials(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

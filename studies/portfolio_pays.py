@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -63,10 +63,10 @@ def portfolio(options: Options, report: Report) -> bool | None:
     --draft names the members that cost time, with commas between them: a draft model, heads,
     quantised-self for a copy of the target in 4 bits. Without it drafter auto finds them. Every
     contestant has an engine of its own in one process, with the goodput controller; single members
-    are the look-ups and each named draft. All write the same pieces of work in turns, in an order
-    that is drawn; a piece is one chat, or --batch of them at once. Tokens of all contestants must
-    be equal: greedy ones, and with a --temperature those of equal seeds under rule match. What
-    drafters remember is forgotten after each piece. The best single member
+    are the look-ups and each named draft. All write the same pieces of work in turns of a twentieth
+    of a second, in an order that is drawn; a piece is one chat, or --batch of them at once. Tokens
+    of all contestants must be equal: greedy ones, and with a --temperature those of equal seeds
+    under rule match. What drafters remember is forgotten after each piece. The best single member
     of a cell is the one that was fastest over every other piece, and the portfolio is compared with
     it over the rest. The first two pieces of a process, in which all of them measure, are reported
     apart. The domain adversarial has sampled texts, which hardly repeat and nothing foresees. With
@@ -75,18 +75,18 @@ def portfolio(options: Options, report: Report) -> bool | None:
     after it (wrong_drafters.py).
     """
     target = options.target if options.target else str(real_folder(""))
-    size, batch = (
-        (2, 2 * (options.batch > 1) or 1) if options.quick else (options.pieces, options.batch)
-    )
+    if options.quick:
+        options = replace(options, pieces=2, batch=min(options.batch, 2))
+    size, batch = options.pieces, options.batch
     works = works_of(options.domains, batch, size)
     singles = _singles(target, options.draft)
     named = {PLAIN: Contestant(EngineConfig(drafter="none")), PORTFOLIO: _all(options.draft)}
     with ExitStack() as stack:
         engines: dict[str, LLM] = {}
         for name, one in (named | singles).items():
-            llm = _loaded(target, one, batch, options.threads)
+            llm = _loaded(target, one, options, engines.get(PLAIN))
             engines[name] = stack.enter_context(closing(llm))
-        wrong = _wrong(engines[PLAIN], target, options, batch, stack)
+        wrong = _wrong(engines[PLAIN], target, options, stack)
         engines |= wrong.engines
         own = engines[PORTFOLIO]
         report[PORTFOLIO] = {"members": list(own.drafters), "notes": list(own.notes)}
@@ -117,7 +117,7 @@ class _Wrong:
     tell: Told | None = None
 
 
-def _wrong(plain: LLM, target: str, options: Options, batch: int, stack: ExitStack) -> _Wrong:
+def _wrong(plain: LLM, target: str, options: Options, stack: ExitStack) -> _Wrong:
     if not HARD.keys() & set(options.domains):
         return _Wrong({})
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="outrider-untrained-")))
@@ -126,14 +126,17 @@ def _wrong(plain: LLM, target: str, options: Options, batch: int, stack: ExitSta
     member, config = add_right_for_a_while(K)
     contestants = {NEVER: _all(draft), FOR_A_WHILE: Contestant(config)}
     engines = {
-        name: stack.enter_context(closing(_loaded(target, one, batch, options.threads)))
+        name: stack.enter_context(closing(_loaded(target, one, options, plain)))
         for name, one in contestants.items()
     }
     return _Wrong(engines, member.know)
 
 
-def _loaded(target: str, one: Contestant, batch: int, threads: int) -> LLM:
-    return LLM(target, draft=one.draft, config=one.config, batch_size=batch, threads=threads)
+def _loaded(target: str, one: Contestant, options: Options, plain: LLM | None) -> LLM:
+    """An engine with the weights of `plain`: those of another could be 2 % slower, by their memory
+    alone."""
+    config = replace(one.config, batch_size=options.batch, threads=options.threads)
+    return LLM(target, draft=one.draft, config=config, weights_of=plain)
 
 
 def _all(draft: str) -> Contestant:
