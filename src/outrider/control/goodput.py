@@ -266,7 +266,12 @@ class GoodputController:
         self._ended_seconds += seconds_of(traces[0])
         num_ended = len(self._ended)
         is_long = self._ended_seconds >= TOGETHER_SECONDS or num_ended == MOST_TOGETHER
-        now = now or self.is_trying or (num_ended >= TOGETHER and is_long)
+        # The next drafts for a hard request would cost as much.
+        is_refused = any(
+            one.num_drafted and not one.num_accepted and self._acceptance.is_new(one.seq_id)
+            for one in traces
+        )
+        now = now or self.is_trying or ((num_ended >= TOGETHER or is_refused) and is_long)
         if now:
             self._learn_all()
         return now

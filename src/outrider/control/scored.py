@@ -145,8 +145,8 @@ LEAST_GAIN = 1.05
 FIRST_JUDGED, LATER_JUDGED = 32, 12
 FIRST_REST, LONGEST_REST = 64, 512
 # Smaller batches rest where so many passes had no draft, and nothing was accepted between them, for
-# so many passes at most: a copy in the text may begin within a rest.
-IDLE, LONGEST_IDLE_REST = 16, 16
+# so many passes at most: a copy in the text may begin within a rest. Calls take this share of time.
+IDLE, LONGEST_IDLE_REST, IDLE_SHARE = 16, 16, SHARE / 4
 _DRAFTING_FADE = 1 - 1 / 16
 
 
@@ -156,8 +156,8 @@ class BatchRests:
 
     Look-ups need no model, but each pass calls them and cuts their drafts, which takes about as
     much time as small gains save. A rest ends early when half of the sequences have ended. In small
-    batches for which drafters find nothing, they are called so rarely that calls take `SHARE` of
-    the time.
+    batches for which drafters find nothing, they are called so rarely that calls take `IDLE_SHARE`
+    of the time.
     """
 
     _left: int = 0
@@ -192,7 +192,7 @@ class BatchRests:
             self._drafting.add(drafting)
             if self._num_idle >= IDLE:
                 self._size = num_sequences
-                self._left = min(int(self._drafting.mean / SHARE), LONGEST_IDLE_REST)
+                self._left = min(int(self._drafting.mean / IDLE_SHARE), LONGEST_IDLE_REST)
             return
         self._gain.add(tokens, num_plain + drafting)
         self._num_passes += 1

@@ -8,6 +8,13 @@ often over all requests, and a request's own judgements of a position make a Bet
     p_j = 1 - s_j (1 - (u + j - 1) / (u + v + j - 1))
     a_j = (S p_j + accepted) / (S + judged)
 
+Some requests are hard: their tokens are accepted at a small rate r, whatever others' are. So each
+judged token changes the odds that a request is hard, from the share of hard ones among the last
+requests. With h, the probability by these odds, which its first `NEW` drafts bring to 0 again since
+its own counts then show the same, a draft is accepted up to position j with
+
+    P_j = (1 - h) a_1 ... a_j + h r^j
+
 Counts fade with each drafted round, and more slowly with each other round, so a hard request is
 tried again.
 """
@@ -120,12 +127,18 @@ class FadingRate:
 
 
 def add_to_first(
-    rates: Sequence[FadingRate], num_rates: int, hit: int | None, trials: float = 1.0
+    rates: Sequence[FadingRate],
+    num_rates: int,
+    hit: int | None,
+    trials: float = 1.0,
+    weight: float = 1.0,
 ) -> None:
-    """Add a trial to each of the first `num_rates`; number `hit` had a hit and the others none."""
+    """Add a trial to each of the first `num_rates`; number `hit` had a hit and the others none. All
+    of it counts `weight` times."""
+    trials *= weight
     for number in range(num_rates):
         rate = rates[number]
-        rate.hits = rate.fade * rate.hits + (number == hit)
+        rate.hits = rate.fade * rate.hits + weight * (number == hit)
         rate.trials = rate.fade * rate.trials + trials
 
 
@@ -280,6 +293,17 @@ LIKENESS = 8.0
 POSITION_WEIGHT = 16.0
 # Prior weight of s_j = 1, in rejections.
 SHAPE_WEIGHT = 8.0
+# r; the share of hard requests at first, which counts as one request, and the most of the newest
+# requests that it follows; the largest logarithm of odds.
+HARD_RATE = 0.1
+FIRST_HARD, MOST_NEWEST = 0.05, 3
+MOST_LOG_ODDS = 5.0
+# Drafts of a request after which its own counts say how hard it is.
+NEW = 8.0
+# The rate of a first request that is not hard.
+_FIRST_EASY = (FIRST_RATE - FIRST_HARD * HARD_RATE) / (1 - FIRST_HARD)
+# Odds count no token as more certain than this.
+_LEAST_REFUSED = 0.01
 # Weights of the old counts after a new one: of all requests, of one, and of one without drafts.
 SHARED_FADE = 1 - 1 / 256
 FADE = 1 - 1 / 48
@@ -289,15 +313,24 @@ IDLE_FADE = 1 - 1 / 128
 @dataclass(slots=True)
 class _SequenceCounts:
     """Counts of rejections of judged tokens, at each position and in `all`; `num_idle` rounds
-    without drafts came after these counts."""
+    without drafts came after these counts. `log_odds` of a hard request come from its judgements
+    alone, and `hardness` is h by them and the share of hard requests."""
 
     positions: list[FadingRate]
     all: FadingRate
     num_idle: int = 0
+    log_odds: float = 0.0
+    hardness: float = 0.0
+
+    @property
+    def newness(self) -> float:
+        """1 before the first judged draft, 0 after `NEW` ones."""
+        return max(1 - self.positions[0].trials / NEW, 0.0)
 
     def settle(self) -> None:
         """Fade the counts by the idle rounds after them."""
         kept = IDLE_FADE**self.num_idle
+        self.log_odds *= kept
         for rate in (*self.positions, self.all):
             rate.hits *= kept
             rate.trials *= kept
@@ -311,6 +344,7 @@ class _SharedCounts:
 
     positions: list[FadingRate]
     first: FadingRate
+    newest: deque[_SequenceCounts] = field(default_factory=lambda: deque(maxlen=MOST_NEWEST))
     _shape: list[float] | None = None
 
     @property
@@ -323,11 +357,18 @@ class _SharedCounts:
             ]
         return self._shape
 
-    def add(self, num_judged: int, refused_at: int | None, expected: float) -> None:
-        """Count a round. `expected` is the request's rejection rate at any position."""
-        add_to_first(self.positions, num_judged, refused_at, expected)
-        self.first.add(refused_at != 0)
+    def add(self, num_judged: int, refused_at: int | None, expected: float, easy: float) -> None:
+        """Count a round. `expected` is the request's rejection rate at any position, and `easy` the
+        probability that it is not hard."""
+        add_to_first(self.positions, num_judged, refused_at, expected, easy)
+        self.first.add(easy * (refused_at != 0), easy)
         self._shape = None
+
+    def hardness(self, log_odds: float) -> float:
+        """h of a request with these odds of its own."""
+        hits = FIRST_HARD + sum([one.hardness for one in self.newest])
+        share = hits / (1 + len(self.newest))
+        return 1 / (1 + (1 - share) / share * math.exp(-log_odds))
 
 
 class Acceptance:
@@ -346,20 +387,33 @@ class Acceptance:
             if seq is not None:
                 seq.num_idle += 1
             return
+        shared = self._shared
         if seq is None:
             seq = _SequenceCounts(self._rates(FADE), FadingRate(FADE))
+            shared.newest.append(seq)
         self._sequences.note(seq_id, seq)
         if seq.num_idle:
             seq.settle()
         u, v = self._beta(seq)
         refused_at = num_accepted if num_accepted < num_judged else None
-        self._shared.add(num_judged, refused_at, v / (u + v))
+        refused = min(max(v / (u + v), _LEAST_REFUSED), 1 - _LEAST_REFUSED)
+        odds = FADE * seq.log_odds + num_accepted * math.log(HARD_RATE / (1 - refused))
+        if refused_at is not None:
+            odds += math.log((1 - HARD_RATE) / refused)
+        seq.log_odds = min(max(odds, -MOST_LOG_ODDS), MOST_LOG_ODDS)
+        seq.hardness = shared.hardness(seq.log_odds)
+        shared.add(num_judged, refused_at, v / (u + v), 1 - seq.hardness * seq.newness)
         add_to_first(seq.positions, num_judged, refused_at)
         seq.all.add(refused_at is not None, num_judged)
 
     def knows(self, seq_id: int) -> bool:
         """True if counts of a judged draft of the sequence are stored."""
         return seq_id in self._sequences
+
+    def is_new(self, seq_id: int) -> bool:
+        """True if a refused draft changes much of what is known of the sequence."""
+        seq = self._sequences.get(seq_id)
+        return seq is None or seq.newness > 0
 
     def rates(self, seq_id: int) -> list[float]:
         """a_1 to a_k of one sequence."""
@@ -368,12 +422,22 @@ class Acceptance:
             seq.settle()
         pairs = zip(beta_rates(*self._beta(seq), self._k), self._shared.shape, strict=True)
         prior = [1 - refused if (refused := s * (1 - a)) < 1 else 0.0 for a, s in pairs]
-        if seq is None:
-            return prior
-        return [
-            (POSITION_WEIGHT * rate + one.trials - one.hits) / (POSITION_WEIGHT + one.trials)
-            for rate, one in zip(prior, seq.positions, strict=True)
-        ]
+        if seq is not None:
+            prior = [
+                (POSITION_WEIGHT * rate + one.trials - one.hits) / (POSITION_WEIGHT + one.trials)
+                for rate, one in zip(prior, seq.positions, strict=True)
+            ]
+        # Each accepted token makes a hard request less likely.
+        hard = self._shared.hardness(0.0 if seq is None else seq.log_odds)
+        if seq is not None:
+            hard *= seq.newness
+        easy = 1 - hard
+        rates: list[float] = []
+        for own in prior:
+            weight = easy + hard
+            easy, hard = easy * own, hard * HARD_RATE
+            rates.append((easy + hard) / weight if weight else 0.0)
+        return rates
 
     def prefixes(self, seq_id: int) -> list[float]:
         """Probability for each position that a draft is accepted up to it."""
@@ -381,7 +445,7 @@ class Acceptance:
 
     def _beta(self, seq: _SequenceCounts | None) -> tuple[float, float]:
         # The mean is that of the first position: later ones are judged of easy requests only.
-        mean = self._shared.first.posterior(FIRST_RATE, FIRST_WEIGHT)
+        mean = self._shared.first.posterior(_FIRST_EASY, FIRST_WEIGHT)
         u, v = LIKENESS * mean, LIKENESS * (1 - mean)
         return (u, v) if seq is None else (u + seq.all.trials - seq.all.hits, v + seq.all.hits)
 

@@ -80,6 +80,23 @@ def test_a_new_request_starts_from_what_the_others_show() -> None:
     assert beliefs.rates(99)[0] == pytest.approx(0.3, abs=0.1)
 
 
+def test_a_hard_request_is_known_after_two_refused_drafts() -> None:
+    """And the next one after its first, for hard requests come together."""
+    beliefs = Acceptance(K)
+    for seq_id in range(4):
+        play(beliefs, seq_id, (0.9,) * K, 20, seed=seq_id)
+    easy = beliefs.rates(99)[0]
+    beliefs.observe(8, K, 0)
+    beliefs.observe(8, K, 0)
+    assert easy > 0.75
+    assert beliefs.rates(8)[0] < 0.4 < easy - 0.2 < beliefs.rates(99)[0]
+    beliefs.observe(9, K, 0)
+    assert beliefs.rates(9)[0] < beliefs.rates(8)[0] + 0.2
+    # One token that is accepted shows that a request is not hard.
+    beliefs.observe(9, K, K)
+    assert beliefs.rates(9)[0] > 0.6
+
+
 def test_deep_places_of_a_mixture_are_not_those_of_its_hard_requests() -> None:
     """Only the easy one is ever judged at place four; the hard one's is none the better for it."""
     beliefs = Acceptance(K)

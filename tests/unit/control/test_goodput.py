@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from statistics import fmean
 
 import pytest
 
@@ -125,10 +126,13 @@ def fixed_rate(machine: ToyMachine, k: int) -> float:
 def test_it_keeps_up_with_the_best_fixed_length(name: str) -> None:
     machine, share = MACHINES[name]
     best = max(fixed_rate(machine, k) for k in range(K + 1))
-    controller = GoodputController(k=K)
-    found = machine.run(controller, NUM_TOKENS)
-    assert found.tokens_per_second >= share * best
-    assert controller.stats().probe_share <= 0.02
+    found: list[float] = []
+    for seed in range(4):
+        controller = GoodputController(k=K)
+        run = replace(machine, seed=seed).run(controller, NUM_TOKENS)
+        found.append(run.tokens_per_second)
+        assert controller.stats().probe_share <= 0.02
+    assert fmean(found) >= share * best
 
 
 @pytest.mark.parametrize(("scale", "together"), [(1.0, TOGETHER), (1e-4, MOST_TOGETHER)])
@@ -298,21 +302,21 @@ def test_a_draft_whose_model_catches_up_is_no_measure_of_drafts() -> None:
     assert controller.stats().costs.draft_seconds(4, 1) == pytest.approx(0.4)
 
 
-def test_between_decisions_nothing_moves() -> None:
-    """What is drafted now follows from passes before; a few are learnt from at a time."""
+def test_a_few_passes_are_learnt_from_at_a_time_but_a_refused_draft_at_once() -> None:
     machine = ToyMachine(flat, 0.2, lambda i, j, n: 0.75)
     controller = GoodputController(k=K)
     machine.run(controller, 400)
-    runs: list[int] = []
-    last = None
-    for (depth,) in machine.run(controller, 400).depths:
-        if depth == last:
-            runs[-1] += 1
-        else:
-            runs.append(1)
-        last = depth
-    assert runs[1:-1]
-    assert all(length % TOGETHER == 0 for length in runs[1:-1])
+    seconds = {"draft_seconds": 0.0, "verify_seconds": 1.0, "accept_seconds": 0.0}
+    right = replace(trace(0, 2, 1), **seconds)
+    # The drafts of a new request, which may be a hard one.
+    refused = replace(trace(1, 2, 0), **seconds)
+    while not controller.learn([right]):
+        pass
+    kept = [controller.learn([right]) for _ in range(TOGETHER)]
+    assert kept == [False] * (TOGETHER - 1) + [True]
+    assert controller.learn([refused])
+    # Passes in less than `TOGETHER_SECONDS` wait all the same.
+    assert not controller.learn([replace(refused, verify_seconds=1e-4)])
 
 
 def test_after_64_rounds_without_gain_drafting_is_off_and_one_request_says_so() -> None:

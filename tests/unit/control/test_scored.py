@@ -256,9 +256,9 @@ def test_drafting_does_not_rest_where_it_gains_nor_where_few_requests_draft_in_n
 
 
 def test_drafters_that_find_nothing_are_called_as_rarely_as_their_time_demands() -> None:
-    """Calls that take 0.065 of a plain pass have 6 passes without calls behind them."""
+    """Calls that take 0.016 of a plain pass have 6 passes without calls behind them."""
     play, never = learnt(flat, num_sequences=1), Draft.empty()
-    play.draft_seconds, play.truth = 0.065 * flat(1), lambda p: 1.0
+    play.draft_seconds, play.truth = 0.01625 * flat(1), lambda p: 1.0
     play.round([chain(0.9)])
     assert rested(play, [1] * 60, never).index(True) == IDLE
     assert sum(rested(play, [1] * 700, never)) == pytest.approx(600, abs=5)
@@ -270,7 +270,7 @@ def test_drafters_that_find_nothing_are_called_as_rarely_as_their_time_demands()
     assert not any(rested(play, [1] * IDLE, never))
     # Cheap calls never rest.
     cheap = learnt(flat, num_sequences=1)
-    cheap.draft_seconds = 0.009 * flat(1)
+    cheap.draft_seconds = 0.00225 * flat(1)
     assert not any(rested(cheap, [1] * 300, never))
 
 

@@ -84,7 +84,7 @@ def settled(num_nodes: int, row: float, nodes_a_place: int = 3) -> Budget:
 def test_goodput_counts_all_rows_of_a_tree_and_only_its_depth_as_kept() -> None:
     """Rows that cost nothing leave a tree as deep as a chain; dear ones make it shallower."""
     assert settled(NODES, 0.0).depth == settled(0, 0.0).depth == K
-    assert 0 < settled(NODES, 0.06).depth < settled(0, 0.06).depth
+    assert 0 < settled(NODES, 0.1).depth < settled(0, 0.1).depth
 
 
 @pytest.mark.parametrize("row", [0.005, 0.02, 0.06])
@@ -109,6 +109,6 @@ def test_trees_of_few_nodes_a_place_are_taken_for_such() -> None:
     """Trees that leave out most nodes are as deep as chains where rows are dear."""
 
     def depth(nodes_a_place: int) -> int:
-        return settled(NODES, 0.06, nodes_a_place).depth
+        return settled(NODES, 0.1, nodes_a_place).depth
 
-    assert depth(1) == settled(0, 0.06).depth > depth(3)
+    assert depth(1) == settled(0, 0.1).depth > depth(3)
