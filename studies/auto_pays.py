@@ -200,8 +200,13 @@ def repeated(prompt: Sequence[int], text: Sequence[int]) -> float:
     return count / max(len(text), 1)
 
 
-# Called before the turns with the texts by their prompts, and the seconds of a plain pass.
-Told = Callable[[Mapping[tuple[int, ...], Sequence[int]], float], None]
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Called before the turns with the texts by their prompts, and the seconds of a plain pass. An
+    engine of its own writes them: a contestant would know their prompts."""
+
+    llm: LLM
+    call: Callable[[Mapping[tuple[int, ...], Sequence[int]], float], None]
 
 
 def compared(
@@ -214,8 +219,8 @@ def compared(
     """The times of all `engines` over the same pieces, in turns of `TURN` seconds. Sampled texts
     have a seed and rule match, and go on to their full length. The order is drawn for each piece,
     so that none always follows the same other one, which leaves it its caches and clock. If texts
-    are to `tell`, plain decoding writes each piece once more, before the others. Raises
-    AssertionError where tokens differ."""
+    are to `tell`, each piece is written once more, before the others. Raises AssertionError where
+    tokens differ."""
     times, names = Times({name: [] for name in engines}), list(engines)
     shares = list[float]()
     members: dict[str, list[Mapping[str, Any]]] = {name: [] for name in engines}
@@ -230,10 +235,10 @@ def compared(
         )
         prompts = {name: [_ids(llm, chat) for chat in chats] for name, llm in engines.items()}
         if tell is not None:
-            first = _Writing(engines[PLAIN], prompts[PLAIN], params)
+            first = _Writing(tell.llm, prompts[PLAIN], params)
             while first.goes_on():
                 pass
-            tell(first.by_prompt(), first.seconds_a_token * len(chats))
+            tell.call(first.by_prompt(), first.seconds_a_token * len(chats))
         order = Random(turn).sample(names, len(names))
         every = {name: _Writing(engines[name], prompts[name], params) for name in order}
         writing = list(every.values())

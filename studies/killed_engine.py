@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 _SECONDS = 300.0
+_TRIES = 8
 _LOOK_SECONDS = 0.01
 _HURRY = 4
 _BEGINNING = (
@@ -135,10 +136,7 @@ def examine(
             raise RuntimeError("the replica that was killed does not come back")
         time.sleep(_LOOK_SECONDS)
     recovery = time.monotonic() - began
-    last = _storm(fleet, asked[:at_once], 0.0)
-    while any(not answer.text and not answer.ended.is_set() for answer in last):
-        time.sleep(_LOOK_SECONDS)
-    drained = [number for number, answer in enumerate(last) if answer.runs]
+    last, drained = _under_way(fleet, asked[:at_once])
     status = fleet.end()
     _join(last)
     return Findings(
@@ -159,6 +157,19 @@ def examine(
         num_drained_equal=sum(_is_equal(last[number], expected[number]) for number in drained),
         status=status,
     )
+
+
+def _under_way(fleet: Fleet, asked: Sequence[Ask]) -> tuple[list[Answer], list[int]]:
+    """Answers that have begun, and the numbers of those that have not ended. On a machine that
+    pauses all may have ended, so they are requested again."""
+    for _ in range(_TRIES):
+        answers = _storm(fleet, asked, 0.0)
+        while any(not answer.text and not answer.ended.is_set() for answer in answers):
+            time.sleep(_LOOK_SECONDS)
+        running = [number for number, answer in enumerate(answers) if answer.runs]
+        if running:
+            return answers, running
+    return answers, []
 
 
 def gap_for(fleet: Fleet, ask: Ask, *, load: float = 0.5) -> float:

@@ -48,6 +48,9 @@ class Contestant:
     draft: str | None = None
 
 
+_PLAIN = Contestant(EngineConfig(drafter="none"))
+
+
 @study(
     target="",
     draft="",
@@ -80,7 +83,7 @@ def portfolio(options: Options, report: Report) -> bool | None:
     size, batch = options.pieces, options.batch
     works = works_of(options.domains, batch, size)
     singles = _singles(target, options.draft)
-    named = {PLAIN: Contestant(EngineConfig(drafter="none")), PORTFOLIO: _all(options.draft)}
+    named = {PLAIN: _PLAIN, PORTFOLIO: _all(options.draft)}
     with ExitStack() as stack:
         engines: dict[str, LLM] = {}
         for name, one in (named | singles).items():
@@ -129,7 +132,8 @@ def _wrong(plain: LLM, target: str, options: Options, stack: ExitStack) -> _Wron
         name: stack.enter_context(closing(_loaded(target, one, options, plain)))
         for name, one in contestants.items()
     }
-    return _Wrong(engines, member.know)
+    apart = stack.enter_context(closing(_loaded(target, _PLAIN, options, plain)))
+    return _Wrong(engines, Told(apart, member.know))
 
 
 def _loaded(target: str, one: Contestant, options: Options, plain: LLM | None) -> LLM:

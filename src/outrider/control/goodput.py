@@ -134,8 +134,6 @@ EARLY = 256
 # Costs are updated after each of the first passes, then after so many.
 FREQUENT = 32
 REFRESH = 64
-# Tokens of a text that must repay the time in which the drafter reads it.
-HORIZON = 64
 # While the value of drafts is unknown, one of so many requests drafts.
 FEW = 8
 # Rounds in a row with plain decoding as the best choice, after which drafting is off.
@@ -199,7 +197,7 @@ class GoodputController:
         self._ended: list[tuple[Sequence[RoundTrace], int]] = []
         self._ended_seconds = 0.0
         self._chosen: dict[tuple[int, ...], list[Budget]] = {}
-        self._reading = Reading()
+        self._reading = Reading(by)
         self._num_passes = 0
         self._without_gain = 0
         # Requests in flight when drafting was first turned off: only their budgets say so.
@@ -208,9 +206,11 @@ class GoodputController:
     def chosen(self, seq_ids: Sequence[int]) -> list[Budget]:
         """Return the budgets of a round of these, which is not counted."""
         key = tuple(seq_ids)
-        found = self._chosen.get(key)
+        # Others may have written tokens since the last update.
+        state = (*key, sum([self._reading.is_due(seq_id) for seq_id in key]))
+        found = self._chosen.get(state)
         if found is None:
-            found = self._chosen[key] = self._choose(key)
+            found = self._chosen[state] = self._choose(key)
         return found
 
     def repays(
@@ -276,9 +276,11 @@ class GoodputController:
             self._learn_all()
         return now
 
-    def passed(self, seconds: float) -> None:
-        """Count a pass that only others drafted for: looks may cost a share of its time too."""
-        self._probes.total += seconds
+    def passed(self, traces: Sequence[RoundTrace]) -> None:
+        """Count a pass that only others drafted for, whose tokens this drafter has not read: looks
+        may cost a share of its time too."""
+        self._probes.total += seconds_of(traces[0])
+        self._reading.ended(traces)
 
     def stats(self) -> GoodputStats:
         probes = self._probes
@@ -352,7 +354,7 @@ class GoodputController:
             for seq_id, row in zip(seq_ids, prefixes, strict=True)
         ]
         without = best_allocation(known, self._seconds_of(known))
-        num_tokens = HORIZON * len(seq_ids)
+        num_tokens = self._reading.horizon * len(seq_ids)
         pays = num_tokens / best.goodput + seconds < num_tokens / without.goodput
         return best if pays else without
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from outrider.control.goodput import GoodputController
 from outrider.core.draft import Draft, RoundTrace
-from outrider.estimate.acceptance import FadingMean, OpenPasses, seconds_of
+from outrider.estimate.acceptance import FadingMean, OpenPasses
 from outrider.estimate.cost import LOSS_SHARE, MOST_SAVED, Allowance
 
 # Passes that call drafters between two trials of other members, at first and at most, and the
@@ -149,7 +149,8 @@ class Leads:
         by = {one.drafter for one in rounds if one.num_drafted}
         led = [name for name in by if name in self._members] if by else [self.name]
         if not led:
-            self._members[self.name].controller.passed(seconds_of(trace))
+            self._members[self.name].controller.passed(traces)
+            self._made = None
         has_learnt = False
         for name in led:
             is_tried = name == self._tried

@@ -306,6 +306,7 @@ _FIRST_EASY = (FIRST_RATE - FIRST_HARD * HARD_RATE) / (1 - FIRST_HARD)
 _LEAST_REFUSED = 0.01
 # Weights of the old counts after a new one: of all requests, of one, and of one without drafts.
 SHARED_FADE = 1 - 1 / 256
+FIRST_FADE = 1 - 1 / 48
 FADE = 1 - 1 / 48
 IDLE_FADE = 1 - 1 / 128
 
@@ -376,7 +377,7 @@ class Acceptance:
 
     def __init__(self, k: int) -> None:
         self._k = k
-        self._shared = _SharedCounts(self._rates(SHARED_FADE), FadingRate(SHARED_FADE))
+        self._shared = _SharedCounts(self._rates(SHARED_FADE), FadingRate(FIRST_FADE))
         self._sequences: BySequence[_SequenceCounts] = BySequence()
 
     def observe(self, seq_id: int, num_drafted: int, num_accepted: int) -> None:

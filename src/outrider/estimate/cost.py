@@ -24,7 +24,7 @@ from itertools import pairwise
 from outrider.core.draft import RoundTrace
 from outrider.core.errors import ConfigError
 from outrider.core.tree import Shape, fill_rows
-from outrider.estimate.acceptance import BySequence, RunningMedian, fit_line
+from outrider.estimate.acceptance import BySequence, FadingRate, RunningMedian, fit_line
 
 # Prices, as shares of a plain pass of the target.
 
@@ -338,21 +338,33 @@ NUM_READINGS = 31
 LEAST_READ = 16
 
 
-class Reading:
-    """Time in which a drafter reads text, learnt from the traces of passes in their order."""
+# The most tokens of a text that must repay the time in which a drafter reads it.
+HORIZON = 64.0
 
-    def __init__(self) -> None:
+
+class Reading:
+    """Time in which the drafter called `by`, or any if it is "", reads text, learnt from the traces
+    of passes in their order."""
+
+    def __init__(self, by: str = "") -> None:
+        self._by = by
         # Unread tokens; 0 for a sequence whose last round had a draft.
         self._unread: BySequence[int] = BySequence()
         self._seconds_a_token = RunningMedian(NUM_READINGS)
+        # A few tokens, such as those of another drafter's round, take one short pass.
+        self._seconds_of_few = RunningMedian(NUM_READINGS)
+        # Tokens that are written in its rounds from one reading to the next.
+        self._run = FadingRate(1 - 1 / NUM_READINGS)
 
     def ended(self, traces: Sequence[RoundTrace]) -> int:
         """Count a pass. Returns the tokens that its drafter had to read first; 1 for a new text."""
         unread, total = self._unread, 0
         for trace in traces:
             seq_id = trace.seq_id
-            if trace.num_drafted:
-                total += unread.get(seq_id, 1)
+            if trace.num_drafted and trace.drafter == (self._by or trace.drafter):
+                num_read = unread.get(seq_id, 1)
+                total += num_read
+                self._run.add(trace.num_emitted, float(num_read > 0))
                 unread.note(seq_id, 0)
             else:
                 fresh = trace.num_prompt_tokens + trace.num_emitted
@@ -363,6 +375,13 @@ class Reading:
         """Count a reading of so many tokens."""
         if num_tokens >= LEAST_READ:
             self._seconds_a_token.add(max(seconds, 0.0) / num_tokens)
+        elif num_tokens > 1:
+            self._seconds_of_few.add(max(seconds, 0.0))
+
+    @property
+    def horizon(self) -> float:
+        """Tokens of a text that must repay the time of a reading."""
+        return min(self._run.posterior(HORIZON, 1.0), HORIZON)
 
     def is_due(self, seq_id: int) -> bool:
         """True if the drafter would have to read tokens of this text."""
@@ -370,10 +389,12 @@ class Reading:
 
     def seconds(self, seq_ids: Iterable[int]) -> float:
         """Time of reading the rest of these texts; 0 before it was measured."""
-        if not self._seconds_a_token:
-            return 0.0
-        num_tokens = sum(self._unread.get(seq_id, 0) for seq_id in seq_ids)
-        return self._seconds_a_token.low * num_tokens
+        few, many = self._seconds_of_few, self._seconds_a_token
+        counts = [self._unread.get(seq_id, 0) for seq_id in seq_ids]
+        num_tokens = sum(counts)
+        if few and num_tokens < LEAST_READ:
+            return few.low if num_tokens else 0.0
+        return many.low * num_tokens if many else 0.0
 
 
 def _rows_bucket(num_rows: int) -> int:

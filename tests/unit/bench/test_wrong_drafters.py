@@ -10,7 +10,7 @@ from typing import Any
 import auto_pays
 import portfolio_pays
 import pytest
-from auto_pays import HARD_TEMPERATURE, PLAIN, compared, pieces, repeated
+from auto_pays import HARD_TEMPERATURE, PLAIN, Told, compared, pieces, repeated
 from common import Study
 from wrong_drafters import (
     FOR_A_WHILE,
@@ -81,11 +81,14 @@ def test_wrong_drafters_change_no_sampled_text(
         portfolio = EngineConfig(drafter="portfolio", k=4, controller="goodput")
         engines[NEVER] = loaded(portfolio, untrained)
         work = pieces(ADVERSARIAL, 1, 1)
-        times = compared(engines, work, HARD_TEMPERATURE, tell=member.know)
+        apart = loaded(EngineConfig(drafter="none"))
+        times = compared(engines, work, HARD_TEMPERATURE, tell=Told(apart, member.know))
         for name, llm in engines.items():
             last = llm.last_result
             assert last is not None
             accepted[name] = last.stats.num_accepted
+            # No contestant knew the prompt.
+            assert last.num_cached_tokens == 0
     assert times.repeated < 0.5
     assert times.trials[PLAIN] == {}
     tokens, seconds = times.trials[NEVER]["dflash"]

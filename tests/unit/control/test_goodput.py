@@ -13,7 +13,6 @@ from checks.controllers import trace
 from doubles.planned import ToyMachine
 from outrider.control.goodput import (
     FEW,
-    HORIZON,
     MOST_TOGETHER,
     TOGETHER,
     WITHOUT_GAIN,
@@ -22,7 +21,7 @@ from outrider.control.goodput import (
 from outrider.control.heuristics import FixedController
 from outrider.control.scored import PROBE_ROUNDS, SWEEP_ROUNDS
 from outrider.core.draft import Budget
-from outrider.estimate.cost import CostTable, Curve
+from outrider.estimate.cost import HORIZON, CostTable, Curve
 
 K = 8
 NUM_TOKENS = 6000
